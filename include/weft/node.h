@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joining a cluster and knowing who is in it.
+ *
+ * A program is started once a node (`weft run -n 4 -- program`), calls weft_open() and is part of the cluster
+ * from then until weft_close(). A program started alone is a cluster of one.
+ */
+#ifndef WEFT_NODE_H
+#define WEFT_NODE_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Pool flags. */
+#define WEFT_POOL_HUGE      0x1u /* huge pages; refused when the machine has none to give */
+#define WEFT_POOL_LOCK      0x2u /* mlock: never swapped; refused past RLIMIT_MEMLOCK */
+#define WEFT_POOL_PREFAULT  0x4u /* touch every page at open, so that no first use pays for it */
+
+/* What weft_open() may be told. Zero-fill it; a field left zero is taken from the environment (WEFT_...),
+ * then from the hostfile, then from the default. `weft config` lists them all. */
+typedef struct weft_config {
+    const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
+    const char *hostfile;    /* path (WEFT_HOSTFILE) */
+    const char *secret;      /* cluster secret; prefer WEFT_SECRET_FILE */
+    const char *transport;   /* force one: "shm" (WEFT_TRANSPORT) */
+    uint32_t rank;           /* this node's number; looked at only when size is not 0 (WEFT_RANK) */
+    uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
+    uint64_t pool_bytes;     /* size of this node's pool (WEFT_POOL) */
+    uint32_t pool_flags;     /* WEFT_POOL_... or'ed */
+    int64_t deadline_ns;     /* default deadline of every wait (WEFT_DEADLINE) */
+    int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
+} weft_config;
+
+/* Join. Blocks until all nodes are connected or the join deadline has passed; then the error names the nodes
+ * that are missing. `config` may be NULL.
+ * Errors: -EINVAL a setting is wrong (weft_error() names it), -ETIMEDOUT nodes missing, -EACCES refused by the
+ * coordinator, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node. Nothing is left behind. */
+WEFT_API int weft_open(weft **out, const weft_config *config);
+
+/* Leave. Waits until what this node has sent is on its way, tells the others, frees everything.
+ * Buffers of this node's pool are gone for the others. NULL is allowed. Must not be called from a handler. */
+WEFT_API int weft_close(weft *w);
+
+WEFT_API uint32_t weft_rank(const weft *w);
+WEFT_API uint32_t weft_size(const weft *w);
+
+/* Membership. The epoch starts at 1 and grows by one with every node that leaves or dies. */
+WEFT_API uint64_t weft_epoch(const weft *w);
+WEFT_API bool weft_alive(const weft *w, uint32_t node);
+WEFT_API uint32_t weft_alive_count(const weft *w);
+
+/* Called after a node has gone: `died` is false when it left by weft_close(). Runs on a weft thread, in the
+ * order of epochs; must not wait or close. */
+typedef void (*weft_member_fn)(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg);
+WEFT_API int weft_on_change(weft *w, weft_member_fn fn, void *arg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The distributed work queue: named, with a shard in the pool of every node that serves it.
+ *
+ * A task is a kind, a few words of the program's own, and the gaddr of a payload. Any node submits, any node
+ * claims. A claim is a lease: when the claiming node dies or the lease ends, the task becomes ready again, and a
+ * completion by the stale owner is refused. A task may run more than once; its submitter sees it complete exactly
+ * once. The submitter keeps what it submitted: when a shard's home dies, it submits again elsewhere.
+ */
+#ifndef WEFT_QUEUE_H
+#define WEFT_QUEUE_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct weft_queue weft_queue;
+
+typedef struct weft_queue_config {
+    uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
+    int64_t lease_ns;  /* how long a claim holds without renewal; 0: 60 s */
+    bool submit_only;  /* true: this node serves no shard of its own */
+} weft_queue_config;
+
+/* What travels. 64 bytes, copied into a slot. */
+typedef struct weft_task {
+    uint32_t kind;        /* the program's */
+    uint32_t payload_len; /* bytes at payload */
+    weft_gaddr payload;   /* the program's; WEFT_NULL for none */
+    uint64_t arg[5];      /* the program's */
+    uint64_t tag;         /* the program's: comes back with the completion */
+} weft_task;
+
+/* A task that this node has claimed. */
+typedef struct weft_claim {
+    weft_task task;
+    uint32_t submitter; /* node */
+    uint32_t attempt;   /* 0 the first time it is claimed */
+    uint64_t private_[3];
+} weft_claim;
+
+/* What the submitter gets back, once a task. */
+typedef struct weft_done {
+    uint64_t tag;        /* of the task */
+    uint64_t id;         /* from weft_submit() */
+    int32_t status;      /* from weft_complete() */
+    uint32_t worker;     /* node that did it */
+    weft_gaddr result;   /* from weft_complete() */
+    uint64_t result_len; /* from weft_complete() */
+} weft_done;
+
+/* Open a queue by name (at most 31 bytes). Collective: every node of the cluster opens it, in any order; it is
+ * usable at once, and shards appear as nodes open. */
+WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
+
+/* Close this node's end. Its own tasks that are not complete are dropped. */
+WEFT_API int weft_queue_close(weft_queue *q);
+
+/* Submit `count` tasks. Waits for room until the deadline. `ids` (may be NULL) receives their ids.
+ * Returns how many were submitted, at least 1 (the first ones), or an error when none was. */
+WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids,
+                         int64_t timeout_ns);
+
+/* Claim up to `max` tasks, from this node's shard first, then from others. Returns how many, at least 1;
+ * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). */
+WEFT_API int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
+
+/* Say that claimed tasks are done. `status`, `result` and `result_len` go to their submitters as they are.
+ * Returns how many were accepted; those that were not (`accepted[i]` false, may be NULL) belong to a lease that
+ * had ended, or to a submitter that is gone: the work is being, or was, done by another. */
+typedef struct weft_result {
+    int32_t status;
+    uint32_t reserved;
+    weft_gaddr result;
+    uint64_t result_len;
+} weft_result;
+WEFT_API int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count,
+                           bool *accepted);
+
+/* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. */
+WEFT_API int weft_renew(weft_queue *q, const weft_claim *claim);
+
+/* Give a claimed task back: it is ready again at once, for any node. -ESTALE as above. */
+WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
+
+/* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1; -ETIMEDOUT;
+ * -ENOENT when nothing of this node's is outstanding. */
+WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
+
+/* Wait until all submitted work of all nodes alive is complete. Completions not yet reaped stay to be reaped. */
+WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
+
+/* Tell every node that no more work will come: claims return -ESHUTDOWN once nothing is ready. */
+WEFT_API int weft_queue_shutdown(weft_queue *q);
+
+typedef struct weft_queue_stats {
+    uint64_t submitted;   /* by this node */
+    uint64_t completed;   /* of this node's tasks, as seen by it */
+    uint64_t outstanding; /* submitted - completed */
+    uint64_t claimed;     /* by this node */
+    uint64_t stolen;      /* of those, from other nodes' shards */
+    uint64_t refused;     /* completions of this node refused as stale */
+    uint64_t requeued;    /* leases of this node's shard that ended by death or time */
+    uint64_t resubmitted; /* tasks of this node submitted again because a shard's home died */
+    uint64_t duplicates;  /* completions of this node's tasks that came a second time, dropped */
+    uint64_t ready;       /* tasks waiting in this node's shard, about */
+} weft_queue_stats;
+WEFT_API int weft_queue_stat(weft_queue *q, weft_queue_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Barrier, lock, counter.
+ */
+#ifndef WEFT_SYNC_H
+#define WEFT_SYNC_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Wait until every node that is alive has called it the same number of times. One call at a time a node.
+ * When a node goes while others wait, they return -ECONNRESET, and the next barrier is one of those that are left.
+ * -ETIMEDOUT: the error names a node that has not come; the cluster's barriers are then out of step for good
+ * unless every node gets it. */
+WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
+
+/* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
+ * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the
+ * next in line gets it, and `*inherited` (may be NULL) is true: what the lock guards may be half done.
+ * -ETIMEDOUT: not acquired. -ECONNRESET: the word's node is gone, and with it the lock. */
+WEFT_API int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
+WEFT_API int weft_unlock(weft *w, weft_gaddr word); /* -EPERM when this node does not hold it */
+
+/* A counter is an 8-byte aligned word of any pool. */
+WEFT_API int weft_counter_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old);
+WEFT_API int weft_counter_read(weft *w, weft_gaddr word, uint64_t *value);
+/* Wait until the counter, on any node, is at least `value`. */
+WEFT_API int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * base: errors, logging, time, random bytes. Knows nothing of weft.
+ */
+#ifndef WEFT_BASE_H
+#define WEFT_BASE_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BASE_CACHE_LINE 64
+#define BASE_PAGE       16384u /* pool granularity: the largest page of the systems we run on */
+
+#define BASE_LIKELY(x)   __builtin_expect(!!(x), 1)
+#define BASE_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define BASE_COLD        __attribute__((cold, noinline))
+#define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
+
+static inline uint64_t base_round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* --- errors (error.c) ---
+ * A function that fails says why once, where it knows: `return base_fail(-EINVAL, "...")` stores the sentence for
+ * this thread (weft_error()) and returns the code. Callers pass the code on; base_context() puts words in front. */
+int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
+int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
+const char *base_error(void);
+void base_error_clear(void);
+/* strerror, thread-safe, for a negative or positive errno. */
+const char *base_strerror(int code);
+
+/* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
+enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };
+extern _Atomic int base_log_threshold;
+void base_log_set(const char *level);  /* unknown names are ignored */
+void base_log_name(const char *name);  /* who speaks: "node 3" */
+void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
+#define base_log(level, ...)                                                                                 \
+    do {                                                                                                     \
+        if (BASE_UNLIKELY((int)(level) <= atomic_load_explicit(&base_log_threshold, memory_order_relaxed)))  \
+            base_log_write(level, __VA_ARGS__);                                                              \
+    } while (0)
+
+/* --- time (time.c) --- */
+int64_t base_now_ns(void);                    /* monotonic */
+void base_sleep_ns(int64_t ns);
+/* The moment a relative time-out ends; saturates. */
+static inline int64_t base_deadline(int64_t timeout_ns)
+{
+    int64_t now = base_now_ns();
+    return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+}
+
+static inline void base_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#endif
+}
+
+/* --- spinlock (spin.c): for critical sections of nanoseconds; yields when it must wait --- */
+typedef struct base_spin {
+    _Atomic uint32_t held;
+} base_spin;
+void base_spin_wait(base_spin *s) BASE_COLD;
+static inline bool base_spin_try(base_spin *s)
+{
+    /* acquire pairs with the release in base_spin_unlock() */
+    return atomic_load_explicit(&s->held, memory_order_relaxed) == 0 &&
+           atomic_exchange_explicit(&s->held, 1, memory_order_acquire) == 0;
+}
+static inline void base_spin_lock(base_spin *s)
+{
+    if (BASE_UNLIKELY(!base_spin_try(s)))
+        base_spin_wait(s);
+}
+static inline void base_spin_unlock(base_spin *s)
+{
+    atomic_store_explicit(&s->held, 0, memory_order_release);
+}
+
+/* --- the system (system.c): what differs between Linux and macOS has one place --- */
+/* Wait while *word == seen, at most timeout_ns; shared between processes. Spurious returns are allowed. */
+void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
+void base_futex_wake(_Atomic uint32_t *word, int count);
+/* Anonymous shared memory of a fixed size that no one can shrink: a file descriptor, close-on-exec. */
+int base_memory_fd(const char *name, uint64_t bytes, bool huge);
+/* Whether a descriptor from a peer is such memory, of at least `bytes`. */
+int base_memory_fd_check(int fd, uint64_t bytes);
+unsigned base_cpus(void);             /* that this process may use */
+uint64_t base_memory_total(void);     /* bytes of the machine, or of this process's control group if less */
+uint64_t base_memory_available(void);
+int base_random(void *bytes, size_t len);
+/* Identity of this host, boot and IPC namespace: equal on two processes only if they can share memory. */
+void base_host_id(uint8_t id[16]);
+
+/* "64K", "1.5G", "4096" to bytes; "500ms", "2s", "1m", plain seconds to nanoseconds. -EINVAL with a sentence. */
+int base_parse_bytes(const char *text, uint64_t *out);
+int base_parse_duration(const char *text, int64_t *out_ns);
+/* "1.5 MiB" into buf; returns buf. */
+const char *base_format_bytes(uint64_t bytes, char *buf, size_t len);
+
+#endif

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The slow path of the spinlock: whoever holds it may have lost its processor, so give ours away.
+ */
+#include "base/base.h"
+
+#include <sched.h>
+
+void base_spin_wait(base_spin *s)
+{
+    for (unsigned i = 0; !base_spin_try(s); i++) {
+        if (i < 64)
+            base_relax();
+        else if (i < 1024)
+            sched_yield();
+        else
+            base_sleep_ns(50000);
+    }
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the machine's size.
+ */
+#include "base/base.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <linux/memfd.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#elif defined(__APPLE__)
+#include <sys/random.h>
+#include <sys/sysctl.h>
+/* Public since macOS 14.4 as os_sync_wait_on_address; these are what it is made of, and older. */
+int __ulock_wait(uint32_t operation, void *addr, uint64_t value, uint32_t timeout_us);
+int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
+#define UL_COMPARE_AND_WAIT_SHARED 3
+#define ULF_WAKE_ALL               0x100
+#define ULF_NO_ERRNO               0x01000000
+#endif
+
+#if defined(__linux__)
+
+void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns)
+{
+    if (timeout_ns <= 0)
+        return;
+    struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000), .tv_nsec = (long)(timeout_ns % 1000000000)};
+    syscall(SYS_futex, (void *)word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+void base_futex_wake(_Atomic uint32_t *word, int count)
+{
+    syscall(SYS_futex, (void *)word, FUTEX_WAKE, count, NULL, NULL, 0);
+}
+
+int base_memory_fd(const char *name, uint64_t bytes, bool huge)
+{
+    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u));
+    if (fd < 0)
+        return base_fail(-errno, "memfd_create for %s: %s%s", name, base_strerror(errno),
+                         huge ? " (huge pages: reserve some with sysctl vm.nr_hugepages=N)" : "");
+    if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        int error = errno;
+        close(fd);
+        return base_fail(-error, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
+                         base_strerror(error));
+    }
+    return fd;
+}
+
+int base_memory_fd_check(int fd, uint64_t bytes)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
+    int seals = fcntl(fd, F_GET_SEALS);
+    /* Without the seal the peer could shrink it under us, and our next load would be a SIGBUS. */
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
+                         (long long)st.st_size, (unsigned long long)bytes);
+    return 0;
+}
+
+int base_random(void *bytes, size_t len)
+{
+    uint8_t *p = bytes;
+    while (len) {
+        ssize_t n = getrandom(p, len, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return base_fail(-errno, "getrandom: %s", base_strerror(errno));
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+unsigned base_cpus(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return (unsigned)CPU_COUNT(&set);
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (unsigned)n : 1;
+}
+
+/* A number from a file, or `otherwise`. */
+static uint64_t file_number(const char *path, uint64_t otherwise)
+{
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return otherwise;
+    unsigned long long n;
+    bool got = fscanf(f, "%llu", &n) == 1;
+    fclose(f);
+    return got ? n : otherwise;
+}
+
+static uint64_t meminfo(const char *field)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    if (!f)
+        return 0;
+    char line[256];
+    uint64_t bytes = 0;
+    size_t n = strlen(field);
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, field, n) == 0 && line[n] == ':') {
+            bytes = strtoull(line + n + 1, NULL, 10) * 1024;
+            break;
+        }
+    }
+    fclose(f);
+    return bytes;
+}
+
+uint64_t base_memory_total(void)
+{
+    uint64_t total = meminfo("MemTotal");
+    uint64_t group = file_number("/sys/fs/cgroup/memory.max", UINT64_MAX);
+    return group < total ? group : total;
+}
+
+uint64_t base_memory_available(void)
+{
+    uint64_t available = meminfo("MemAvailable");
+    uint64_t group = file_number("/sys/fs/cgroup/memory.max", UINT64_MAX);
+    if (group != UINT64_MAX) {
+        uint64_t used = file_number("/sys/fs/cgroup/memory.current", 0);
+        uint64_t left = group > used ? group - used : 0;
+        if (left < available)
+            available = left;
+    }
+    return available;
+}
+
+void base_host_id(uint8_t id[16])
+{
+    /* The boot id tells machines and reboots apart; the IPC and network namespaces tell containers apart. */
+    char text[256] = "", ns[64];
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(text, 64, f))
+            text[0] = '\0';
+        fclose(f);
+    }
+    static const char *const spaces[] = {"/proc/self/ns/ipc", "/proc/self/ns/net"};
+    for (unsigned i = 0; i < 2; i++) {
+        ssize_t n = readlink(spaces[i], ns, sizeof ns - 1);
+        if (n > 0) {
+            ns[n] = '\0';
+            strncat(text, ns, sizeof text - strlen(text) - 1);
+        }
+    }
+    /* FNV-1a, twice with different seeds: an identity, not a secret. */
+    for (unsigned half = 0; half < 2; half++) {
+        uint64_t h = UINT64_C(0xcbf29ce484222325) + half * UINT64_C(0x9e3779b97f4a7c15);
+        for (const char *p = text; *p; p++)
+            h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
+        memcpy(id + 8 * half, &h, 8);
+    }
+}
+
+#elif defined(__APPLE__)
+
+void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns)
+{
+    if (timeout_ns <= 0)
+        return;
+    int64_t us = timeout_ns / 1000 + 1;
+    __ulock_wait(UL_COMPARE_AND_WAIT_SHARED | ULF_NO_ERRNO, (void *)word, seen,
+                 us > UINT32_MAX ? UINT32_MAX : (uint32_t)us);
+}
+
+void base_futex_wake(_Atomic uint32_t *word, int count)
+{
+    __ulock_wake(UL_COMPARE_AND_WAIT_SHARED | ULF_NO_ERRNO | (count > 1 ? ULF_WAKE_ALL : 0), (void *)word, 0);
+}
+
+int base_memory_fd(const char *name, uint64_t bytes, bool huge)
+{
+    if (huge)
+        return base_fail(-ENOTSUP, "%s: huge pages cannot be asked for on macOS", name);
+    /* No memfd: a shared-memory object that loses its name at once. */
+    char unique[32];
+    uint64_t r;
+    int rc = base_random(&r, sizeof r);
+    if (rc)
+        return rc;
+    snprintf(unique, sizeof unique, "/weft-%016llx", (unsigned long long)r);
+    int fd = shm_open(unique, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0)
+        return base_fail(-errno, "shm_open for %s: %s", name, base_strerror(errno));
+    shm_unlink(unique);
+    if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
+        int error = errno;
+        close(fd);
+        return base_fail(-error, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
+                         base_strerror(error));
+    }
+    return fd;
+}
+
+int base_memory_fd_check(int fd, uint64_t bytes)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
+    /* A macOS object can be sized only once, so no seal is needed. */
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
+                         (long long)st.st_size, (unsigned long long)bytes);
+    return 0;
+}
+
+int base_random(void *bytes, size_t len)
+{
+    arc4random_buf(bytes, len);
+    return 0;
+}
+
+static uint64_t sysctl_number(const char *name)
+{
+    uint64_t value = 0;
+    size_t len = sizeof value;
+    return sysctlbyname(name, &value, &len, NULL, 0) ? 0 : value;
+}
+
+unsigned base_cpus(void)
+{
+    uint64_t n = sysctl_number("hw.activecpu");
+    return n ? (unsigned)n : 1;
+}
+
+uint64_t base_memory_total(void)
+{
+    return sysctl_number("hw.memsize");
+}
+
+uint64_t base_memory_available(void)
+{
+    /* The system compresses and swaps on demand; what a process may count on is about this. */
+    return base_memory_total() / 4 * 3;
+}
+
+void base_host_id(uint8_t id[16])
+{
+    memset(id, 0, 16);
+    char text[64] = "";
+    size_t len = sizeof text;
+    sysctlbyname("kern.bootsessionuuid", text, &len, NULL, 0);
+    for (unsigned half = 0; half < 2; half++) {
+        uint64_t h = UINT64_C(0xcbf29ce484222325) + half * UINT64_C(0x9e3779b97f4a7c15);
+        for (const char *p = text; *p; p++)
+            h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
+        memcpy(id + 8 * half, &h, 8);
+    }
+}
+
+#else
+#error "weft runs on Linux and macOS"
+#endif

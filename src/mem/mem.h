@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * mem: the pool. One range of virtual memory, backed by shared memory that peers of the same host can map, and the
+ * allocator that hands out pieces of it. Offsets are from the start of the pool; what is below `heap_offset` is
+ * never handed out (offset 0 is null; then come the words of the rooms above).
+ *
+ * All bookkeeping is in private memory: a peer that can write the pool cannot harm the allocator.
+ */
+#ifndef WEFT_MEM_H
+#define WEFT_MEM_H
+
+#include "base/base.h"
+
+#define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* one memory region each, at most */
+#define MEM_EXTENT_BYTES  (UINT64_C(64) << 10)
+#define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* size classes up to here, extents above */
+#define MEM_ALIGN_MAX     (UINT64_C(2) << 20)
+
+struct mem_pool;
+
+struct mem_options {
+    uint64_t bytes;       /* rounded up to extents; refused (-ENOMEM) when the machine has less available */
+    uint64_t heap_offset; /* bytes at the start that the allocator leaves alone */
+    bool huge, lock, prefault;
+};
+
+struct mem_stats {
+    uint64_t reserved_bytes, live_bytes, live_buffers, largest_free_bytes;
+    uint32_t segments;
+};
+
+int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
+void mem_pool_destroy(struct mem_pool *pool); /* no other thread may be in it */
+
+int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
+int mem_free(struct mem_pool *pool, uint64_t offset);
+/* Bytes usable at a live buffer's start; 0 when it is none. */
+uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
+
+void *mem_base(const struct mem_pool *pool);
+uint64_t mem_bytes(const struct mem_pool *pool);
+int mem_fd(const struct mem_pool *pool); /* stays the pool's */
+void mem_stat(struct mem_pool *pool, struct mem_stats *out);
+
+/* Segments, for registering: start and length inside the pool. */
+struct mem_segment {
+    uint64_t offset, bytes;
+};
+uint32_t mem_segments(const struct mem_pool *pool);
+struct mem_segment mem_segment_at(const struct mem_pool *pool, uint32_t index);
+
+#endif
