@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Addresses as people write them, and the two things done with them: listen and connect.
+ */
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "cluster/cluster.h"
+
+#define RETRY_FIRST_NS (2 * WEFT_MS)
+#define RETRY_LAST_NS  (100 * WEFT_MS)
+
+struct address {
+    bool local; /* a Unix socket: `name` is its path, or its abstract name without the '@' */
+    bool abstract;
+    char name[256]; /* host, or path */
+    char port[8];
+};
+
+static int parse(const char *text, struct address *a)
+{
+    memset(a, 0, sizeof *a);
+    if (strncmp(text, "unix:", 5) == 0) {
+        const char *name = text + 5;
+        a->local = true;
+        a->abstract = name[0] == '@';
+        name += a->abstract;
+        size_t room = sizeof((struct sockaddr_un *)0)->sun_path - 1;
+#if !defined(__linux__)
+        if (a->abstract)
+            return base_fail(-EINVAL, "address '%s': abstract names exist only on Linux: use unix:PATH", text);
+#endif
+        if (!name[0])
+            return base_fail(-EINVAL, "address '%s': expected a path, or @NAME, after 'unix:'", text);
+        if (strlen(name) > room)
+            return base_fail(-EINVAL, "address '%s': a Unix socket's name has at most %zu bytes", text, room);
+        snprintf(a->name, sizeof a->name, "%s", name);
+        return 0;
+    }
+    const char *colon = strrchr(text, ':');
+    const char *host = text, *end = colon;
+    if (colon && text[0] == '[') {
+        host = text + 1;
+        end = colon > host && colon[-1] == ']' ? colon - 1 : NULL;
+    } else if (colon && memchr(text, ':', (size_t)(colon - text))) {
+        return base_fail(-EINVAL, "address '%s': an IPv6 address stands in brackets, as in [::1]:%d", text,
+                         CLUSTER_PORT);
+    }
+    if (!end || end == host || (size_t)(end - host) >= sizeof a->name)
+        return base_fail(-EINVAL, "address '%s': expected HOST:PORT, [IPV6]:PORT or unix:PATH", text);
+    memcpy(a->name, host, (size_t)(end - host));
+    for (const char *p = a->name; *p; p++)
+        if (!isalnum((unsigned char)*p) && !strchr(".-_:%", *p))
+            return base_fail(-EINVAL, "address '%s': '%s' is not a host's name or number", text, a->name);
+    const char *port = colon + 1;
+    size_t digits = strspn(port, "0123456789");
+    if (!digits || digits > 5 || port[digits] || atoi(port) > 65535)
+        return base_fail(-EINVAL, "address '%s': expected a port from 0 to 65535, found '%s'", text, port);
+    memcpy(a->port, port, digits + 1);
+    return 0;
+}
+
+int cluster_address_check(const char *address)
+{
+    struct address a;
+    return parse(address, &a);
+}
+
+static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
+{
+    memset(un, 0, sizeof *un);
+    un->sun_family = AF_UNIX;
+    size_t n = strlen(a->name);
+    /* An abstract name starts with a zero byte and ends where the length says. */
+    memcpy(un->sun_path + a->abstract, a->name, a->abstract ? n : n + 1);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
+}
+
+/* Numbers first: they need no name service, which may be slow or away. */
+static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
+{
+    struct addrinfo hints = {
+        .ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    int rc = getaddrinfo(a->name, a->port, &hints, list);
+    if (rc == EAI_NONAME) {
+        hints.ai_flags &= ~AI_NUMERICHOST;
+        rc = getaddrinfo(a->name, a->port, &hints, list);
+    }
+    if (rc == 0)
+        return 0;
+    return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH, "address '%s': cannot resolve '%s': %s", text,
+                     a->name, rc == EAI_SYSTEM ? base_strerror(errno) : gai_strerror(rc));
+}
+
+static int new_socket(int family)
+{
+#if defined(__linux__)
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return fd < 0 ? -errno : fd;
+#else
+    int fd = socket(family, SOCK_STREAM, 0);
+    if (fd < 0)
+        return -errno;
+    int one = 1;
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, O_NONBLOCK) ||
+        setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one)) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+#endif
+}
+
+static bool is_socket(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+/* A socket file without a listener is what a killed node 0 leaves. */
+static bool is_stale(const struct sockaddr_un *un, socklen_t len)
+{
+    int fd = new_socket(AF_UNIX);
+    if (fd < 0)
+        return false;
+    bool stale = connect(fd, (const struct sockaddr *)un, len) && errno == ECONNREFUSED && is_socket(un->sun_path);
+    close(fd);
+    return stale;
+}
+
+static int listen_unix(const char *text, const struct address *a, char *bound, size_t bound_len)
+{
+    struct sockaddr_un un;
+    socklen_t len = unix_address(a, &un);
+    int fd = new_socket(AF_UNIX);
+    if (fd < 0)
+        return base_fail(fd, "listen at '%s': socket: %s", text, base_strerror(fd));
+    fchmod(fd, 0600); /* on Linux the file that bind() makes has this mode from its first moment */
+    int rc = bind(fd, (struct sockaddr *)&un, len);
+    if (rc && errno == EADDRINUSE && !a->abstract && is_stale(&un, len)) {
+        unlink(un.sun_path);
+        rc = bind(fd, (struct sockaddr *)&un, len);
+    }
+    if (rc == 0 && !a->abstract)
+        chmod(un.sun_path, 0600); /* macOS: fchmod() of a socket has no effect there */
+    if (rc == 0)
+        rc = listen(fd, SOMAXCONN);
+    if (rc) {
+        int error = errno;
+        close(fd);
+        return base_fail(-error, "listen at '%s': %s", text, base_strerror(error));
+    }
+    snprintf(bound, bound_len, "%s", text);
+    return fd;
+}
+
+static int listen_tcp(const char *text, const struct address *a, char *bound, size_t bound_len)
+{
+    struct addrinfo *list;
+    int fd = lookup(text, a, AI_PASSIVE, &list);
+    if (fd)
+        return fd;
+    int error = 0;
+    fd = -1;
+    for (struct addrinfo *i = list; i && fd < 0; i = i->ai_next) {
+        fd = new_socket(i->ai_family);
+        if (fd < 0) {
+            error = -fd;
+            continue;
+        }
+        int one = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        if (bind(fd, i->ai_addr, i->ai_addrlen) || listen(fd, SOMAXCONN)) {
+            error = errno;
+            close(fd);
+            fd = -1;
+        }
+    }
+    freeaddrinfo(list);
+    if (fd < 0)
+        return base_fail(-error, "listen at '%s': %s%s", text, base_strerror(error),
+                         error == EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
+                         : error == EADDRINUSE  ? " (another program listens there: choose another port)"
+                                                : "");
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    char port[8] = "";
+    if (getsockname(fd, (struct sockaddr *)&at, &len) == 0)
+        getnameinfo((struct sockaddr *)&at, len, NULL, 0, port, sizeof port, NI_NUMERICSERV | NI_NUMERICHOST);
+    snprintf(bound, bound_len, strchr(a->name, ':') ? "[%s]:%s" : "%s:%s", a->name, port[0] ? port : a->port);
+    return fd;
+}
+
+int cluster_listen(const char *address, char *bound, size_t bound_len)
+{
+    struct address a;
+    int rc = parse(address, &a);
+    if (rc)
+        return rc;
+    return a.local ? listen_unix(address, &a, bound, bound_len) : listen_tcp(address, &a, bound, bound_len);
+}
+
+void cluster_unlisten(int fd, const char *bound)
+{
+    struct address a;
+    if (fd < 0)
+        return;
+    if (parse(bound, &a) == 0 && a.local && !a.abstract)
+        unlink(a.name);
+    close(fd);
+}
+
+/* A connection to a port of this host that nobody listens on can, rarely, be given that very port as its source:
+ * it is then connected to itself. */
+static bool is_self(int fd)
+{
+    struct sockaddr_storage here, there;
+    socklen_t here_len = sizeof here, there_len = sizeof there;
+    memset(&here, 0, sizeof here);
+    memset(&there, 0, sizeof there);
+    return getsockname(fd, (struct sockaddr *)&here, &here_len) == 0 &&
+           getpeername(fd, (struct sockaddr *)&there, &there_len) == 0 && here.ss_family != AF_UNIX &&
+           here_len == there_len && memcmp(&here, &there, here_len) == 0;
+}
+
+/* One attempt: a socket or a negative errno, without a sentence. */
+static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
+{
+    int fd = new_socket(to->sa_family);
+    if (fd < 0)
+        return fd;
+    int error = connect(fd, to, len) ? errno : 0;
+    if (error == EINPROGRESS || error == EINTR) {
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        int n = 0;
+        do {
+            int64_t left = deadline - base_now_ns();
+            if (left <= 0)
+                break;
+            left = left / WEFT_MS + 1;
+            n = poll(&p, 1, left > 1000 ? 1000 : (int)left);
+        } while (n == 0 || (n < 0 && errno == EINTR));
+        error = n > 0 ? 0 : n < 0 ? errno : ETIMEDOUT;
+        socklen_t size = sizeof error;
+        if (n > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
+            error = errno;
+    }
+    if (!error && is_self(fd))
+        error = ECONNREFUSED;
+    if (error) {
+        close(fd);
+        return -error;
+    }
+    if (to->sa_family != AF_UNIX) {
+        int one = 1;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    }
+    return fd;
+}
+
+/* What goes away once the other side is up. EAGAIN: a Unix listener's queue is full. */
+static bool may_pass(int error)
+{
+    return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET ||
+           error == -ECONNABORTED || error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ETIMEDOUT ||
+           error == -EINTR;
+}
+
+int cluster_connect(const char *address, int64_t deadline)
+{
+    struct address a;
+    struct sockaddr_un un;
+    struct addrinfo *list = NULL, local;
+    int fd = parse(address, &a);
+    if (fd)
+        return fd;
+    if (a.local) {
+        socklen_t len = unix_address(&a, &un);
+        local = (struct addrinfo){.ai_addr = (struct sockaddr *)&un, .ai_addrlen = len};
+    } else if ((fd = lookup(address, &a, 0, &list))) {
+        return fd;
+    }
+    for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
+        bool again = false;
+        for (struct addrinfo *i = list ? list : &local; i; i = i->ai_next) {
+            fd = attempt(i->ai_addr, i->ai_addrlen, deadline);
+            if (fd >= 0)
+                goto out;
+            again = again || may_pass(fd);
+        }
+        if (!again) {
+            base_fail(fd, "connect to '%s': %s", address, base_strerror(fd));
+            break;
+        }
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0) {
+            fd = base_fail(-ETIMEDOUT, "connect to '%s': no answer until the deadline: %s", address,
+                           base_strerror(fd));
+            break;
+        }
+        base_sleep_ns(pause < left ? pause : left);
+    }
+out:
+    if (list)
+        freeaddrinfo(list);
+    return fd;
+}
