@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cli: the command `weft`. One file a subcommand; each has its row in main.c's table and its entry here. An entry
+ * gets argv with argv[0] = its own name and returns the exit status: 0, 1 for a failure, 2 for wrong usage.
+ */
+#ifndef WEFT_CLI_H
+#define WEFT_CLI_H
+
+#include <getopt.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base/base.h"
+
+/* --- subcommands --- */
+int cli_config(int argc, char **argv);
+int cli_map(int argc, char **argv);
+int cli_run(int argc, char **argv);
+
+/* --- messages: "weft SUB: what: why; remedy" on stderr (output.c) --- */
+#define CLI_FAILED 1
+#define CLI_USAGE  2
+/* Say it and return CLI_FAILED. */
+int cli_error(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
+/* Say it, point at --help, and return CLI_USAGE. */
+int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
+
+/* getopt_long() with our own messages: the option's value, -1 at the end, '?' after a message (return CLI_USAGE).
+ * Options end at the first word that is none, and at `--`. `shorts` without the leading "+:". Starts anew when
+ * `*started` is false. */
+int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
+
+/* --- tables for people, and the same as JSON (output.c) --- */
+struct cli_column {
+    const char *title; /* also the JSON key */
+    bool right;        /* numbers stand to the right */
+};
+struct cli_table;
+struct cli_table *cli_table_new(const struct cli_column *columns, unsigned count); /* NULL: no memory */
+int cli_table_add(struct cli_table *t, const char *const *cells);                  /* copied */
+void cli_table_print(const struct cli_table *t, FILE *to);
+json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller's */
+void cli_table_free(struct cli_table *t);
+/* Print and free `value`: 0, or CLI_FAILED when stdout does not take it. */
+int cli_json_print(const char *sub, json_t *value);
+/* Flush stdout; a full disk or a closed pipe is a failure that must not pass unseen. */
+int cli_flush(const char *sub);
+
+#endif

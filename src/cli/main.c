@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The command `weft`: finds the subcommand and hands over.
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "weft/types.h"
+
+struct command {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+};
+
+/* In the order of the help; add a row to add a subcommand. */
+static const struct command commands[] = {
+    {"config", "print every setting, its value, and where it comes from", cli_config},
+};
+#define COMMANDS (sizeof commands / sizeof commands[0])
+
+static void print_help(FILE *to)
+{
+    fputs("Usage: weft COMMAND [OPTIONS] [ARGUMENTS]\n"
+          "\n"
+          "weft makes several processes, and later several machines, one: each node can reach the memory of all,\n"
+          "send them messages, and share out work among them.\n"
+          "\n"
+          "Commands:\n",
+          to);
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(to, "  %-8s  %s\n", commands[i].name, commands[i].help);
+    fputs("\n"
+          "  weft run -n 4 -- ./program       start four nodes here; the program calls weft_open() to join\n"
+          "  weft config                      what is set, and by whom\n"
+          "\n"
+          "`weft COMMAND --help` (or `weft help COMMAND`) explains one; `weft --version` prints the version.\n"
+          "Settings are environment variables, WEFT_...; `weft config` lists them.\n"
+          "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line.\n",
+          to);
+}
+
+/* How many letters to change, add or drop to make `a` into `b` (Levenshtein); for words of up to 31 letters. */
+static unsigned distance(const char *a, const char *b)
+{
+    unsigned row[32];
+    size_t n = strnlen(b, 31);
+    for (unsigned j = 0; j <= n; j++)
+        row[j] = j;
+    for (unsigned i = 1; a[i - 1]; i++) {
+        unsigned diagonal = row[0];
+        row[0] = i;
+        for (unsigned j = 1; j <= n; j++) {
+            unsigned best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best)
+                best = row[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+static int unknown(const char *word)
+{
+    const char *near = NULL;
+    unsigned best = 3;
+    for (size_t i = 0; i < COMMANDS; i++) {
+        unsigned d = distance(word, commands[i].name);
+        if (strncmp(word, commands[i].name, strlen(word)) == 0)
+            d = 1; /* its beginning */
+        if (d < best) {
+            best = d;
+            near = commands[i].name;
+        }
+    }
+    if (near)
+        return cli_usage("", "unknown command '%s'; did you mean '%s'?", word, near);
+    return cli_usage("", "unknown command '%s'", word);
+}
+
+static const struct command *find(const char *word)
+{
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (strcmp(word, commands[i].name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+/* A file opened later must not become descriptor 0, 1 or 2 by chance. */
+static void hold_standard_files(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd)
+            _exit(CLI_FAILED);
+}
+
+int main(int argc, char **argv)
+{
+    hold_standard_files();
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || (strcmp(word, "help") == 0 && argc == 2)) {
+        print_help(stdout);
+        return cli_flush("");
+    }
+    if (strcmp(word, "--version") == 0) {
+        printf("weft %s\n", weft_version());
+        return cli_flush("");
+    }
+    if (strcmp(word, "help") == 0) {
+        const struct command *c = find(argv[2]);
+        char dash[] = "--help";
+        char *args[] = {argv[2], dash, NULL};
+        return c ? c->run(2, args) : unknown(argv[2]);
+    }
+    if (word[0] == '-')
+        return cli_usage("", "unknown option '%s'", word);
+    const struct command *c = find(word);
+    return c ? c->run(argc - 1, argv + 1) : unknown(word);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What all subcommands say and print in the same way: messages, options, tables, JSON.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static void say(const char *sub, const char *format, va_list args, const char *after)
+{
+    char line[2048];
+    vsnprintf(line, sizeof line, format, args);
+    fflush(stdout); /* in order, when both go to one place */
+    fprintf(stderr, "weft%s%s: %s\n%s", sub[0] ? " " : "", sub, line, after);
+}
+
+int cli_error(const char *sub, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    say(sub, format, args, "");
+    va_end(args);
+    return CLI_FAILED;
+}
+
+int cli_usage(const char *sub, const char *format, ...)
+{
+    char hint[96];
+    va_list args;
+    snprintf(hint, sizeof hint, "See `weft %s%s--help`.\n", sub, sub[0] ? " " : "");
+    va_start(args, format);
+    say(sub, format, args, hint);
+    va_end(args);
+    return CLI_USAGE;
+}
+
+int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started)
+{
+    char all[64];
+    snprintf(all, sizeof all, "+:%s", shorts);
+    if (!*started) {
+#if defined(__GLIBC__)
+        optind = 0; /* forgets what an earlier scan left */
+#else
+        optind = 1;
+#endif
+        opterr = 0;
+        *started = true;
+    }
+    int at = optind < 1 ? 1 : optind;
+    int c = getopt_long(argc, argv, all, longs, NULL);
+    const char *word = at < argc ? argv[at] : "";
+    if (c == ':') {
+        cli_usage(sub, "option '%s' needs a value", word);
+        return '?';
+    }
+    if (c == '?') {
+        if (strncmp(word, "--", 2) == 0)
+            cli_usage(sub, "unknown option '%s'", word);
+        else
+            cli_usage(sub, "unknown option '-%c'", optopt);
+    }
+    return c;
+}
+
+struct cli_table {
+    unsigned columns, rows, room;
+    char ***cells; /* [rows][columns] */
+    struct cli_column column[];
+};
+
+struct cli_table *cli_table_new(const struct cli_column *columns, unsigned count)
+{
+    struct cli_table *t = calloc(1, sizeof *t + count * sizeof *columns);
+    if (t) {
+        t->columns = count;
+        memcpy(t->column, columns, count * sizeof *columns);
+    }
+    return t;
+}
+
+static void free_row(char **row, unsigned columns)
+{
+    for (unsigned i = 0; row && i < columns; i++)
+        free(row[i]);
+    free(row);
+}
+
+int cli_table_add(struct cli_table *t, const char *const *cells)
+{
+    if (t->rows == t->room) {
+        unsigned room = t->room ? 2 * t->room : 16;
+        char ***more = realloc(t->cells, room * sizeof *more);
+        if (!more)
+            return -ENOMEM;
+        t->cells = more;
+        t->room = room;
+    }
+    char **row = calloc(t->columns, sizeof *row);
+    for (unsigned i = 0; row && i < t->columns; i++) {
+        row[i] = strdup(cells[i]);
+        if (!row[i]) {
+            free_row(row, t->columns);
+            row = NULL;
+        }
+    }
+    if (!row)
+        return -ENOMEM;
+    t->cells[t->rows++] = row;
+    return 0;
+}
+
+/* Columns on a terminal: bytes that start a character. */
+static int width_of(const char *text)
+{
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static void print_row(const struct cli_table *t, FILE *to, const int *widths, char *const *row)
+{
+    for (unsigned c = 0; c < t->columns; c++) {
+        const char *cell = row ? row[c] : t->column[c].title;
+        int pad = widths[c] - width_of(cell);
+        if (t->column[c].right)
+            fprintf(to, "%*s%s", pad, "", cell);
+        else if (c + 1 < t->columns)
+            fprintf(to, "%s%*s", cell, pad, "");
+        else
+            fprintf(to, "%s", cell); /* no blanks at the end of a line */
+        fputs(c + 1 < t->columns ? "  " : "\n", to);
+    }
+}
+
+void cli_table_print(const struct cli_table *t, FILE *to)
+{
+    int *widths = calloc(t->columns, sizeof *widths);
+    if (!widths)
+        return;
+    for (unsigned c = 0; c < t->columns; c++) {
+        widths[c] = width_of(t->column[c].title);
+        for (unsigned r = 0; r < t->rows; r++)
+            if (width_of(t->cells[r][c]) > widths[c])
+                widths[c] = width_of(t->cells[r][c]);
+    }
+    print_row(t, to, widths, NULL);
+    for (unsigned r = 0; r < t->rows; r++)
+        print_row(t, to, widths, t->cells[r]);
+    free(widths);
+}
+
+json_t *cli_table_json(const struct cli_table *t)
+{
+    json_t *list = json_array();
+    for (unsigned r = 0; list && r < t->rows; r++) {
+        json_t *row = json_object();
+        for (unsigned c = 0; row && c < t->columns; c++)
+            json_object_set_new(row, t->column[c].title, json_string(t->cells[r][c]));
+        json_array_append_new(list, row);
+    }
+    return list;
+}
+
+void cli_table_free(struct cli_table *t)
+{
+    if (!t)
+        return;
+    for (unsigned r = 0; r < t->rows; r++)
+        free_row(t->cells[r], t->columns);
+    free(t->cells);
+    free(t);
+}
+
+int cli_flush(const char *sub)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    return cli_error(sub, "standard output: %s", base_strerror(errno));
+}
+
+int cli_json_print(const char *sub, json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
+    json_decref(value);
+    if (!text)
+        return cli_error(sub, "no memory for the JSON");
+    puts(text);
+    free(text);
+    return cli_flush(sub);
+}
