@@ -98,6 +98,7 @@ int base_memory_fd_check(int fd, uint64_t bytes);
 unsigned base_cpus(void);             /* that this process may use */
 uint64_t base_memory_total(void);     /* bytes of the machine, or of this process's control group if less */
 uint64_t base_memory_available(void);
+uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
 /* Identity of this host, boot and IPC namespace: equal on two processes only if they can share memory. */
 void base_host_id(uint8_t id[16]);

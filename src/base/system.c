@@ -47,7 +47,7 @@ void base_futex_wake(_Atomic uint32_t *word, int count)
 
 int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 {
-    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u));
+    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
     if (fd < 0)
         return base_fail(-errno, "memfd_create for %s: %s%s", name, base_strerror(errno),
                          huge ? " (huge pages: reserve some with sysctl vm.nr_hugepages=N)" : "");
@@ -147,6 +147,11 @@ uint64_t base_memory_available(void)
             available = left;
     }
     return available;
+}
+
+uint64_t base_memory_huge(void)
+{
+    return file_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0) << 21;
 }
 
 void base_host_id(uint8_t id[16])
@@ -256,6 +261,11 @@ uint64_t base_memory_available(void)
 {
     /* The system compresses and swaps on demand; what a process may count on is about this. */
     return base_memory_total() / 4 * 3;
+}
+
+uint64_t base_memory_huge(void)
+{
+    return 0;
 }
 
 void base_host_id(uint8_t id[16])

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops and sets
+ * the block's mark, free looks at the mark, clears it and pushes. All else is slow and under the pool's lock.
+ *
+ * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and all
+ * threads together an eighth of the pool. A stack starts small and earns more each time that it runs empty or full;
+ * a thread at its bound that needs a new class gives all its blocks back and starts again. So what other threads
+ * keep from one that finds the pool exhausted is never more than that eighth.
+ */
+#include "mem/heap.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STACK_BLOCKS 256u
+#define STACK_BYTES  (4u << 20)
+#define STACK_START  4096u /* bytes of a stack's first grant */
+#define THREAD_BYTES (8u << 20)
+#define POOL_SHARE   8u
+
+#define LIVE 1u
+
+#if defined(__ELF__)
+/* One load instead of a call; the library is never loaded late enough to miss the static block. */
+#define MEM_TLS _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define MEM_TLS _Thread_local
+#endif
+
+/* first <= top <= limit. Only the owner writes; mem_stat() reads `top` and `first`. */
+struct stack {
+    _Atomic(struct mem_block *) top;
+    struct mem_block *first, *limit;
+    uint32_t blocks; /* that there is room for behind `first` */
+};
+
+struct mem_cache {
+    struct stack stack[CLASSES];
+    uint64_t pool_id;
+    uint64_t granted;            /* bytes up to the limits of all stacks */
+    struct mem_pool *pool;       /* NULL: the pool is gone; under `registry` */
+    struct mem_cache *mine;      /* the thread's next one */
+    struct mem_cache *next, *prev; /* of the pool; under its lock */
+};
+
+/* The calling thread: the cache used last, and all. */
+static MEM_TLS struct {
+    uint64_t pool_id;
+    struct mem_cache *cache, *all;
+} here;
+
+/* The one thing that threads and pools share across pools: a thread's end and a pool's end may meet. */
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t thread_key; /* its destructor is how a thread's end is noticed */
+static bool thread_key_made;
+
+static inline struct mem_block *top_of(const struct stack *s)
+{
+    return atomic_load_explicit(&s->top, memory_order_relaxed);
+}
+
+static inline void set_top(struct stack *s, struct mem_block *top)
+{
+    atomic_store_explicit(&s->top, top, memory_order_relaxed);
+}
+
+/* --- giving back: under pool->lock --- */
+
+/* Give the oldest `n` blocks of a stack back; the newest are the ones in the processor's cache. */
+static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
+{
+    struct mem_block *top = top_of(s);
+    for (size_t i = 0; i < n; i++)
+        slab_put(p, s->first[i]);
+    if (n)
+        memmove(s->first, s->first + n, (size_t)(top - s->first - (ptrdiff_t)n) * sizeof *top);
+    set_top(s, top - n);
+}
+
+static void empty(struct mem_pool *p, struct mem_cache *c)
+{
+    for (uint32_t i = 0; i < CLASSES; i++) {
+        struct stack *s = &c->stack[i];
+        give_oldest(p, s, (size_t)(top_of(s) - s->first));
+        s->limit = s->first;
+    }
+    p->granted -= c->granted;
+    c->granted = 0;
+}
+
+void cache_empty_own(struct mem_pool *p)
+{
+    for (struct mem_cache *c = here.all; c; c = c->mine) {
+        if (c->pool_id == p->id)
+            empty(p, c);
+    }
+}
+
+uint64_t cache_blocks(const struct mem_pool *p, uint32_t class)
+{
+    uint64_t n = 0;
+    for (const struct mem_cache *c = p->caches; c; c = c->next) {
+        const struct stack *s = &c->stack[class];
+        n += (uint64_t)(top_of(s) - s->first);
+    }
+    return n;
+}
+
+/* --- caches come and go --- */
+
+static void release(struct mem_cache *c)
+{
+    for (uint32_t i = 0; i < CLASSES; i++)
+        free(c->stack[i].first);
+    free(c);
+}
+
+static void unlink_from_pool(struct mem_pool *p, struct mem_cache *c)
+{
+    if (c->next)
+        c->next->prev = c->prev;
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        p->caches = c->next;
+}
+
+static void thread_ends(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&registry);
+    while (here.all) {
+        struct mem_cache *c = here.all;
+        struct mem_pool *p = c->pool;
+        here.all = c->mine;
+        if (p) {
+            base_spin_lock(&p->lock);
+            empty(p, c);
+            unlink_from_pool(p, c);
+            base_spin_unlock(&p->lock);
+        }
+        release(c);
+    }
+    here.cache = NULL;
+    here.pool_id = 0;
+    pthread_mutex_unlock(&registry);
+}
+
+static void make_key(void)
+{
+    thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
+}
+
+/* Forget this thread's caches of pools that are gone; under `registry`. */
+static void prune(void)
+{
+    for (struct mem_cache **at = &here.all; *at;) {
+        struct mem_cache *c = *at;
+        if (c->pool) {
+            at = &c->mine;
+        } else {
+            *at = c->mine;
+            release(c);
+        }
+    }
+}
+
+void cache_detach(struct mem_pool *p)
+{
+    pthread_mutex_lock(&registry);
+    for (struct mem_cache *c = p->caches; c; c = c->next)
+        c->pool = NULL;
+    /* The others keep a dead cache, whose id no pool will have again, until they end or make another. */
+    prune();
+    if (here.pool_id == p->id) {
+        here.cache = NULL;
+        here.pool_id = 0;
+    }
+    pthread_mutex_unlock(&registry);
+}
+
+static struct mem_cache *make_cache(struct mem_pool *p)
+{
+    pthread_once(&once, make_key);
+    /* Without notice of the thread's end its blocks would be lost with it. */
+    if (!thread_key_made || pthread_setspecific(thread_key, &here))
+        return NULL;
+    size_t bytes = base_round_up(sizeof(struct mem_cache), BASE_CACHE_LINE);
+    struct mem_cache *c = aligned_alloc(BASE_CACHE_LINE, bytes);
+    if (!c)
+        return NULL;
+    memset(c, 0, bytes);
+    c->pool = p;
+    c->pool_id = p->id;
+    pthread_mutex_lock(&registry);
+    prune();
+    c->mine = here.all;
+    here.all = c;
+    base_spin_lock(&p->lock);
+    c->next = p->caches;
+    if (c->next)
+        c->next->prev = c;
+    p->caches = c;
+    base_spin_unlock(&p->lock);
+    pthread_mutex_unlock(&registry);
+    return c;
+}
+
+/* The calling thread's cache of a pool; NULL when there can be none: all goes by the lock then. */
+static struct mem_cache *cache_here(struct mem_pool *p)
+{
+    if (here.pool_id == p->id)
+        return here.cache;
+    struct mem_cache *c = here.all;
+    while (c && c->pool_id != p->id)
+        c = c->mine;
+    if (!c)
+        c = make_cache(p);
+    if (c) {
+        here.cache = c;
+        here.pool_id = p->id;
+    }
+    return c;
+}
+
+/* Let a stack hold more, if the bounds allow; under pool->lock. */
+static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
+{
+    struct stack *s = &c->stack[class];
+    uint64_t size = p->class[class].size;
+    if (!s->first) {
+        uint64_t n = STACK_BYTES / size < STACK_BLOCKS ? STACK_BYTES / size : STACK_BLOCKS;
+        struct mem_block *blocks = malloc(n * sizeof *blocks);
+        if (!blocks)
+            return;
+        s->blocks = (uint32_t)n;
+        s->first = s->limit = blocks;
+        set_top(s, blocks);
+    }
+    uint64_t now = (uint64_t)(s->limit - s->first);
+    uint64_t wanted = now ? now * 2 : STACK_START / size > 2 ? STACK_START / size : 2;
+    if (wanted > s->blocks)
+        wanted = s->blocks;
+    for (unsigned pass = 0; pass < 2; pass++) {
+        uint64_t pool_left = p->bytes / POOL_SHARE > p->granted ? p->bytes / POOL_SHARE - p->granted : 0;
+        uint64_t left = THREAD_BYTES - c->granted < pool_left ? THREAD_BYTES - c->granted : pool_left;
+        uint64_t more = wanted - now < left / size ? wanted - now : left / size;
+        if (more || now || !c->granted) {
+            s->limit += more;
+            c->granted += more * size;
+            p->granted += more * size;
+            return;
+        }
+        empty(p, c);
+    }
+}
+
+/* --- allocation --- */
+
+static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)
+{
+    struct mem_stats st;
+    char want[32], whole[32], largest[32];
+    mem_stat(p, &st);
+    base_format_bytes(bytes, want, sizeof want);
+    base_format_bytes(p->bytes, whole, sizeof whole);
+    base_format_bytes(st.largest_free_bytes, largest, sizeof largest);
+    return base_fail(-ENOMEM,
+                     "no room for a buffer of %s (aligned to %llu) in the pool of %s: the largest that fits now has "
+                     "%s; free buffers, or open the node with a larger pool (WEFT_POOL)",
+                     want, (unsigned long long)align, whole, largest);
+}
+
+static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t class, uint64_t bytes,
+                                                 uint64_t *offset)
+{
+    struct mem_cache *c = cache_here(p);
+    struct stack *s = c ? &c->stack[class] : NULL;
+    struct mem_block *top = s ? top_of(s) : NULL;
+    struct mem_block block;
+
+    if (s && top != s->first) { /* another pool was used last, or an alignment was asked for */
+        block = *--top;
+        set_top(s, top);
+    } else {
+        base_spin_lock(&p->lock);
+        uint32_t got = 0;
+        if (s) {
+            grow(p, c, class);
+            uint32_t room = (uint32_t)(s->limit - s->first);
+            if (room) {
+                got = slab_take(p, class, s->first, (room + 1) / 2, room);
+                set_top(s, s->first + got - (got > 0));
+                if (got)
+                    block = s->first[got - 1];
+            }
+        }
+        if (!got)
+            got = slab_take(p, class, &block, 1, 1);
+        if (!got) {
+            /* What this thread keeps, and slabs that nobody uses, may hold the extents that are missing. */
+            cache_empty_own(p);
+            slab_trim(p);
+            got = slab_take(p, class, &block, 1, 1);
+        }
+        base_spin_unlock(&p->lock);
+        if (!got)
+            return no_room(p, bytes, 1);
+    }
+    atomic_store_explicit(block.mark, LIVE, memory_order_relaxed);
+    *offset = block.offset;
+    return 0;
+}
+
+static int alloc_large(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
+{
+    if (bytes > p->bytes)
+        return no_room(p, bytes, align);
+    uint64_t extents = (bytes + MEM_EXTENT_BYTES - 1) >> EXTENT_SHIFT;
+    uint32_t step = align > MEM_EXTENT_BYTES ? (uint32_t)(align >> EXTENT_SHIFT) : 1;
+    base_spin_lock(&p->lock);
+    uint32_t first = run_take(p, extents, step);
+    if (!first) {
+        cache_empty_own(p);
+        slab_trim(p);
+        first = run_take(p, extents, step);
+    }
+    if (first) {
+        p->kind[first] = RUN_LARGE;
+        p->extent[first].run = (uint32_t)extents;
+        p->large_bytes += extents << EXTENT_SHIFT;
+        p->large_buffers++;
+    }
+    base_spin_unlock(&p->lock);
+    if (!first)
+        return no_room(p, bytes, align);
+    *offset = (uint64_t)first << EXTENT_SHIFT;
+    return 0;
+}
+
+static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align,
+                                                 uint64_t *offset)
+{
+    if (!bytes)
+        return base_fail(-EINVAL, "a buffer of 0 bytes was asked for; the smallest has 1");
+    if (align & (align - 1) || align > MEM_ALIGN_MAX)
+        return base_fail(-EINVAL, "alignment %llu: it must be a power of two of at most %llu",
+                         (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
+    if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
+        return alloc_large(p, bytes, align, offset);
+    /* Slabs start at extents, so blocks of a multiple of the alignment are all aligned; 32 KiB always is one. */
+    uint32_t class = class_of(bytes);
+    while (p->class[class].size & (align - 1))
+        class++;
+    return alloc_small(p, class, bytes, offset);
+}
+
+int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
+{
+    if (BASE_UNLIKELY(bytes - 1 >= MEM_SMALL_MAX || align > 16 || align & (align - 1)))
+        return alloc_other(p, bytes, align, offset);
+    uint32_t class = class_of(bytes);
+    if (BASE_LIKELY(here.pool_id == p->id)) {
+        struct stack *s = &here.cache->stack[class];
+        struct mem_block *top = top_of(s);
+        if (BASE_LIKELY(top != s->first)) {
+            struct mem_block block = *--top;
+            set_top(s, top);
+            atomic_store_explicit(block.mark, LIVE, memory_order_relaxed);
+            *offset = block.offset;
+            return 0;
+        }
+    }
+    return alloc_small(p, class, bytes, offset);
+}
+
+/* --- free --- */
+
+/* Why an offset is no live buffer. It cannot be told from a buffer that another thread frees at this moment. */
+static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
+{
+    uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
+    if (e < p->heap || e >= p->extents)
+        return base_fail(-EFAULT,
+                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
+                         "allocation returned",
+                         (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT,
+                         (unsigned long long)p->bytes);
+    base_spin_lock(&p->lock);
+    if (p->kind[e] == RUN_SLAB) {
+        struct mem_slab *s = p->extent[e].slab;
+        uint32_t block = p->class[s->class].size;
+        uint64_t base = (uint64_t)s->extent << EXTENT_SHIFT;
+        uint64_t index = (offset - base) / block;
+        if (index < s->blocks &&
+            atomic_load_explicit(&s->marks[index * (block >> p->class[s->class].grain)], memory_order_relaxed)) {
+            start = base + index * block;
+            size = block;
+        }
+    } else {
+        uint32_t head = run_head_of(p, (uint32_t)e);
+        if (p->kind[head] == RUN_LARGE) {
+            start = (uint64_t)head << EXTENT_SHIFT;
+            size = (uint64_t)p->extent[head].run << EXTENT_SHIFT;
+        }
+    }
+    base_spin_unlock(&p->lock);
+    if (size)
+        return base_fail(-EINVAL,
+                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
+                         "one by its start",
+                         (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
+    return base_fail(-EALREADY,
+                     "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
+                     "allocated",
+                     (unsigned long long)offset);
+}
+
+static int free_large(struct mem_pool *p, uint64_t offset)
+{
+    uint64_t e = offset >> EXTENT_SHIFT;
+    bool live = false;
+    if (e < p->extents && (offset & (MEM_EXTENT_BYTES - 1)) == 0) {
+        base_spin_lock(&p->lock);
+        live = p->kind[e] == RUN_LARGE;
+        if (live) {
+            uint32_t run = p->extent[e].run;
+            p->large_bytes -= (uint64_t)run << EXTENT_SHIFT;
+            p->large_buffers--;
+            run_give(p, (uint32_t)e, run);
+        }
+        base_spin_unlock(&p->lock);
+    }
+    return live ? 0 : refuse(p, offset);
+}
+
+/* The mark is live; the stack is full or another pool was used last. */
+static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t class, struct mem_block block)
+{
+    atomic_store_explicit(block.mark, 0, memory_order_relaxed);
+    struct mem_cache *c = cache_here(p);
+    struct stack *s = c ? &c->stack[class] : NULL;
+    if (s && top_of(s) == s->limit) {
+        base_spin_lock(&p->lock);
+        grow(p, c, class);
+        if (top_of(s) == s->limit)
+            give_oldest(p, s, ((size_t)(s->limit - s->first) + 1) / 2);
+        base_spin_unlock(&p->lock);
+    }
+    if (s && top_of(s) != s->limit) {
+        struct mem_block *top = top_of(s);
+        *top = block;
+        set_top(s, top + 1);
+    } else {
+        base_spin_lock(&p->lock);
+        slab_put(p, block);
+        base_spin_unlock(&p->lock);
+    }
+    return 0;
+}
+
+static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
+{
+    uint64_t e = offset >> EXTENT_SHIFT;
+    return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_relaxed) : 0;
+}
+
+int mem_free(struct mem_pool *p, uint64_t offset)
+{
+    uint64_t tag = tag_of(p, offset);
+    if (!tag)
+        return free_large(p, offset);
+    mem_mark *mark = mark_at(tag, offset);
+    if (BASE_UNLIKELY(!mark || !atomic_load_explicit(mark, memory_order_relaxed)))
+        return refuse(p, offset);
+    uint32_t class = (uint32_t)(tag >> TAG_CLASS_SHIFT) & 0xff;
+    if (BASE_LIKELY(here.pool_id == p->id)) {
+        struct stack *s = &here.cache->stack[class];
+        struct mem_block *top = top_of(s);
+        if (BASE_LIKELY(top != s->limit)) {
+            atomic_store_explicit(mark, 0, memory_order_relaxed);
+            *top = (struct mem_block){.offset = offset, .mark = mark};
+            set_top(s, top + 1);
+            return 0;
+        }
+    }
+    return free_small(p, class, (struct mem_block){.offset = offset, .mark = mark});
+}
+
+uint64_t mem_size(struct mem_pool *p, uint64_t offset)
+{
+    uint64_t tag = tag_of(p, offset), size = 0;
+    if (tag) {
+        mem_mark *mark = mark_at(tag, offset);
+        if (mark && atomic_load_explicit(mark, memory_order_relaxed))
+            size = p->class[(tag >> TAG_CLASS_SHIFT) & 0xff].size;
+        return size;
+    }
+    uint64_t e = offset >> EXTENT_SHIFT;
+    if (e < p->extents && (offset & (MEM_EXTENT_BYTES - 1)) == 0) {
+        base_spin_lock(&p->lock);
+        if (p->kind[e] == RUN_LARGE)
+            size = (uint64_t)p->extent[e].run << EXTENT_SHIFT;
+        base_spin_unlock(&p->lock);
+    }
+    return size;
+}

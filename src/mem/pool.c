@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pool's range of memory: made, mapped, locked, cut in segments, and freed; and what is known of it.
+ */
+#include "mem/heap.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "weft/types.h"
+
+#define HUGE_PAGE MEM_ALIGN_MAX
+
+/* Private memory that costs only what is touched. */
+static void *reserve(uint64_t bytes)
+{
+    void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return m == MAP_FAILED ? NULL : m;
+}
+
+static int check_size(uint64_t bytes, bool huge)
+{
+    char want[32], have[32], whole[32];
+    base_format_bytes(bytes, want, sizeof want);
+    if (bytes > WEFT_MAX_POOL_BYTES)
+        return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
+                         base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
+    uint64_t available = base_memory_available();
+    if (!huge && bytes > available)
+        return base_fail(-ENOMEM,
+                         "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)",
+                         want, base_format_bytes(available, have, sizeof have),
+                         base_format_bytes(base_memory_total(), whole, sizeof whole));
+    uint64_t free_huge = base_memory_huge();
+    if (huge && bytes > free_huge)
+        return base_fail(-ENOMEM,
+                         "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
+                         "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
+                         want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
+                         (unsigned long long)(bytes / HUGE_PAGE));
+    return 0;
+}
+
+/* Map the whole of `fd` at an address aligned to 2 MiB, so that aligned offsets are aligned pointers. */
+static int map_aligned(struct mem_pool *p)
+{
+    uint64_t wide = p->bytes + HUGE_PAGE;
+    uint8_t *range = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED)
+        return base_fail(-errno, "the pool: reserving %llu bytes of addresses: %s", (unsigned long long)wide,
+                         base_strerror(errno));
+    uint8_t *base = (uint8_t *)(uintptr_t)base_round_up((uintptr_t)range, HUGE_PAGE);
+    void *got = mmap(base, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->fd, 0);
+    if (got == MAP_FAILED) {
+        int error = errno;
+        munmap(range, wide);
+        return base_fail(-error, "the pool: mapping %llu bytes: %s", (unsigned long long)p->bytes,
+                         base_strerror(error));
+    }
+    if (base > range)
+        munmap(range, (size_t)(base - range));
+    uint8_t *end = base + p->bytes;
+    if (range + wide > end)
+        munmap(end, (size_t)(range + wide - end));
+    p->base = base;
+    return 0;
+}
+
+static int prefault(struct mem_pool *p)
+{
+#if defined(MADV_POPULATE_WRITE)
+    if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
+        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s", (unsigned long long)p->bytes,
+                         base_strerror(errno));
+#endif
+    long page = sysconf(_SC_PAGESIZE);
+    for (uint64_t at = 0; at < p->bytes; at += (uint64_t)page)
+        *(volatile uint8_t *)(p->base + at) = 0;
+    return 0;
+}
+
+static int lock_pages(struct mem_pool *p)
+{
+    if (mlock(p->base, p->bytes) == 0)
+        return 0;
+    int error = errno;
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    char want[32], have[32];
+    return base_fail(-error,
+                     "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
+                     "/etc/security/limits.conf), or open the pool unlocked",
+                     base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
+                     limit.rlim_cur == RLIM_INFINITY ? "unlimited"
+                                                     : base_format_bytes(limit.rlim_cur, have, sizeof have));
+}
+
+int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
+{
+    static _Atomic uint64_t next_id = 1;
+    uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
+    uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
+    /* Look at the size before it is rounded: the largest numbers would wrap. */
+    int rc = check_size(o->bytes, o->huge);
+    if (rc)
+        return rc;
+    uint64_t bytes = base_round_up(o->bytes, unit);
+    rc = check_size(bytes, o->huge);
+    if (rc)
+        return rc;
+    if (o->heap_offset > o->bytes || bytes <= heap)
+        return base_fail(-EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
+                         (unsigned long long)o->bytes, (unsigned long long)heap,
+                         (unsigned long long)(heap + MEM_EXTENT_BYTES));
+
+    struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
+    if (!p)
+        return base_fail(-ENOMEM, "the pool: no memory for its record");
+    memset(p, 0, sizeof *p);
+    p->id = atomic_fetch_add_explicit(&next_id, 1, memory_order_relaxed);
+    p->bytes = bytes;
+    p->extents = bytes >> EXTENT_SHIFT;
+    p->heap = (uint32_t)(heap >> EXTENT_SHIFT);
+
+    p->fd = base_memory_fd("weft-pool", bytes, o->huge);
+    rc = p->fd;
+    if (rc < 0)
+        goto fail_fd;
+    rc = map_aligned(p);
+    if (rc)
+        goto fail_map;
+#if defined(MADV_HUGEPAGE)
+    /* Where the system gives shared memory huge pages on advice, big pools profit; refusal costs nothing. */
+    if (!o->huge && bytes >= 16 * HUGE_PAGE)
+        (void)madvise(p->base, bytes, MADV_HUGEPAGE);
+#endif
+    if (o->lock && (rc = lock_pages(p)))
+        goto fail_books;
+    if (o->prefault && (rc = prefault(p)))
+        goto fail_books;
+    p->extent = reserve(p->extents * sizeof *p->extent);
+    p->kind = reserve(p->extents);
+    if (!p->extent || !p->kind) {
+        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents", (unsigned long long)p->extents);
+        goto fail_books;
+    }
+    slab_init(p);
+    run_init(p);
+    *out = p;
+    return 0;
+
+fail_books:
+    if (p->extent)
+        munmap(p->extent, p->extents * sizeof *p->extent);
+    if (p->kind)
+        munmap(p->kind, p->extents);
+    munmap(p->base, p->bytes);
+fail_map:
+    close(p->fd);
+fail_fd:
+    free(p);
+    return rc;
+}
+
+void mem_pool_destroy(struct mem_pool *p)
+{
+    if (!p)
+        return;
+    cache_detach(p);
+    slab_fini(p);
+    munmap(p->kind, p->extents);
+    munmap(p->extent, p->extents * sizeof *p->extent);
+    munmap(p->base, p->bytes);
+    close(p->fd);
+    free(p);
+}
+
+void *mem_base(const struct mem_pool *p)
+{
+    return p->base;
+}
+
+uint64_t mem_bytes(const struct mem_pool *p)
+{
+    return p->bytes;
+}
+
+int mem_fd(const struct mem_pool *p)
+{
+    return p->fd;
+}
+
+void mem_stat(struct mem_pool *p, struct mem_stats *out)
+{
+    *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = mem_segments(p)};
+    base_spin_lock(&p->lock);
+    /* What a failing allocation would give back first counts as free. */
+    cache_empty_own(p);
+    slab_trim(p);
+    out->live_bytes = p->large_bytes;
+    out->live_buffers = p->large_buffers;
+    for (uint32_t i = 0; i < CLASSES; i++) {
+        uint64_t live = p->class[i].out - cache_blocks(p, i);
+        out->live_bytes += live * p->class[i].size;
+        out->live_buffers += live;
+    }
+    out->largest_free_bytes = (uint64_t)run_largest(p) << EXTENT_SHIFT;
+    for (uint32_t i = CLASSES; i-- > 0 && !out->largest_free_bytes;) {
+        if (p->class[i].slabs)
+            out->largest_free_bytes = p->class[i].size;
+    }
+    base_spin_unlock(&p->lock);
+}
+
+uint32_t mem_segments(const struct mem_pool *p)
+{
+    return (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES);
+}
+
+struct mem_segment mem_segment_at(const struct mem_pool *p, uint32_t index)
+{
+    uint64_t offset = index * MEM_SEGMENT_BYTES;
+    if (offset >= p->bytes)
+        return (struct mem_segment){0};
+    uint64_t left = p->bytes - offset;
+    return (struct mem_segment){.offset = offset, .bytes = left < MEM_SEGMENT_BYTES ? left : MEM_SEGMENT_BYTES};
+}
