@@ -25,6 +25,7 @@ typedef struct weft_kernel {
     const char *name;   /* as given to `weft map --kernel NAME[:ARG]` */
     const char *help;   /* one line */
     bool takes_arg;     /* NAME:ARG */
+    bool whole_lines;   /* right only for pieces that end at line ends; other cuts are refused */
     /* One piece. Runs on any node and thread; must not keep state. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
     /* Optional: pieces' outputs are not printed but folded, in input order, into `state` (state_bytes, zero at

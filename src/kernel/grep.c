@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The lines that contain a text, as `LC_ALL=C grep -aF TEXT` prints them. The text is searched in the whole span,
+ * and lines are only looked for around what was found.
+ */
+#include "kernel/kernel.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Candidates are the places where both the first and the last byte of the text stand: two loads and two compares
+ * for 32 places, whatever the text is. */
+__attribute__((target("avx2"))) static const uint8_t *find_avx2(const uint8_t *hay, size_t len, const uint8_t *text,
+                                                                size_t n)
+{
+    const __m256i first = _mm256_set1_epi8((char)text[0]), last = _mm256_set1_epi8((char)text[n - 1]);
+    size_t i = 0;
+    for (; i + n - 1 + 32 <= len; i += 32) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(hay + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(hay + i + n - 1));
+        uint32_t hits = (uint32_t)_mm256_movemask_epi8(
+            _mm256_and_si256(_mm256_cmpeq_epi8(a, first), _mm256_cmpeq_epi8(b, last)));
+        for (; hits; hits &= hits - 1) {
+            const uint8_t *at = hay + i + __builtin_ctz(hits);
+            if (n <= 2 || memcmp(at + 1, text + 1, n - 2) == 0)
+                return at;
+        }
+    }
+    return memmem(hay + i, len - i, text, n);
+}
+#endif
+
+static const uint8_t *find(const uint8_t *hay, size_t len, const uint8_t *text, size_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2"))
+        return find_avx2(hay, len, text, n);
+#endif
+    return memmem(hay, len, text, n);
+}
+
+static int run(const weft_span *in, const char *arg, weft_out *out)
+{
+    const uint8_t *text = (const uint8_t *)arg;
+    size_t n = arg ? strlen(arg) : 0;
+    if (n == 0)
+        return base_fail(-EINVAL, "kernel grep: no text to look for; give one, as in grep:TEXT");
+    if (memchr(text, '\n', n))
+        return base_fail(-EINVAL, "kernel grep: the text has a newline, which no line contains");
+    const uint8_t *p = in->bytes, *end = p + in->len, *hit;
+    while (p < end && (hit = find(p, (size_t)(end - p), text, n))) {
+        const uint8_t *line = hit;
+        while (line > p && line[-1] != '\n')
+            line--;
+        const uint8_t *newline = memchr(hit, '\n', (size_t)(end - hit));
+        const uint8_t *next = newline ? newline + 1 : end;
+        int rc = weft_out_write(out, line, (size_t)(next - line));
+        if (!rc && !newline)
+            rc = weft_out_write(out, "\n", 1);
+        if (rc)
+            return rc;
+        p = next;
+    }
+    return 0;
+}
+
+const weft_kernel kernel_grep = {
+    .name = "grep",
+    .help = "the lines that contain TEXT, as grep -F prints them",
+    .takes_arg = true,
+    .whole_lines = true,
+    .run = run,
+};

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The XXH64 hash of each piece.
+ */
+#include "kernel/kernel.h"
+
+#include <stdio.h>
+#include <xxhash.h>
+
+static int run(const weft_span *in, const char *arg, weft_out *out)
+{
+    (void)arg;
+    char line[80];
+    int n = snprintf(line, sizeof line, "%llu %zu %016llx\n", (unsigned long long)in->offset, in->len,
+                     (unsigned long long)XXH64(in->bytes, in->len, 0));
+    return weft_out_write(out, line, (size_t)n);
+}
+
+const weft_kernel kernel_xxh64 = {
+    .name = "xxh64",
+    .help = "the XXH64 hash of each piece: 'offset length hash'",
+    .run = run,
+};
