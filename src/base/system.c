@@ -18,6 +18,7 @@
 #include <linux/futex.h>
 #include <linux/memfd.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #elif defined(__APPLE__)
 #include <sys/random.h>
@@ -149,9 +150,31 @@ uint64_t base_memory_available(void)
     return available;
 }
 
+<<<<<<< HEAD
 uint64_t base_memory_huge(void)
 {
     return file_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0) << 21;
+=======
+int base_peer_identity(int fd, unsigned *uid, int *pid)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len))
+        return -errno;
+    *uid = who.uid;
+    *pid = who.pid;
+    return 0;
+}
+
+int base_watch_process(int pid)
+{
+#if defined(SYS_pidfd_open)
+    if (pid > 0)
+        return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by itself */
+#endif
+    (void)pid;
+    return -1;
+>>>>>>> 24db96f (fabric over shm, joining, sync: the operations, messages, waiting, death, barrier, lock)
 }
 
 void base_host_id(uint8_t id[16])
@@ -263,11 +286,31 @@ uint64_t base_memory_available(void)
     return base_memory_total() / 4 * 3;
 }
 
+<<<<<<< HEAD
 uint64_t base_memory_huge(void)
 {
     return 0;
 }
 
+=======
+int base_peer_identity(int fd, unsigned *uid, int *pid)
+{
+    uid_t u;
+    gid_t g;
+    if (getpeereid(fd, &u, &g))
+        return -errno;
+    *uid = u;
+    *pid = 0;
+    return 0;
+}
+
+int base_watch_process(int pid)
+{
+    (void)pid;
+    return -1;
+}
+
+>>>>>>> 24db96f (fabric over shm, joining, sync: the operations, messages, waiting, death, barrier, lock)
 void base_host_id(uint8_t id[16])
 {
     memset(id, 0, 16);

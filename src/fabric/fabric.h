@@ -58,7 +58,9 @@ struct fab_transport {
     /* Both sides call it, over their side connection; blocks until `deadline`. */
     int (*connect)(struct weft *w, struct fab_link *l, int side_fd, const void *card, int card_len,
                    int64_t deadline);
-    void (*disconnect)(struct weft *w, struct fab_link *l); /* the peer is gone: fail what is pending */
+    bool (*broken)(struct weft *w, struct fab_link *l);     /* the peer misbehaves: it is to be given up */
+    void (*last_words)(struct weft *w, struct fab_link *l); /* the peer is gone: deliver what it had sent */
+    void (*disconnect)(struct weft *w, struct fab_link *l); /* then fail what is pending */
     void (*release)(struct weft *w, struct fab_link *l);    /* at close: nobody uses the link any more */
 
     int (*put)(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
@@ -72,7 +74,7 @@ struct fab_transport {
     bool (*flushed)(struct weft *w, struct fab_link *l); /* asked while waiting in weft_flush() */
     void (*fence)(struct weft *w, struct fab_link *l);
     int (*progress)(struct weft *w);   /* under w->progress; events handled */
-    bool (*idle)(struct weft *w);      /* nothing to handle, looked at after announcing sleep */
+    bool (*idle)(struct weft *w);      /* nothing to handle: looked at after announcing sleep */
     void *(*pointer)(struct weft *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
     void (*wake)(struct weft *w, struct fab_link *l);
@@ -91,6 +93,7 @@ struct fab_link {
     int pid_fd;        /* the peer's process, where the system has it; else -1 */
     char host[64];     /* for messages */
     int pid;           /* for messages */
+    bool goodbye;      /* the peer has said that it leaves; the progress thread's */
 };
 
 /* Hooks of the rooms above, called in the order installed. */
@@ -99,7 +102,7 @@ struct fab_hook {
     /* Periodic upkeep on the progress thread; returns ns until it wants to be called again, INT64_MAX for never.
      * fab_kick() makes it ask again. */
     int64_t (*tick)(struct weft *w, int64_t now_ns, void *arg);
-    void (*close)(struct weft *w, void *arg); /* in weft_close(), links still up */
+    void (*close)(struct weft *w, void *arg); /* at the end: no thread of weft's runs any more; free what you have */
     void *arg;
 };
 #define FAB_HOOKS_MAX 16u
@@ -146,6 +149,8 @@ struct weft {
 
     pthread_t thread; /* the progress thread */
     bool thread_started;
+    _Atomic bool lazy;        /* the program polls by itself: the progress thread only looks in now and then */
+    _Atomic uint64_t polls;   /* weft_progress() calls and spinning waits, to tell that */
     _Atomic bool stopping;
     int wake_fd[2]; /* local kicks for the progress thread */
 
@@ -167,9 +172,22 @@ void fab_destroy(struct weft *w); /* after fab_stop() */
 int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
-bool fab_in_handler(void); /* is this thread inside a handler or hook? waiting is refused then */
+/* Mark an op pending, before a transport may complete it. */
+static inline void fab_pending(weft_op *op, uint32_t node)
+{
+    op->node = node;
+    __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
+}
+/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
+int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op);
 int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
 int fab_hook(struct weft *w, const struct fab_hook *hook);
+void fab_run_close(struct weft *w); /* the close hooks, last installed first */
+
+/* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
+void fab_last_words(struct weft *w, struct fab_link *l);
+void fab_run_gone(struct weft *w, uint32_t node, bool died);
 
 /* --- peer.c: liveness --- */
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
@@ -177,6 +195,13 @@ void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
 bool fab_alive(const struct weft *w, uint32_t node);
 
 /* --- progress.c --- */
+/* Is this thread inside a handler or hook? Waiting is refused then. */
+bool fab_in_handler(void);
+/* Deliver messages if nobody else does just now; events handled. */
+int fab_progress(struct weft *w);
+/* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
+bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
+                 const void *payload, size_t payload_len);
 int fab_start(struct weft *w); /* the progress thread; links are connected */
 void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
 void fab_kick(struct weft *w); /* wake the progress thread of this node */

@@ -1,0 +1,564 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joining: the nodes meet at node 0, exchange cards, and then every pair opens its side connection, over which the
+ * transport connects. See wire.h for the messages.
+ */
+#include "cluster/cluster.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cluster/wire.h"
+#include "fabric/fabric.h"
+
+#define ANSWER_GRACE    (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
+#define STRANGER_WAIT   (1 * WEFT_SECOND) /* for a side connection to say who it is */
+#define PENDING_MAX     (2u * WEFT_MAX_NODES)
+
+struct join {
+    struct weft *w;
+    const struct cluster_settings *settings;
+    int64_t deadline;
+    uint8_t key[32]; /* from the secret */
+    uint8_t session[WIRE_NONCE];
+    struct wire_card *cards; /* [size] */
+    int side_listener;
+    char side_address[WIRE_ADDRESS];
+};
+
+/* --- MACs --- */
+
+static void mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, const void *a, size_t a_len,
+                const void *b, size_t b_len, const void *c, size_t c_len)
+{
+    crypto_generichash_state st;
+    crypto_generichash_init(&st, key, 32, WIRE_MAC);
+    crypto_generichash_update(&st, (const uint8_t *)what, strlen(what) + 1);
+    crypto_generichash_update(&st, a, a_len);
+    crypto_generichash_update(&st, b, b_len);
+    crypto_generichash_update(&st, c, c_len);
+    crypto_generichash_final(&st, out, WIRE_MAC);
+}
+
+static void proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
+                      const struct wire_challenge *challenge, const struct wire_card *card)
+{
+    mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
+}
+
+static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
+                       const struct wire_answer *answer, const struct wire_card *cards)
+{
+    struct wire_answer plain = *answer;
+    memset(plain.mac, 0, sizeof plain.mac);
+    mac(out, j->key, "weft answer", hello, sizeof *hello, &plain, sizeof plain, cards, plain.count * sizeof *cards);
+}
+
+static void token_make(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to)
+{
+    memset(t, 0, sizeof *t);
+    t->magic = WIRE_MAGIC;
+    t->from = from;
+    t->to = to;
+    uint32_t pair[2] = {from, to};
+    mac(t->mac, j->key, "weft token", j->session, sizeof j->session, pair, sizeof pair, NULL, 0);
+}
+
+/* --- whole messages, with a deadline --- */
+
+static int wait_for(int fd, short events, int64_t deadline)
+{
+    for (;;) {
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            return -ETIMEDOUT;
+        struct pollfd p = {.fd = fd, .events = events};
+        int64_t ms = left / 1000000 + 1;
+        int n = poll(&p, 1, ms > 1000 ? 1000 : (int)ms);
+        if (n > 0)
+            return 0;
+        if (n < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+static int read_whole(int fd, void *buf, size_t len, int64_t deadline)
+{
+    uint8_t *p = buf;
+    while (len) {
+        int rc = wait_for(fd, POLLIN, deadline);
+        if (rc)
+            return rc;
+        ssize_t n = recv(fd, p, len, MSG_DONTWAIT);
+        if (n == 0)
+            return -ECONNRESET;
+        if (n < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)
+            return -errno;
+        if (n > 0) {
+            p += n;
+            len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+static int write_whole(int fd, const void *buf, size_t len, int64_t deadline)
+{
+    const uint8_t *p = buf;
+    while (len) {
+        ssize_t n = send(fd, p, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0) {
+            p += n;
+            len -= (size_t)n;
+            continue;
+        }
+        if (n < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)
+            return -errno;
+        int rc = wait_for(fd, POLLOUT, deadline);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* On a Unix socket, only the same user (or root) may talk to us at all. */
+static bool user_allowed(int fd, int *pid)
+{
+    unsigned uid;
+    *pid = 0;
+    if (base_peer_identity(fd, &uid, pid))
+        return true; /* not a Unix socket: the secret decides */
+    return uid == geteuid() || uid == 0;
+}
+
+/* --- cards --- */
+
+static void card_make(struct wire_card *c, const struct join *j)
+{
+    memset(c, 0, sizeof *c);
+    c->rank = j->w->rank;
+    c->pid = (uint32_t)getpid();
+    c->pool_bytes = j->w->pool_bytes;
+    memcpy(c->host_id, j->w->host_id, sizeof c->host_id);
+    if (gethostname(c->host, sizeof c->host - 1))
+        snprintf(c->host, sizeof c->host, "?");
+    memcpy(c->side, j->side_address, strnlen(j->side_address, sizeof c->side - 1));
+}
+
+static bool card_ok(const struct wire_card *c, uint32_t rank)
+{
+    return c->rank == rank && memchr(c->host, 0, sizeof c->host) && memchr(c->side, 0, sizeof c->side) &&
+           c->side[0] && c->pool_bytes <= WEFT_MAX_POOL_BYTES;
+}
+
+/* "1, 3 and 4" of the nodes without a card. */
+static void name_missing(const struct join *j, char *text, size_t room)
+{
+    uint32_t size = j->w->size, missing = 0, named = 0;
+    for (uint32_t i = 0; i < size; i++)
+        missing += !j->cards[i].side[0];
+    size_t at = (size_t)snprintf(text, room, missing == 1 ? "node" : "nodes");
+    for (uint32_t i = 0; i < size && named < 16 && at < room; i++) {
+        if (j->cards[i].side[0])
+            continue;
+        named++;
+        at += (size_t)snprintf(text + at, room - at, "%s %u", named == 1 ? "" : named == missing ? " and" : ",", i);
+    }
+    if (named < missing && at < room)
+        snprintf(text + at, room - at, " and %u more", missing - named);
+}
+
+/* --- node 0 --- */
+
+enum stage { WAIT_HELLO, WAIT_PROOF, SEATED };
+
+struct guest {
+    int fd;
+    enum stage stage;
+    size_t got; /* bytes of the current message */
+    struct wire_hello hello;
+    struct wire_challenge challenge;
+    struct wire_proof proof;
+};
+
+static void answer_send(const struct join *j, const struct guest *g, struct wire_answer *a)
+{
+    memcpy(a->session, j->session, sizeof a->session);
+    answer_mac(a->mac, j, &g->hello, a, j->cards);
+    int64_t deadline = base_deadline(ANSWER_GRACE);
+    if (write_whole(g->fd, a, sizeof *a, deadline) == 0 && a->count)
+        (void)write_whole(g->fd, j->cards, a->count * sizeof *j->cards, deadline); /* it will see us gone */
+}
+
+static void refuse(const struct join *j, const struct guest *g, int error, const char *text)
+{
+    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
+    snprintf(a.text, sizeof a.text, "%s", text);
+    answer_send(j, g, &a);
+}
+
+/* A proof has come whole. False: close the connection. */
+static bool admit(struct join *j, struct guest *g)
+{
+    uint8_t right[WIRE_MAC];
+    proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
+    if (sodium_memcmp(right, g->proof.mac, WIRE_MAC))
+        return false; /* not a word to strangers */
+    char text[WIRE_TEXT];
+    uint32_t rank = g->hello.rank, size = j->w->size;
+    if (g->hello.size != size) {
+        snprintf(text, sizeof text, "this node was told that the cluster has %u nodes, node 0 that it has %u", g->hello.size,
+                 size);
+    } else if (rank == 0 || rank >= size || !card_ok(&g->proof.card, rank)) {
+        snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
+    } else if (j->cards[rank].side[0]) {
+        snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid,
+                 j->cards[rank].host);
+    } else {
+        j->cards[rank] = g->proof.card;
+        g->stage = SEATED;
+        return true;
+    }
+    refuse(j, g, EINVAL, text);
+    return false;
+}
+
+/* Take what has come. False: close. */
+static bool hear(struct join *j, struct guest *g)
+{
+    void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
+    size_t want = g->stage == WAIT_HELLO ? sizeof g->hello : sizeof g->proof;
+    if (g->stage == SEATED) {
+        char byte;
+        ssize_t n = recv(g->fd, &byte, 1, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return true;
+        j->cards[g->hello.rank].side[0] = '\0'; /* it has gone again: its seat is free */
+        return false;
+    }
+    ssize_t n = recv(g->fd, (uint8_t *)into + g->got, want - g->got, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return true;
+    if (n <= 0)
+        return false;
+    g->got += (size_t)n;
+    if (g->got < want)
+        return true;
+    g->got = 0;
+    if (g->stage == WAIT_PROOF)
+        return admit(j, g);
+    if (g->hello.magic != WIRE_MAGIC)
+        return false;
+    g->challenge.magic = WIRE_MAGIC;
+    if (base_random(g->challenge.nonce, sizeof g->challenge.nonce))
+        return false;
+    g->stage = WAIT_PROOF;
+    return write_whole(g->fd, &g->challenge, sizeof g->challenge, base_deadline(STRANGER_WAIT)) == 0;
+}
+
+static uint32_t seated(const struct join *j)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j->w->size; i++)
+        n += j->cards[i].side[0] != 0;
+    return n;
+}
+
+static int coordinate(struct join *j)
+{
+    uint32_t guests = 0;
+    char bound[256];
+    int rc, listener = cluster_listen(j->settings->coord, bound, sizeof bound);
+    if (listener < 0)
+        return base_context(listener, "node 0 cannot listen for the others");
+    struct guest *g = calloc(PENDING_MAX, sizeof *g);
+    struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
+    if (!g || !fds) {
+        rc = base_fail(-ENOMEM, "no memory for the nodes that join");
+        goto out;
+    }
+    base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
+    card_make(&j->cards[0], j);
+    while (seated(j) < j->w->size) {
+        int64_t left = j->deadline - base_now_ns();
+        if (left <= 0) {
+            char missing[256], text[WIRE_TEXT];
+            name_missing(j, missing, sizeof missing);
+            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s (WEFT_JOIN_TIMEOUT)", missing,
+                     j->w->size, bound, (double)j->settings->join_timeout_ns / 1e9);
+            for (uint32_t i = 0; i < guests; i++)
+                if (g[i].stage == SEATED)
+                    refuse(j, &g[i], ETIMEDOUT, text);
+            rc = base_fail(-ETIMEDOUT, "%s", text);
+            goto out;
+        }
+        fds[0] = (struct pollfd){.fd = guests < PENDING_MAX ? listener : -1, .events = POLLIN};
+        for (uint32_t i = 0; i < guests; i++)
+            fds[1 + i] = (struct pollfd){.fd = g[i].fd, .events = POLLIN};
+        int64_t ms = left / 1000000 + 1;
+        if (poll(fds, guests + 1, ms > 1000 ? 1000 : (int)ms) <= 0)
+            continue;
+        for (uint32_t i = guests; i-- > 0;) {
+            if (!fds[1 + i].revents || hear(j, &g[i]))
+                continue;
+            close(g[i].fd);
+            g[i] = g[--guests]; /* the last one was looked at already */
+        }
+        if (fds[0].revents) {
+            int pid, fd = accept(listener, NULL, NULL);
+            if (fd >= 0 && user_allowed(fd, &pid)) {
+                fcntl(fd, F_SETFD, FD_CLOEXEC);
+                g[guests++] = (struct guest){.fd = fd};
+            } else if (fd >= 0) {
+                close(fd);
+            }
+        }
+    }
+    rc = base_random(j->session, sizeof j->session);
+    for (uint32_t i = 0; i < guests && rc == 0; i++) {
+        struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_TABLE, .count = j->w->size};
+        if (g[i].stage == SEATED)
+            answer_send(j, &g[i], &a);
+    }
+out:
+    for (uint32_t i = 0; i < guests; i++)
+        close(g[i].fd);
+    free(g);
+    free(fds);
+    close(listener);
+    if (strncmp(bound, "unix:", 5) == 0 && bound[5] != '@')
+        unlink(bound + 5);
+    return rc;
+}
+
+/* --- the others --- */
+
+static int attend(struct join *j)
+{
+    struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
+    struct wire_challenge challenge;
+    struct wire_proof proof;
+    struct wire_answer answer;
+    uint8_t right[WIRE_MAC];
+    const char *coord = j->settings->coord;
+    memset(&proof, 0, sizeof proof);
+    int rc, fd = cluster_connect(coord, j->deadline);
+    if (fd < 0)
+        return base_context(fd, "node 0 has not come");
+    rc = base_random(hello.nonce, sizeof hello.nonce);
+    if (!rc)
+        rc = write_whole(fd, &hello, sizeof hello, j->deadline);
+    if (!rc)
+        rc = read_whole(fd, &challenge, sizeof challenge, j->deadline);
+    if (!rc && challenge.magic != WIRE_MAGIC)
+        rc = -EPROTO;
+    if (rc) {
+        base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
+        goto out;
+    }
+    card_make(&proof.card, j);
+    proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
+    rc = write_whole(fd, &proof, sizeof proof, j->deadline);
+    if (!rc)
+        rc = read_whole(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
+    if (rc == -ECONNRESET || rc == -EPIPE) {
+        rc = base_fail(-EACCES, "node 0 at %s closed the connection: the cluster secret is wrong or missing here or there "
+                                "(WEFT_SECRET_FILE), or it ended", coord);
+        goto out;
+    }
+    if (rc) {
+        base_fail(rc, "no answer from node 0 at %s: %s", coord, base_strerror(rc));
+        goto out;
+    }
+    bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
+    if (!table && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
+        rc = base_fail(-EPROTO, "node 0 at %s sent an answer that makes no sense", coord);
+        goto out;
+    }
+    if (table) {
+        rc = read_whole(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
+        if (rc) {
+            base_fail(rc, "the table of nodes from node 0 at %s broke off: %s", coord, base_strerror(rc));
+            goto out;
+        }
+    }
+    answer_mac(right, j, &hello, &answer, j->cards);
+    if (sodium_memcmp(right, answer.mac, WIRE_MAC)) {
+        rc = base_fail(-EACCES, "node 0 at %s does not know the cluster secret", coord);
+        goto out;
+    }
+    if (!table) {
+        answer.text[sizeof answer.text - 1] = '\0';
+        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 says: %s", answer.text);
+        goto out;
+    }
+    memcpy(j->session, answer.session, sizeof j->session);
+    for (uint32_t i = 0; i < j->w->size && !rc; i++)
+        if (!card_ok(&j->cards[i], i))
+            rc = base_fail(-EPROTO, "node 0 at %s sent a card for node %u that makes no sense", coord, i);
+out:
+    close(fd);
+    return rc;
+}
+
+/* --- pairs --- */
+
+static int pair_up(struct join *j, uint32_t node, int fd, int pid)
+{
+    struct fab_link *l = &j->w->links[node];
+    const struct wire_card *c = &j->cards[node];
+    l->side_fd = fd;
+    l->pid = (int)c->pid;
+    memcpy(l->host, c->host, sizeof l->host);
+    /* The pid that the kernel names, not the one on the card: it is right in our namespace. */
+    l->pid_fd = base_watch_process(pid);
+    int rc = fab_shm.connect(j->w, l, fd, NULL, 0, j->deadline);
+    if (!rc)
+        atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
+    return rc;
+}
+
+static int call(struct join *j, uint32_t node)
+{
+    struct wire_token mine, theirs, right;
+    int pid, fd = cluster_connect(j->cards[node].side, j->deadline);
+    if (fd < 0)
+        return base_context(fd, "side connection to node %u", node);
+    token_make(&mine, j, j->w->rank, node);
+    token_make(&right, j, node, j->w->rank);
+    int rc = user_allowed(fd, &pid) ? write_whole(fd, &mine, sizeof mine, j->deadline) : -EACCES;
+    if (!rc)
+        rc = read_whole(fd, &theirs, sizeof theirs, j->deadline);
+    if (!rc && sodium_memcmp(&theirs, &right, sizeof right))
+        rc = -EACCES;
+    if (rc) {
+        close(fd);
+        return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host,
+                         base_strerror(rc));
+    }
+    return pair_up(j, node, fd, pid);
+}
+
+/* Take one side connection; *node stays as it is when it was a stranger's. */
+static int answer_call(struct join *j, uint32_t *node)
+{
+    struct wire_token t, right;
+    int rc = wait_for(j->side_listener, POLLIN, j->deadline);
+    if (rc)
+        return rc;
+    int pid, fd = accept(j->side_listener, NULL, NULL);
+    if (fd < 0)
+        return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED ? 0 : -errno;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    bool good = user_allowed(fd, &pid) && read_whole(fd, &t, sizeof t, base_deadline(STRANGER_WAIT)) == 0 &&
+                t.from > j->w->rank && t.from < j->w->size && !j->w->links[t.from].transport;
+    if (good) {
+        token_make(&right, j, t.from, j->w->rank);
+        good = sodium_memcmp(&t, &right, sizeof t) == 0;
+    }
+    if (!good) {
+        base_log(BASE_LOG_INFO, "refused a side connection that is not of this cluster");
+        close(fd);
+        return 0;
+    }
+    token_make(&right, j, j->w->rank, t.from);
+    rc = write_whole(fd, &right, sizeof right, j->deadline);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    *node = t.from;
+    return pair_up(j, t.from, fd, pid);
+}
+
+/* Calls go to the lower numbers, so no two nodes wait for each other in a circle. */
+static int connect_pairs(struct join *j)
+{
+    struct weft *w = j->w;
+    for (uint32_t i = 0; i < w->size; i++) {
+        if (i == w->rank)
+            continue;
+        if (!fab_shm.reaches(w, j->cards[i].host_id))
+            return base_fail(-EHOSTUNREACH, "node %u is on %s and this node is not: shm, the only transport of this build, "
+                                            "reaches only nodes of one host (and container)", i, j->cards[i].host);
+        w->size_here++;
+    }
+    for (uint32_t i = 0; i < w->rank; i++) {
+        int rc = call(j, i);
+        if (rc)
+            return rc;
+    }
+    for (uint32_t left = w->size - 1 - w->rank; left > 0;) {
+        uint32_t node = w->size;
+        int rc = answer_call(j, &node);
+        if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE) {
+            for (uint32_t i = w->rank + 1; i < w->size; i++)
+                if (!fab_alive(w, i))
+                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
+                                     j->cards[i].pid, j->cards[i].host);
+        }
+        if (rc)
+            return rc;
+        left -= node < w->size;
+    }
+    return 0;
+}
+
+static int listen_side(struct join *j)
+{
+    uint64_t r[2];
+    int rc = base_random(r, sizeof r);
+    if (rc)
+        return rc;
+    char address[WIRE_ADDRESS];
+#if defined(__linux__)
+    snprintf(address, sizeof address, "unix:@weft-side-%016llx%016llx", (unsigned long long)r[0], (unsigned long long)r[1]);
+#else
+    snprintf(address, sizeof address, "unix:/tmp/weft-side-%016llx", (unsigned long long)r[0]);
+#endif
+    j->side_listener = cluster_listen(address, j->side_address, sizeof j->side_address);
+    return j->side_listener < 0 ? j->side_listener : 0;
+}
+
+int cluster_join(struct weft *w, const struct cluster_settings *s)
+{
+    struct join j = {.w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .side_listener = -1};
+    if (sodium_init() < 0)
+        return base_fail(-EIO, "libsodium does not start");
+    base_host_id(w->host_id);
+    struct fab_link *self = &w->links[w->rank];
+    self->pid = (int)getpid();
+    int rc = fab_shm.connect(w, self, -1, NULL, 0, j.deadline);
+    if (rc)
+        return rc;
+    atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);
+    if (w->size == 1)
+        return 0;
+    j.cards = calloc(w->size, sizeof *j.cards);
+    if (!j.cards)
+        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", w->size);
+    static const char no_secret[] = "weft without a secret";
+    crypto_generichash(j.key, sizeof j.key, s->secret ? s->secret : (const uint8_t *)no_secret,
+                       s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
+    rc = listen_side(&j);
+    if (!rc)
+        rc = w->rank == 0 ? coordinate(&j) : attend(&j);
+    if (!rc)
+        rc = connect_pairs(&j);
+    if (!rc)
+        w->oversubscribed = w->size_here > base_cpus();
+    if (j.side_listener >= 0) {
+        close(j.side_listener);
+        if (strncmp(j.side_address, "unix:", 5) == 0 && j.side_address[5] != '@')
+            unlink(j.side_address + 5);
+    }
+    sodium_memzero(j.key, sizeof j.key);
+    free(j.cards);
+    return rc;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Membership for the program: its callbacks on change.
+ */
+#include "fabric/fabric.h"
+
+#include <stdlib.h>
+
+struct listener {
+    weft_member_fn fn;
+    void *arg;
+};
+
+static void tell(struct weft *w, uint32_t node, bool died, void *arg)
+{
+    struct listener *l = arg;
+    l->fn(w, weft_epoch(w), node, died, l->arg);
+}
+
+static void forget(struct weft *w, void *arg)
+{
+    (void)w;
+    free(arg);
+}
+
+int weft_on_change(weft *w, weft_member_fn fn, void *arg)
+{
+    if (!fn)
+        return base_fail(-EINVAL, "weft_on_change: no function given");
+    struct listener *l = malloc(sizeof *l);
+    if (!l)
+        return base_fail(-ENOMEM, "no memory for a membership callback");
+    *l = (struct listener){fn, arg};
+    int rc = fab_hook(w, &(struct fab_hook){.gone = tell, .close = forget, .arg = l});
+    if (rc)
+        free(l);
+    return rc;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What nodes say to each other while joining. All messages have a fixed size, integers are little-endian, text is
+ * zero-terminated inside its field. Whoever reads one checks every field before using it.
+ *
+ *   node k                          node 0 (the coordinator)
+ *     hello  -------------------------->
+ *     <------------------------ challenge
+ *     proof (card, MAC) --------------->      wrong MAC: closed without a word
+ *     <------------- answer: table of cards, MAC; or a sentence
+ *
+ * then every pair, over the side connection that stays open: token there, token back. The MACs are keyed with the
+ * cluster secret (no secret: with a constant, so that a node with one and a node without do not meet).
+ */
+#ifndef WEFT_WIRE_H
+#define WEFT_WIRE_H
+
+#include <stdint.h>
+
+#include "weft/types.h"
+
+#define WIRE_MAGIC   UINT64_C(0x7765667430303031) /* "weft0001": raised when a message changes */
+#define WIRE_NONCE   32
+#define WIRE_MAC     32
+#define WIRE_ADDRESS 108
+#define WIRE_TEXT    512
+
+struct wire_hello {
+    uint64_t magic;
+    uint32_t rank, size;
+    uint8_t nonce[WIRE_NONCE];
+};
+
+struct wire_challenge {
+    uint64_t magic;
+    uint8_t nonce[WIRE_NONCE];
+};
+
+struct wire_card {
+    uint64_t pool_bytes;
+    uint32_t rank, pid;
+    uint8_t host_id[16];
+    char host[64];
+    char side[WIRE_ADDRESS]; /* where it takes side connections */
+    uint32_t reserved;
+};
+
+struct wire_proof {
+    struct wire_card card;
+    uint8_t mac[WIRE_MAC];
+};
+
+enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2 };
+
+struct wire_answer {
+    uint64_t magic;
+    uint32_t kind, count; /* WIRE_TABLE: `count` cards follow */
+    int32_t error;        /* WIRE_REFUSED: errno and sentence */
+    uint32_t reserved;
+    char text[WIRE_TEXT];
+    uint8_t session[WIRE_NONCE]; /* new at every start of the cluster */
+    uint8_t mac[WIRE_MAC];       /* over everything else, the cards included */
+};
+
+struct wire_token {
+    uint64_t magic;
+    uint32_t from, to;
+    uint8_t mac[WIRE_MAC];
+};
+
+#endif

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The operations: check the address, choose the link, hand over to its transport.
+ */
+#include "fabric/fabric.h"
+
+static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
+{
+    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
+    unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
+    if (node >= w->size)
+        return base_fail(-EFAULT, "address %#llx: node %u does not exist; the cluster has nodes 0 to %u", a, node,
+                         w->size - 1);
+    int state = atomic_load_explicit(&w->links[node].state, memory_order_acquire);
+    if (state != FAB_ALIVE)
+        return base_fail(-ECONNRESET, "node %u %s", node,
+                         state == FAB_LEFT ? "has left the cluster" : state == FAB_DEAD ? "is dead" : "is not connected");
+    if (space != 0)
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u", a, node, space);
+    if (addr == WEFT_NULL)
+        return base_fail(-EFAULT, "the address is null");
+    return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a,
+                     n, offset, node, (unsigned long long)w->links[node].pool_bytes);
+}
+
+int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
+{
+    uint32_t node = weft_gaddr_node(addr);
+    uint64_t offset = weft_gaddr_offset(addr);
+    if (BASE_UNLIKELY(node >= w->size || weft_gaddr_space(addr) != 0))
+        return refuse(w, addr, bytes);
+    struct fab_link *l = &w->links[node];
+    if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < FAB_NULL_BYTES ||
+                      offset > l->pool_bytes || bytes > l->pool_bytes - offset))
+        return refuse(w, addr, bytes);
+    *link = l;
+    return 0;
+}
+
+void fab_complete(weft_op *op, int status)
+{
+    /* release: pairs with the acquire in weft_test(); what the operation wrote comes before */
+    if (op)
+        __atomic_store_n(&op->status, status, __ATOMIC_RELEASE);
+}
+
+int weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+{
+    struct fab_link *l;
+    int rc = fab_resolve(w, dst, len, &l);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    return l->transport->put(w, l, weft_gaddr_offset(dst), src, len, op);
+}
+
+int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
+{
+    struct fab_link *l;
+    int rc = fab_resolve(w, src, len, &l);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    return l->transport->get(w, l, dst, weft_gaddr_offset(src), len, op);
+}
+
+static inline int atomic_op(weft *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old,
+                            weft_op *op)
+{
+    struct fab_link *l;
+    int rc = fab_resolve(w, word, 8, &l);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    if (BASE_UNLIKELY(word & 7))
+        return base_fail(-EINVAL, "atomic at %#llx: the word must be aligned to 8 bytes", (unsigned long long)word);
+    return l->transport->atomic(w, l, kind, weft_gaddr_offset(word), a, b, old, op);
+}
+
+int weft_fetch_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op)
+{
+    return atomic_op(w, FAB_ADD, word, add, 0, old, op);
+}
+
+int weft_compare_swap(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op)
+{
+    return atomic_op(w, FAB_CAS, word, expected, desired, old, op);
+}
+
+int weft_swap(weft *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op)
+{
+    return atomic_op(w, FAB_SWAP, word, value, 0, old, op);
+}
+
+int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
+{
+    struct fab_link *l;
+    int rc = fab_resolve(w, signal, 8, &l);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    if (BASE_UNLIKELY(signal & 7))
+        return base_fail(-EINVAL, "signal at %#llx: the word must be aligned to 8 bytes", (unsigned long long)signal);
+    uint64_t to = 0;
+    if (len) {
+        rc = fab_resolve(w, dst, len, &l);
+        if (BASE_UNLIKELY(rc))
+            return rc;
+        if (BASE_UNLIKELY(weft_gaddr_node(dst) != weft_gaddr_node(signal)))
+            return base_fail(-EINVAL, "put_signal: the bytes go to node %u and the signal to node %u; it must be one node",
+                             weft_gaddr_node(dst), weft_gaddr_node(signal));
+        to = weft_gaddr_offset(dst);
+    }
+    return l->transport->put_signal(w, l, to, src, len, weft_gaddr_offset(signal), add, op);
+}
+
+int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op)
+{
+    if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
+        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+    if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
+        return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data",
+                         node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
+    struct fab_link *l = &w->links[node];
+    return l->transport->send(w, l, id, header, header_len, payload, payload_len, op);
+}
+
+int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+              size_t payload_len, weft_op *op)
+{
+    if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
+        return base_fail(-EINVAL, "message to handler %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
+    return fab_send(w, node, id, header, header_len, payload, payload_len, op);
+}
+
+struct flush_wait {
+    struct weft *w;
+    struct fab_link *l;
+};
+
+static bool flushed(void *arg)
+{
+    struct flush_wait *f = arg;
+    return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || f->l->transport->flushed(f->w, f->l);
+}
+
+int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
+{
+    if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
+        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+    struct flush_wait f = {w, &w->links[node]};
+    if (!flushed(&f)) {
+        int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "flush of node %u: it has not taken what was sent to it before the deadline", node);
+        if (rc)
+            return rc;
+    }
+    if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
+        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+    f.l->transport->fence(w, f.l);
+    return 0;
+}
+
+int weft_fence(weft *w, uint32_t node)
+{
+    if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
+        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+    w->links[node].transport->fence(w, &w->links[node]);
+    return 0;
+}
+
+int weft_test(weft *w, weft_op *op)
+{
+    (void)w;
+    int status = __atomic_load_n(&op->status, __ATOMIC_ACQUIRE); /* pairs with fab_complete() */
+    return status == 1 ? -EINPROGRESS : status;
+}
+
+static bool op_done(void *arg)
+{
+    weft_op *op = arg;
+    return __atomic_load_n(&op->status, __ATOMIC_ACQUIRE) != 1;
+}
+
+int weft_wait(weft *w, weft_op *op, int64_t timeout_ns)
+{
+    if (BASE_UNLIKELY(!op_done(op))) {
+        int rc = fab_wait(w, op_done, op, fab_timeout(w, timeout_ns));
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "operation to node %u: not complete before the deadline", op->node);
+        if (rc)
+            return rc;
+    }
+    int status = op->status;
+    if (BASE_UNLIKELY(status == -ECONNRESET))
+        return base_fail(status, "operation to node %u: the node is gone", op->node);
+    return status;
+}
+
+void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
+{
+    uint32_t node = weft_gaddr_node(addr);
+    uint64_t offset = weft_gaddr_offset(addr);
+    if (node >= w->size || weft_gaddr_space(addr) != 0 || offset < FAB_NULL_BYTES)
+        return NULL;
+    struct fab_link *l = &w->links[node];
+    if (!l->transport || offset > l->pool_bytes || bytes > l->pool_bytes - offset)
+        return NULL;
+    return l->transport->pointer(w, l, offset);
+}
+
+struct word_wait {
+    const uint64_t *word;
+    uint64_t value, seen;
+    weft_cmp cmp;
+};
+
+static bool word_is(void *arg)
+{
+    struct word_wait *c = arg;
+    uint64_t v = __atomic_load_n(c->word, __ATOMIC_ACQUIRE); /* pairs with the signal's release */
+    c->seen = v;
+    switch (c->cmp) {
+    case WEFT_EQ:
+        return v == c->value;
+    case WEFT_NE:
+        return v != c->value;
+    case WEFT_LT:
+        return v < c->value;
+    case WEFT_LE:
+        return v <= c->value;
+    case WEFT_GT:
+        return v > c->value;
+    case WEFT_GE:
+        return v >= c->value;
+    }
+    return false;
+}
+
+int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns)
+{
+    struct fab_link *l;
+    int rc = fab_resolve(w, word, 8, &l);
+    if (rc)
+        return rc;
+    if (weft_gaddr_node(word) != w->rank || (word & 7) || (unsigned)cmp > WEFT_GE)
+        return base_fail(-EINVAL, "wait at %#llx: it must be an 8-byte aligned word of this node's pool, and a known comparison",
+                         (unsigned long long)word);
+    struct word_wait c = {(const uint64_t *)(const void *)(w->pool_base + weft_gaddr_offset(word)), value, 0, cmp};
+    rc = word_is(&c) ? 0 : fab_wait(w, word_is, &c, fab_timeout(w, timeout_ns));
+    if (seen)
+        *seen = c.seen;
+    if (rc == -ETIMEDOUT)
+        return base_fail(rc, "wait at %#llx: still %llu at the deadline", (unsigned long long)word,
+                         (unsigned long long)c.seen);
+    return rc;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The node's handle: made, taken apart, and what rooms above hang in it.
+ */
+#include "fabric/fabric.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct fab_transport *const all_transports[] = {&fab_shm, NULL};
+
+static int wake_pipe(int fd[2])
+{
+    if (pipe(fd))
+        return base_fail(-errno, "pipe for the progress thread: %s", base_strerror(errno));
+    for (int i = 0; i < 2; i++) {
+        fcntl(fd[i], F_SETFD, FD_CLOEXEC);
+        fcntl(fd[i], F_SETFL, O_NONBLOCK);
+    }
+    return 0;
+}
+
+int fab_create(struct weft **out, const struct fab_config *config)
+{
+    if (config->transport && *config->transport) {
+        bool known = false;
+        for (const struct fab_transport *const *t = all_transports; *t; t++)
+            known = known || strcmp((*t)->name, config->transport) == 0;
+        if (!known)
+            return base_fail(-EINVAL, "transport '%s' is not known: this build has shm (WEFT_TRANSPORT)",
+                             config->transport);
+    }
+    struct weft *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
+    if (!w)
+        return base_fail(-ENOMEM, "no memory for the node's handle");
+    memset(w, 0, sizeof *w);
+    w->rank = config->rank;
+    w->size = config->size;
+    w->size_here = 1;
+    w->deadline_ns = config->deadline_ns;
+    w->liveness_ns = config->liveness_ns;
+    w->spin_ns = config->spin_ns;
+    w->transports = all_transports;
+    w->wake_fd[0] = w->wake_fd[1] = -1;
+    atomic_init(&w->epoch, 1);
+    pthread_mutex_init(&w->member_lock, NULL);
+
+    int rc = wake_pipe(w->wake_fd);
+    if (rc)
+        goto fail;
+    w->links = calloc(w->size, sizeof *w->links);
+    if (!w->links) {
+        rc = base_fail(-ENOMEM, "no memory for %u links", w->size);
+        goto fail;
+    }
+    for (uint32_t i = 0; i < w->size; i++) {
+        w->links[i].node = i;
+        w->links[i].side_fd = w->links[i].pid_fd = -1;
+    }
+    struct mem_options pool = config->pool;
+    pool.heap_offset = fab_heap_offset(w->size);
+    rc = mem_pool_create(&w->pool, &pool);
+    if (rc)
+        goto fail;
+    w->pool_base = mem_base(w->pool);
+    w->pool_bytes = mem_bytes(w->pool);
+    for (const struct fab_transport *const *t = w->transports; *t; t++) {
+        rc = (*t)->open(w);
+        if (rc)
+            goto fail;
+    }
+    *out = w;
+    return 0;
+fail:
+    fab_destroy(w);
+    return rc;
+}
+
+void fab_destroy(struct weft *w)
+{
+    if (!w)
+        return;
+    for (uint32_t i = 0; w->links && i < w->size; i++) {
+        struct fab_link *l = &w->links[i];
+        if (l->transport)
+            l->transport->release(w, l);
+        if (l->side_fd >= 0)
+            close(l->side_fd);
+        if (l->pid_fd >= 0)
+            close(l->pid_fd);
+    }
+    for (const struct fab_transport *const *t = w->transports; *t; t++)
+        (*t)->close(w);
+    mem_pool_destroy(w->pool);
+    for (int i = 0; i < 2; i++)
+        if (w->wake_fd[i] >= 0)
+            close(w->wake_fd[i]);
+    pthread_mutex_destroy(&w->member_lock);
+    free(w->links);
+    free(w);
+}
+
+int fab_hook(struct weft *w, const struct fab_hook *hook)
+{
+    pthread_mutex_lock(&w->member_lock);
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_relaxed);
+    int rc = 0;
+    if (n == FAB_HOOKS_MAX) {
+        rc = base_fail(-ENOSPC, "more than %u hooks", FAB_HOOKS_MAX);
+    } else {
+        w->hooks[n] = *hook;
+        /* release: the progress thread (acquire) sees a whole hook */
+        atomic_store_explicit(&w->hook_count, n + 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&w->member_lock);
+    return rc;
+}
+
+void fab_run_close(struct weft *w)
+{
+    for (uint32_t i = atomic_load_explicit(&w->hook_count, memory_order_acquire); i-- > 0;)
+        if (w->hooks[i].close)
+            w->hooks[i].close(w, w->hooks[i].arg);
+    atomic_store_explicit(&w->hook_count, 0, memory_order_relaxed);
+}
+
+int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg)
+{
+    if (id >= FAB_HANDLERS)
+        return base_fail(-EINVAL, "handler id %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
+    /* Not while a message is being delivered: its handler would see the new arg with the old function. */
+    base_spin_lock(&w->progress);
+    w->handlers[id].arg = arg;
+    atomic_store_explicit(&w->handlers[id].fn, fn, memory_order_release);
+    base_spin_unlock(&w->progress);
+    fab_kick(w);
+    return 0;
+}
+
+int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg)
+{
+    if (id >= WEFT_HANDLERS)
+        return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "handler id %u: handlers cannot be installed from inside a handler", id);
+    return fab_handle(w, id, fn, arg);
+}
+
+uint32_t weft_rank(const weft *w)
+{
+    return w->rank;
+}
+
+uint32_t weft_size(const weft *w)
+{
+    return w->size;
+}
+
+uint64_t weft_epoch(const weft *w)
+{
+    return atomic_load_explicit(&w->epoch, memory_order_acquire);
+}
+
+bool weft_alive(const weft *w, uint32_t node)
+{
+    return fab_alive(w, node);
+}
+
+uint32_t weft_alive_count(const weft *w)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->size; i++)
+        n += fab_alive(w, i);
+    return n;
+}
+
+int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
+{
+    uint64_t offset;
+    int rc = mem_alloc(w->pool, bytes, align, &offset);
+    if (BASE_LIKELY(rc == 0))
+        *out = weft_gaddr_make(w->rank, 0, offset);
+    return rc;
+}
+
+int weft_alloc(weft *w, size_t bytes, weft_gaddr *out)
+{
+    return weft_alloc_aligned(w, bytes, 1, out);
+}
+
+int weft_free(weft *w, weft_gaddr addr)
+{
+    if (addr == WEFT_NULL)
+        return 0;
+    if (BASE_UNLIKELY(weft_gaddr_node(addr) != w->rank || weft_gaddr_space(addr) != 0))
+        return base_fail(-EFAULT, "free of %#llx: it is an address of node %u, space %u; a node frees only its own pool",
+                         (unsigned long long)addr, weft_gaddr_node(addr), weft_gaddr_space(addr));
+    return mem_free(w->pool, weft_gaddr_offset(addr));
+}
+
+weft_gaddr weft_addr(weft *w, const void *p)
+{
+    uintptr_t at = (uintptr_t)p, base = (uintptr_t)w->pool_base;
+    if (at < base + FAB_NULL_BYTES || at - base >= w->pool_bytes)
+        return WEFT_NULL;
+    return weft_gaddr_make(w->rank, 0, at - base);
+}
+
+int weft_pool_stat(weft *w, weft_pool_stats *out)
+{
+    struct mem_stats s;
+    mem_stat(w->pool, &s);
+    *out = (weft_pool_stats){
+        .reserved_bytes = s.reserved_bytes,
+        .live_bytes = s.live_bytes,
+        .live_buffers = s.live_buffers,
+        .largest_free_bytes = s.largest_free_bytes,
+        .regions_used = s.segments,
+    };
+    return 0;
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Progress: delivering messages, and the thread that does it when the program does not. The same thread watches the
+ * side connections, which tell of the death of a peer, and runs the upkeep of the rooms above.
+ *
+ * It naps in poll(). Senders wake it with a byte on the side connection, but only when `napping` says that it sleeps
+ * and `pollers` that nobody else looks at the rings. While the program polls by itself the thread stays out of its
+ * way: it looks in every LAZY_MS, and takes over when the program stops polling or goes to sleep.
+ */
+#include "fabric/fabric.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LAZY_MS 1
+#define NAP_MS  1000 /* at most: for peers whose death no descriptor told */
+
+static _Thread_local unsigned handler_depth;
+
+bool fab_in_handler(void)
+{
+    return handler_depth != 0;
+}
+
+bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
+                 const void *payload, size_t payload_len)
+{
+    if (BASE_UNLIKELY(id >= FAB_HANDLERS))
+        return true; /* not from any weft: drop it */
+    struct fab_handler *h = &w->handlers[id];
+    weft_handler_fn fn = atomic_load_explicit(&h->fn, memory_order_acquire);
+    if (BASE_UNLIKELY(!fn))
+        return false;
+    fn(w, from, header, header_len, payload, payload_len, h->arg);
+    return true;
+}
+
+int fab_progress(struct weft *w)
+{
+    if (!base_spin_try(&w->progress))
+        return 0;
+    int n = 0;
+    handler_depth++;
+    for (const struct fab_transport *const *t = w->transports; *t; t++)
+        n += (*t)->progress(w);
+    handler_depth--;
+    base_spin_unlock(&w->progress);
+    if (n)
+        fab_wake_here(w);
+    return n;
+}
+
+int weft_progress(weft *w)
+{
+    if (fab_in_handler())
+        return 0;
+    /* A hint, not a count: lost increments do no harm. */
+    atomic_store_explicit(&w->polls, atomic_load_explicit(&w->polls, memory_order_relaxed) + 1, memory_order_relaxed);
+    return fab_progress(w);
+}
+
+void fab_last_words(struct weft *w, struct fab_link *l)
+{
+    base_spin_lock(&w->progress);
+    handler_depth++;
+    l->transport->last_words(w, l);
+    handler_depth--;
+    base_spin_unlock(&w->progress);
+}
+
+void fab_run_gone(struct weft *w, uint32_t node, bool died)
+{
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    handler_depth++;
+    for (uint32_t i = 0; i < n; i++)
+        if (w->hooks[i].gone)
+            w->hooks[i].gone(w, node, died, w->hooks[i].arg);
+    handler_depth--;
+}
+
+void fab_kick(struct weft *w)
+{
+    (void)!write(w->wake_fd[1], "k", 1); /* full: it has been kicked plenty */
+}
+
+/* Everything that makes it worth looking before sleeping. */
+static bool idle(struct weft *w)
+{
+    bool quiet = true;
+    base_spin_lock(&w->progress);
+    for (const struct fab_transport *const *t = w->transports; *t; t++)
+        quiet = quiet && (*t)->idle(w);
+    base_spin_unlock(&w->progress);
+    return quiet;
+}
+
+static int64_t run_ticks(struct weft *w)
+{
+    int64_t now = base_now_ns(), next = NAP_MS * WEFT_MS;
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    handler_depth++;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!w->hooks[i].tick)
+            continue;
+        int64_t in = w->hooks[i].tick(w, now, w->hooks[i].arg);
+        if (in < next)
+            next = in;
+    }
+    handler_depth--;
+    return next < 0 ? 0 : next;
+}
+
+/* Bytes on a side connection: 'w' wakes, 'b' says goodbye. */
+static void read_side(struct weft *w, struct fab_link *l)
+{
+    char bytes[256];
+    for (;;) {
+        ssize_t n = recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        if (n <= 0) {
+            fab_peer_gone(w, l->node, !l->goodbye, n == 0 ? "its connection closed" : base_strerror(errno));
+            return;
+        }
+        for (ssize_t i = 0; i < n; i++)
+            if (bytes[i] == 'b')
+                l->goodbye = true;
+    }
+}
+
+/* One round of poll() over the side connections; `fds` has room for 1 + 2 * size. */
+static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, int timeout_ms)
+{
+    nfds_t n = 0;
+    fds[n++] = (struct pollfd){.fd = w->wake_fd[0], .events = POLLIN};
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct fab_link *l = &w->links[i];
+        if (l->side_fd < 0 || !fab_alive(w, i))
+            continue;
+        nodes[n] = i;
+        fds[n++] = (struct pollfd){.fd = l->side_fd, .events = POLLIN};
+        if (l->pid_fd >= 0) {
+            nodes[n] = i;
+            fds[n++] = (struct pollfd){.fd = l->pid_fd, .events = POLLIN};
+        }
+    }
+    if (poll(fds, n, timeout_ms) <= 0)
+        return;
+    if (fds[0].revents) {
+        char bytes[64];
+        while (read(w->wake_fd[0], bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+            ;
+    }
+    for (nfds_t i = 1; i < n; i++) {
+        struct fab_link *l = &w->links[nodes[i]];
+        if (!fds[i].revents || !fab_alive(w, nodes[i]))
+            continue;
+        if (fds[i].fd == l->side_fd) {
+            read_side(w, l);
+        } else {
+            read_side(w, l); /* it may have said goodbye */
+            if (fab_alive(w, nodes[i]))
+                fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
+        }
+    }
+}
+
+static void give_up_broken(struct weft *w)
+{
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct fab_link *l = &w->links[i];
+        if (fab_alive(w, i) && l->transport->broken(w, l))
+            fab_peer_gone(w, i, true, "it wrote nonsense into a message ring");
+    }
+}
+
+static void *progress_thread(void *arg)
+{
+    struct weft *w = arg;
+    struct pollfd *fds = calloc(1 + 2 * (size_t)w->size, sizeof *fds);
+    uint32_t *nodes = calloc(1 + 2 * (size_t)w->size, sizeof *nodes);
+    uint64_t polls_before = 0;
+    if (!fds || !nodes) {
+        base_log(BASE_LOG_ERROR, "no memory for the progress thread: peers' deaths will go unnoticed");
+        goto out;
+    }
+    while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
+        int64_t next = run_ticks(w);
+        if (fab_progress(w))
+            continue;
+        give_up_broken(w);
+        int timeout_ms = (int)((next + 999999) / 1000000);
+        uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
+        if (polls != polls_before || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+            polls_before = polls;
+            atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
+            look_at_peers(w, fds, nodes, timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
+            atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
+            continue;
+        }
+        atomic_store_explicit(&w->bell->napping, 1, memory_order_seq_cst);
+        atomic_thread_fence(memory_order_seq_cst); /* pairs with the sender's fence in shm_send() */
+        if (idle(w))
+            look_at_peers(w, fds, nodes, timeout_ms);
+        atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
+    }
+out:
+    free(fds);
+    free(nodes);
+    return NULL;
+}
+
+int fab_start(struct weft *w)
+{
+    /* Signals are the program's: its own threads get them. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&w->thread, NULL, progress_thread, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc)
+        return base_fail(-rc, "starting the progress thread: %s", base_strerror(rc));
+    w->thread_started = true;
+    return 0;
+}
+
+void fab_stop(struct weft *w)
+{
+    if (w->thread_started) {
+        atomic_store_explicit(&w->stopping, true, memory_order_release);
+        fab_kick(w);
+        pthread_join(w->thread, NULL);
+        w->thread_started = false;
+    }
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct fab_link *l = &w->links[i];
+        if (l->side_fd >= 0 && fab_alive(w, i))
+            (void)!send(l->side_fd, "b", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Waiting: spin a little while making progress, then sleep on the node's bell until somebody rings it. Each sleep
+ * ends after SLICE_NS at the latest, because whoever was to wake us may have been killed between changing memory and
+ * ringing; a hundred looks a second cost nothing.
+ */
+#include "fabric/fabric.h"
+
+#include <sched.h>
+
+#define SLICE_NS          (10 * WEFT_MS)
+#define YIELDS            4u /* rounds of giving the processor away before sleeping, when nodes outnumber cores */
+#define LOOKS_PER_CLOCK   32u
+
+int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
+{
+    return base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+}
+
+void fab_wake_here(struct weft *w)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* what changed before the look; pairs with sleep_once() */
+    if (atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed)) {
+        atomic_fetch_add_explicit(&w->bell->seq, 1, memory_order_seq_cst);
+        base_futex_wake(&w->bell->seq, INT32_MAX);
+    }
+}
+
+void fab_wake(struct weft *w, uint32_t node)
+{
+    struct fab_link *l = &w->links[node];
+    if (atomic_load_explicit(&l->state, memory_order_acquire) == FAB_ALIVE)
+        l->transport->wake(w, l);
+}
+
+/* One sleep, unless it is ready now. */
+static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at_most)
+{
+    struct fab_bell *bell = w->bell;
+    atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the waker's fence: it sees us, or we see its change */
+    uint32_t seen = atomic_load_explicit(&bell->seq, memory_order_seq_cst);
+    bool now = ready(arg);
+    if (!now)
+        base_futex_wait(&bell->seq, seen, at_most);
+    atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+    return now;
+}
+
+/* Look and make progress for a short while. */
+static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    bool done = false;
+    atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
+    if (w->oversubscribed) {
+        for (unsigned i = 0; i < YIELDS && !done; i++) {
+            fab_progress(w);
+            done = ready(arg);
+            if (!done)
+                sched_yield();
+        }
+    } else {
+        int64_t start = base_now_ns(), now = start;
+        while (!done && now < deadline && now - start < w->spin_ns) {
+            for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
+                fab_progress(w);
+                done = ready(arg);
+                if (!done)
+                    base_relax();
+            }
+            now = done ? now : base_now_ns();
+        }
+    }
+    atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
+    return done;
+}
+
+int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    if (ready(arg))
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
+    if (spin(w, ready, arg, deadline))
+        return 0;
+    /* A message may have come while `pollers` told its sender not to wake anyone: look once more, and have the
+     * progress thread take over. */
+    fab_progress(w);
+    if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
+        fab_kick(w);
+    for (;;) {
+        if (ready(arg))
+            return 0;
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            return -ETIMEDOUT;
+        if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS))
+            return 0;
+    }
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft_open() and weft_close(): the rooms put together, and taken apart in the opposite order.
+ */
+#include <stdio.h>
+
+#include "cluster/cluster.h"
+#include "fabric/fabric.h"
+#include "sync/sync.h"
+
+/* Leave what is below links and threads: also the end of a weft_open() that failed. */
+static void take_apart(struct weft *w)
+{
+    fab_stop(w);
+    fab_run_close(w);
+    fab_destroy(w);
+}
+
+int weft_open(weft **out, const weft_config *config)
+{
+    struct cluster_settings s;
+    struct weft *w = NULL;
+    *out = NULL;
+    int rc = cluster_settings_resolve(&s, config);
+    if (rc)
+        return rc;
+    char name[32];
+    snprintf(name, sizeof name, "node %u", s.rank);
+    if (s.size > 1)
+        base_log_name(name);
+    const struct fab_config fab = {
+        .rank = s.rank,
+        .size = s.size,
+        .deadline_ns = s.deadline_ns,
+        .liveness_ns = s.liveness_ns,
+        .spin_ns = s.spin_ns,
+        .transport = s.transport,
+        .pool = {.bytes = s.pool_bytes,
+                 .huge = s.pool_flags & WEFT_POOL_HUGE,
+                 .lock = s.pool_flags & WEFT_POOL_LOCK,
+                 .prefault = s.pool_flags & WEFT_POOL_PREFAULT},
+    };
+    rc = fab_create(&w, &fab);
+    if (rc)
+        goto out;
+    /* Rooms with handlers come before the joining: a peer that is faster may send at once. */
+    rc = sync_open(w);
+    if (!rc)
+        rc = cluster_join(w, &s);
+    if (!rc)
+        rc = fab_start(w);
+    if (rc) {
+        take_apart(w);
+        goto out;
+    }
+    *out = w;
+out:
+    cluster_settings_clear(&s);
+    return rc;
+}
+
+int weft_close(weft *w)
+{
+    if (!w)
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_close() must not be called from a handler");
+    for (uint32_t i = 0; i < w->size; i++)
+        if (fab_alive(w, i))
+            (void)weft_flush(w, i, WEFT_DEFAULT); /* a peer that is stuck or gone does not keep us */
+    take_apart(w);
+    return 0;
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The lock. Its word holds who has it (node + 1) and whether others wait. A free lock is taken, and one nobody waits
+ * for is given back, by one compare-and-swap. Whoever finds it taken asks the word's home, which keeps the waiters in
+ * the order they came, in its own memory, and from then on hands the lock over by message.
+ *
+ * While WAITERS is set only the home changes the word: takers see it is not 0, and the holder's compare-and-swap to 0
+ * fails and turns into a message.
+ */
+#include <stdlib.h>
+
+#include "sync/state.h"
+
+#define WAITERS (UINT64_C(1) << 63)
+#define OWNER   UINT64_C(0xffffffff)
+
+enum lock_verb { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE, LOCK_CANCEL };
+
+struct lock_message {
+    uint64_t word;   /* gaddr */
+    uint64_t ticket; /* the requester's */
+    uint32_t verb;
+    uint32_t inherited;
+};
+
+/* At the home. */
+struct lock_waiter {
+    struct lock_waiter *next;
+    uint64_t ticket;
+    uint32_t node;
+};
+
+struct lock_queue {
+    struct lock_queue *next;
+    uint64_t word;
+    struct lock_waiter *first, **last;
+};
+
+/* At the node that waits. */
+struct lock_wait {
+    struct lock_wait *next;
+    struct weft *w;
+    uint64_t ticket, word;
+    _Atomic bool granted;
+    bool inherited;
+};
+
+static int say(struct weft *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool inherited)
+{
+    struct lock_message m = {.word = word, .ticket = ticket, .verb = (uint32_t)verb, .inherited = inherited};
+    return fab_send(w, node, FAB_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
+}
+
+static _Atomic uint64_t *word_at(struct weft *w, uint64_t word)
+{
+    return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
+}
+
+/* --- the home's side; all with lock_lock, which is never held over a send --- */
+
+static struct lock_queue **find_queue(struct sync *s, uint64_t word)
+{
+    struct lock_queue **q = &s->queues;
+    while (*q && (*q)->word != word)
+        q = &(*q)->next;
+    return q;
+}
+
+static bool owner_alive(const struct weft *w, uint64_t value)
+{
+    uint64_t owner = value & OWNER;
+    return owner > 0 && owner <= w->size && fab_alive(w, (uint32_t)owner - 1);
+}
+
+/* Take the first living waiter off the queue and make it the owner; without one, free the lock. What was granted is
+ * in *to, to be said without the lock. */
+static bool hand_over(struct weft *w, struct lock_queue **at, struct lock_waiter *to)
+{
+    struct lock_queue *q = *at;
+    bool found = false;
+    while (q->first && !found) {
+        struct lock_waiter *next = q->first;
+        q->first = next->next;
+        *to = *next;
+        found = fab_alive(w, next->node);
+        free(next);
+    }
+    uint64_t value = found ? ((uint64_t)to->node + 1) | (q->first ? WAITERS : 0) : 0;
+    atomic_store_explicit(word_at(w, q->word), value, memory_order_seq_cst);
+    if (!q->first) {
+        *at = q->next;
+        free(q);
+    }
+    return found;
+}
+
+static void on_request(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    _Atomic uint64_t *word = word_at(w, m->word);
+    struct lock_waiter *waiter = malloc(sizeof *waiter), to = {0};
+    struct lock_queue *fresh = calloc(1, sizeof *fresh);
+    bool granted = false, inherited = false;
+    if (!waiter || !fresh) {
+        free(waiter);
+        free(fresh);
+        base_log(BASE_LOG_ERROR, "no memory for a waiter of lock %#llx: node %u will time out", (unsigned long long)m->word,
+                 from);
+        return;
+    }
+    base_spin_lock(&s->lock_lock);
+    struct lock_queue **q = find_queue(s, m->word);
+    if (!*q) {
+        fresh->word = m->word;
+        fresh->last = &fresh->first;
+        *q = fresh;
+        fresh = NULL;
+    }
+    *waiter = (struct lock_waiter){.ticket = m->ticket, .node = from};
+    if (!(*q)->first)
+        (*q)->last = &(*q)->first;
+    *(*q)->last = waiter;
+    (*q)->last = &waiter->next;
+    for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
+        if (v == 0 || !owner_alive(w, v)) {
+            /* Free, or its holder died. A taker may be faster while the word is 0. */
+            if (!(v & WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, WAITERS | (from + UINT64_C(1)),
+                                                                           memory_order_seq_cst, memory_order_acquire))
+                continue;
+            inherited = v != 0;
+            granted = hand_over(w, q, &to);
+            break;
+        }
+        if ((v & WAITERS) || atomic_compare_exchange_strong_explicit(word, &v, v | WAITERS, memory_order_seq_cst,
+                                                                     memory_order_acquire))
+            break;
+    }
+    base_spin_unlock(&s->lock_lock);
+    free(fresh);
+    if (granted)
+        (void)say(w, to.node, LOCK_GRANT, m->word, to.ticket, inherited);
+}
+
+static void on_release(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m, bool inherited)
+{
+    struct lock_waiter to = {0};
+    bool granted = false;
+    base_spin_lock(&s->lock_lock);
+    uint64_t v = atomic_load_explicit(word_at(w, m->word), memory_order_acquire);
+    if ((v & OWNER) == (uint64_t)from + 1) {
+        struct lock_queue **q = find_queue(s, m->word);
+        if (*q)
+            granted = hand_over(w, q, &to);
+        else
+            atomic_store_explicit(word_at(w, m->word), 0, memory_order_seq_cst);
+    }
+    base_spin_unlock(&s->lock_lock);
+    if (granted)
+        (void)say(w, to.node, LOCK_GRANT, m->word, to.ticket, inherited);
+}
+
+static void on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    base_spin_lock(&s->lock_lock);
+    struct lock_queue **q = find_queue(s, m->word);
+    for (struct lock_waiter **at = *q ? &(*q)->first : NULL; at && *at; at = &(*at)->next) {
+        struct lock_waiter *waiter = *at;
+        if (waiter->node != from || waiter->ticket != m->ticket)
+            continue;
+        *at = waiter->next;
+        if (!*at)
+            (*q)->last = at;
+        free(waiter);
+        break;
+    }
+    /* An empty queue and WAITERS may stay: the holder's release then frees the lock by message. */
+    base_spin_unlock(&s->lock_lock);
+}
+
+/* --- the waiter's side --- */
+
+static void on_grant(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    bool wanted = false;
+    base_spin_lock(&s->lock_lock);
+    for (struct lock_wait *wait = s->waits; wait; wait = wait->next) {
+        if (wait->ticket != m->ticket || wait->word != m->word)
+            continue;
+        wait->inherited = m->inherited;
+        atomic_store_explicit(&wait->granted, true, memory_order_release);
+        wanted = true;
+        break;
+    }
+    base_spin_unlock(&s->lock_lock);
+    if (!wanted) /* it timed out just before: give it back */
+        (void)say(w, from, LOCK_RELEASE, m->word, 0, false);
+}
+
+static void on_message(struct weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                       size_t payload_len, void *arg)
+{
+    (void)payload;
+    (void)payload_len;
+    const struct lock_message *m = header;
+    struct fab_link *l;
+    if (header_len != sizeof *m)
+        return;
+    bool home = weft_gaddr_node(m->word) == w->rank;
+    if ((m->word & 7) || fab_resolve(w, m->word, 8, &l) || (m->verb == LOCK_GRANT ? weft_gaddr_node(m->word) != from : !home))
+        return; /* not from any weft */
+    switch (m->verb) {
+    case LOCK_REQUEST:
+        on_request(w, arg, from, m);
+        break;
+    case LOCK_GRANT:
+        on_grant(w, arg, from, m);
+        break;
+    case LOCK_RELEASE:
+        on_release(w, arg, from, m, false);
+        break;
+    case LOCK_CANCEL:
+        on_cancel(arg, from, m);
+        break;
+    default:
+        break;
+    }
+}
+
+static bool granted_or_lost(void *arg)
+{
+    struct lock_wait *wait = arg;
+    return atomic_load_explicit(&wait->granted, memory_order_acquire) ||
+           !fab_alive(wait->w, weft_gaddr_node(wait->word));
+}
+
+static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, int64_t deadline, bool *inherited)
+{
+    uint32_t home = weft_gaddr_node(word);
+    struct lock_wait wait = {.w = w, .word = word};
+    base_spin_lock(&s->lock_lock);
+    wait.ticket = ++s->next_ticket;
+    wait.next = s->waits;
+    s->waits = &wait;
+    base_spin_unlock(&s->lock_lock);
+
+    int rc = say(w, home, LOCK_REQUEST, word, wait.ticket, false);
+    if (!rc)
+        rc = fab_wait(w, granted_or_lost, &wait, deadline);
+
+    base_spin_lock(&s->lock_lock);
+    for (struct lock_wait **at = &s->waits; *at; at = &(*at)->next) {
+        if (*at == &wait) {
+            *at = wait.next;
+            break;
+        }
+    }
+    base_spin_unlock(&s->lock_lock);
+    if (atomic_load_explicit(&wait.granted, memory_order_acquire)) {
+        *inherited = wait.inherited;
+        return 0;
+    }
+    if (rc == -ETIMEDOUT) {
+        (void)say(w, home, LOCK_CANCEL, word, wait.ticket, false);
+        return base_fail(rc, "lock %#llx: another node held it until the deadline", (unsigned long long)word);
+    }
+    return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
+}
+
+int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited)
+{
+    uint64_t old;
+    bool from_dead = false;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_lock() must not be called from a handler");
+    int rc = weft_compare_swap_now(w, word, 0, w->rank + UINT64_C(1), &old);
+    if (rc == 0 && old != 0)
+        rc = lock_slow(w, w->sync, word, fab_timeout(w, timeout_ns), &from_dead);
+    if (rc == 0 && inherited)
+        *inherited = from_dead;
+    return rc;
+}
+
+int weft_unlock(weft *w, weft_gaddr word)
+{
+    uint64_t old, mine = w->rank + UINT64_C(1);
+    int rc = weft_compare_swap_now(w, word, mine, 0, &old);
+    if (rc || old == mine)
+        return rc;
+    if ((old & OWNER) != mine)
+        return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
+    return say(w, weft_gaddr_node(word), LOCK_RELEASE, word, 0, false);
+}
+
+/* --- deaths, beginning and end --- */
+
+/* Locks of this home that others wait for and the dead node held go to the next in line. Those nobody waits for are
+ * found when somebody asks. */
+static void on_gone(struct weft *w, uint32_t node, bool died, void *arg)
+{
+    struct sync *s = arg;
+    (void)died;
+    for (bool again = true; again;) {
+        struct lock_message m = {0};
+        again = false;
+        base_spin_lock(&s->lock_lock);
+        for (struct lock_queue *q = s->queues; q && !again; q = q->next) {
+            uint64_t v = atomic_load_explicit(word_at(w, q->word), memory_order_acquire);
+            if ((v & OWNER) == (uint64_t)node + 1) {
+                m.word = q->word;
+                again = true;
+            }
+        }
+        base_spin_unlock(&s->lock_lock);
+        if (again)
+            on_release(w, s, node, &m, true);
+    }
+}
+
+int lock_open(struct weft *w)
+{
+    int rc = fab_handle(w, FAB_HANDLER_LOCK, on_message, w->sync);
+    if (!rc)
+        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .arg = w->sync});
+    return rc;
+}
+
+void lock_close(struct sync *s)
+{
+    while (s->queues) {
+        struct lock_queue *q = s->queues;
+        s->queues = q->next;
+        while (q->first) {
+            struct lock_waiter *waiter = q->first;
+            q->first = waiter->next;
+            free(waiter);
+        }
+        free(q);
+    }
+}

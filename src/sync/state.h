@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of this room share.
+ */
+#ifndef WEFT_SYNC_STATE_H
+#define WEFT_SYNC_STATE_H
+
+#include "sync/sync.h"
+
+struct lock_queue; /* at the home of a lock: who waits for it (lock.c) */
+struct lock_wait;  /* at a node: a thread that waits (lock.c) */
+
+struct sync {
+    /* barrier.c, under barrier_lock */
+    pthread_mutex_t barrier_lock;
+    uint64_t epoch, set;
+    uint32_t generation, member_count, place, dead;
+    bool told; /* the last barrier failed: this node knows of the death */
+    uint32_t *members;
+
+    /* lock.c, under lock_lock */
+    base_spin lock_lock;
+    struct lock_queue *queues;
+    struct lock_wait *waits;
+    uint64_t next_ticket;
+};
+
+int lock_open(struct weft *w);
+void lock_close(struct sync *s);
+
+#endif
