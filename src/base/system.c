@@ -150,11 +150,11 @@ uint64_t base_memory_available(void)
     return available;
 }
 
-<<<<<<< HEAD
 uint64_t base_memory_huge(void)
 {
     return file_number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0) << 21;
-=======
+}
+
 int base_peer_identity(int fd, unsigned *uid, int *pid)
 {
     struct ucred who;
@@ -174,7 +174,6 @@ int base_watch_process(int pid)
 #endif
     (void)pid;
     return -1;
->>>>>>> 24db96f (fabric over shm, joining, sync: the operations, messages, waiting, death, barrier, lock)
 }
 
 void base_host_id(uint8_t id[16])
@@ -286,13 +285,11 @@ uint64_t base_memory_available(void)
     return base_memory_total() / 4 * 3;
 }
 
-<<<<<<< HEAD
 uint64_t base_memory_huge(void)
 {
     return 0;
 }
 
-=======
 int base_peer_identity(int fd, unsigned *uid, int *pid)
 {
     uid_t u;
@@ -310,7 +307,6 @@ int base_watch_process(int pid)
     return -1;
 }
 
->>>>>>> 24db96f (fabric over shm, joining, sync: the operations, messages, waiting, death, barrier, lock)
 void base_host_id(uint8_t id[16])
 {
     memset(id, 0, 16);
