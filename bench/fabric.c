@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft's operations between two nodes, each on a core of its own, and what the machine itself can do: the same
+ * ping-pong and the same copies by plain stores between shared mappings. bench/run starts one process a node with
+ * WEFT_RANK, WEFT_SIZE and WEFT_COORD set, and both with the same tests (spec.h).
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "copy.h"
+#include "spec.h"
+#include "weft.h"
+
+enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512 };
+enum { ON_CARD = 1, ON_TURN, ON_PING, ON_PONG };
+
+struct bench {
+    weft *w;
+    uint32_t rank, peer;
+    weft_gaddr mine, theirs; /* WORDS bytes of words, then the buffer */
+    uint8_t *memory;
+    uint64_t turn, ponged; /* of the peer; changed by handlers, on whichever thread makes progress */
+};
+
+static bool failed(const char *what, int rc)
+{
+    if (rc >= 0)
+        return false;
+    fprintf(stderr, "weft: %s: %s (%s)\n", what, weft_error(), strerror(-rc));
+    return true;
+}
+
+static void on_word(uint64_t *to, const void *header, size_t len)
+{
+    uint64_t word = 0;
+    if (len == sizeof(word))
+        memcpy(&word, header, sizeof(word));
+    __atomic_store_n(to, word, __ATOMIC_RELEASE);
+}
+
+static void on_card(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)payload, (void)payload_len;
+    on_word(&((struct bench *)arg)->theirs, header, header_len);
+}
+
+static void on_turn(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)payload, (void)payload_len;
+    on_word(&((struct bench *)arg)->turn, header, header_len);
+}
+
+static void on_ping(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, void *arg)
+{
+    (void)payload, (void)payload_len, (void)arg;
+    failed("answer", weft_send(w, from, ON_PONG, header, header_len, NULL, 0, NULL));
+}
+
+static void on_pong(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)payload, (void)payload_len;
+    on_word(&((struct bench *)arg)->ponged, header, header_len);
+}
+
+/* Make progress until a word that a handler changes has reached `value`; -1 when the peer has gone. */
+static int reached(struct bench *b, const uint64_t *word, uint64_t value)
+{
+    for (uint32_t i = 1; __atomic_load_n(word, __ATOMIC_ACQUIRE) < value; i++) {
+        weft_progress(b->w);
+        if (i % 4096 == 0 && !weft_alive(b->w, b->peer)) {
+            fprintf(stderr, "weft: node %u is gone\n", b->peer);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int meet(struct bench *b, uint64_t turn)
+{
+    if (failed("send", weft_send(b->w, b->peer, ON_TURN, &turn, sizeof(turn), NULL, 0, NULL)))
+        return -1;
+    return reached(b, &b->turn, turn);
+}
+
+/* Ping-pong by putting a word into the other's memory and looking at one's own. `bare`: by a plain store. */
+static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
+{
+    uint64_t *word = (uint64_t *)(void *)(b->memory + AT_PING);
+    uint64_t *far = weft_ptr(b->w, b->theirs + AT_PING, 8);
+    if (bare && !far)
+        return -1;
+    for (uint64_t i = first; i < first + n; i++) {
+        for (uint32_t half = 0; half < 2; half++) {
+            if (half != b->rank)
+                while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != i)
+                    ;
+            else if (bare)
+                __atomic_store_n(far, i, __ATOMIC_RELEASE);
+            else if (failed("put", weft_put_now(b->w, b->theirs + AT_PING, &i, 8)))
+                return -1;
+        }
+    }
+    return 0;
+}
+
+static int message_latency(struct bench *b, uint64_t n, uint64_t first)
+{
+    for (uint64_t i = first; i < first + n; i++)
+        if (failed("send", weft_send(b->w, b->peer, ON_PING, &i, sizeof(i), NULL, 0, NULL)) ||
+            reached(b, &b->ponged, i))
+            return -1;
+    return 0;
+}
+
+static int compare_swap(struct bench *b, uint64_t n, uint64_t first)
+{
+    uint64_t old;
+    for (uint64_t i = first; i < first + n; i++) {
+        if (failed("compare_swap", weft_compare_swap_now(b->w, b->theirs + AT_CSWAP, i, i + 1, &old)))
+            return -1;
+        if (old != i) {
+            fprintf(stderr, "weft: compare_swap found %llu, not %llu\n", (unsigned long long)old,
+                    (unsigned long long)i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int stream(struct bench *b, uint64_t n, size_t len, bool put)
+{
+    weft_gaddr far = b->theirs + WORDS;
+    for (uint64_t i = 0; i < n; i++)
+        if (failed(put ? "put" : "get", put ? weft_put(b->w, far, b->memory + WORDS, len, NULL)
+                                            : weft_get(b->w, b->memory + WORDS, far, len, NULL)))
+            return -1;
+    return failed("flush", weft_flush(b->w, b->peer, WEFT_DEFAULT)) ? -1 : 0;
+}
+
+/* The machine's own copy, between two separate shared mappings of this process. */
+static int copy_limit(const struct spec *spec)
+{
+    uint8_t *from = copy_mapping(spec->bytes), *to = copy_mapping(spec->bytes);
+    if (!from || !to) {
+        perror("copy_bw: mapping");
+        return -1;
+    }
+    double best = 0;
+    const char *how = "";
+    for (size_t m = 0; copy_methods[m].copy; m++) {
+        if (!copy_methods[m].works())
+            continue;
+        for (uint64_t i = 0; i < spec->warmup; i++)
+            copy_methods[m].copy(to, from, spec->bytes);
+        uint64_t start = spec_now_ns();
+        for (uint64_t i = 0; i < spec->iterations; i++)
+            copy_methods[m].copy(to, from, spec->bytes);
+        double gbs = spec_gbs(spec_now_ns() - start, spec->bytes, spec->iterations);
+        if (gbs > best)
+            best = gbs, how = copy_methods[m].name;
+    }
+    munmap(from, spec->bytes);
+    munmap(to, spec->bytes);
+    printf("{\"test\": \"%s\", \"bytes\": %llu, \"value\": %.6g, \"how\": \"%s\"}\n", spec->test,
+           (unsigned long long)spec->bytes, best, how);
+    return 0;
+}
+
+/* Rank 0's part of a test; rank 1 takes part in the ping-pongs, else it makes progress. */
+static int part(struct bench *b, const struct spec *spec, uint64_t n, uint64_t first)
+{
+    const char *t = spec->test;
+    if (!strcmp(t, "put_lat") || !strcmp(t, "line_lat"))
+        return put_latency(b, n, first, *t == 'l');
+    if (b->rank == 1)
+        return 0;
+    if (!strcmp(t, "msg_lat"))
+        return message_latency(b, n, first);
+    if (!strcmp(t, "cswap_lat"))
+        return compare_swap(b, n, first);
+    return stream(b, n, spec->bytes, *t == 'p');
+}
+
+static int test(struct bench *b, const struct spec *spec, uint64_t number)
+{
+    uint64_t n = spec->iterations, elapsed;
+    double halves = !strcmp(spec->test, "put_lat") || !strcmp(spec->test, "line_lat") ? 2 : 1;
+
+    if (!strcmp(spec->test, "copy_bw")) {
+        if (b->rank == 0 && copy_limit(spec))
+            return -1;
+        return meet(b, 3 * number + 3);
+    }
+    if (meet(b, 3 * number + 1))
+        return -1;
+    memset(b->memory, 0, WORDS);
+    b->ponged = 0;
+    *(uint64_t *)(void *)(b->memory + AT_CSWAP) = 1;
+    if (meet(b, 3 * number + 2) || part(b, spec, spec->warmup, 1))
+        return -1;
+    uint64_t start = spec_now_ns();
+    if (part(b, spec, n, spec->warmup + 1))
+        return -1;
+    elapsed = spec_now_ns() - start;
+    if (b->rank == 0) {
+        if (strstr(spec->test, "_bw"))
+            spec_value(spec, spec_gbs(elapsed, spec->bytes, n));
+        else
+            spec_value(spec, spec_us(elapsed, n) / halves);
+    }
+    return meet(b, 3 * number + 3);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *known[] = {"put_lat", "line_lat", "msg_lat", "cswap_lat", "put_bw", "get_bw", "copy_bw"};
+    static struct spec specs[64];
+    uint64_t largest = 0;
+    if (argc < 2 || argc > 65) {
+        fprintf(stderr, "usage: %s TEST:BYTES:ITERATIONS:WARMUP...\n", argv[0]);
+        return 2;
+    }
+    for (int i = 1; i < argc; i++) {
+        bool found = false;
+        if (spec_parse(&specs[i - 1], argv[i]))
+            return 2;
+        for (size_t k = 0; k < sizeof(known) / sizeof(*known); k++)
+            found = found || !strcmp(specs[i - 1].test, known[k]);
+        if (!found) {
+            fprintf(stderr, "fabric: no test '%s'\n", specs[i - 1].test);
+            return 2;
+        }
+        largest = specs[i - 1].bytes > largest ? specs[i - 1].bytes : largest;
+    }
+
+    struct bench b = {0};
+    weft_config config = {.pool_bytes = largest + (64u << 20)};
+    int rc = 1;
+    if (failed("open", weft_open(&b.w, &config)))
+        return 1;
+    b.rank = weft_rank(b.w);
+    b.peer = !b.rank;
+    if (weft_size(b.w) != 2) {
+        fprintf(stderr, "fabric: needs a cluster of two nodes\n");
+        goto out;
+    }
+    if (failed("handle", weft_handle(b.w, ON_CARD, on_card, &b)) ||
+        failed("handle", weft_handle(b.w, ON_TURN, on_turn, &b)) ||
+        failed("handle", weft_handle(b.w, ON_PING, on_ping, &b)) ||
+        failed("handle", weft_handle(b.w, ON_PONG, on_pong, &b)) ||
+        failed("alloc", weft_alloc_aligned(b.w, WORDS + largest, 4096, &b.mine)))
+        goto out;
+    b.memory = weft_ptr(b.w, b.mine, WORDS + largest);
+    memset(b.memory, 1, WORDS + largest);
+    if (failed("send", weft_send(b.w, b.peer, ON_CARD, &b.mine, sizeof(b.mine), NULL, 0, NULL)) ||
+        reached(&b, &b.theirs, 1))
+        goto out;
+    rc = 0;
+    for (int i = 1; i < argc && !rc; i++)
+        rc = test(&b, &specs[i - 1], (uint64_t)i) ? 1 : 0;
+out:
+    failed("close", weft_close(b.w));
+    return rc;
+}

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * libfabric's shm provider, measured the way bench/fabric.c measures weft: two processes, one on core 0 and one
+ * on core 1, both polling their completion queue all the time, buffers touched beforehand.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+
+#include "../spec.h"
+
+enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096 };
+
+/* What the two tell each other outside libfabric: the state of the test, on a page that both map. */
+struct control {
+    _Alignas(64) _Atomic uint32_t ready[2];
+    _Alignas(64) _Atomic uint32_t done;
+};
+
+struct card {
+    char name[NAME_MAX_BYTES];
+    uint64_t name_len, key, base;
+};
+
+struct side {
+    int rank, sock;
+    struct control *control;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    struct fid_mr *mr;
+    fi_addr_t peer;
+    uint8_t *memory; /* WORDS bytes of words, then the buffer */
+    size_t memory_len;
+    struct card theirs;
+    uint64_t completions;
+};
+
+static bool failed(const char *what, int64_t rc)
+{
+    if (rc >= 0)
+        return false;
+    fprintf(stderr, "libfabric: %s: %s\n", what, fi_strerror((int)-rc));
+    return true;
+}
+
+static int progress(struct side *s)
+{
+    struct fi_cq_entry e[16];
+    ssize_t n = fi_cq_read(s->cq, e, 16);
+    if (n > 0) {
+        s->completions += (uint64_t)n;
+    } else if (n != -FI_EAGAIN) {
+        struct fi_cq_err_entry err = {0};
+        fi_cq_readerr(s->cq, &err, 0);
+        failed("completion", err.err ? -err.err : n);
+        return -1;
+    }
+    return 0;
+}
+
+/* Repeat an operation that has no room yet, with progress between. */
+#define RETRY(s, what, call)                                                                                          \
+    do {                                                                                                              \
+        int64_t rc_;                                                                                                  \
+        while ((rc_ = (call)) == -FI_EAGAIN)                                                                          \
+            if (progress(s))                                                                                          \
+                return -1;                                                                                            \
+        if (failed(what, rc_))                                                                                        \
+            return -1;                                                                                                \
+    } while (0)
+
+static int completed(struct side *s, uint64_t n)
+{
+    while (s->completions < n)
+        if (progress(s))
+            return -1;
+    return 0;
+}
+
+static uint64_t theirs(const struct side *s, uint64_t offset)
+{
+    return s->theirs.base + offset;
+}
+
+static int side_open(struct side *s)
+{
+    struct fi_info *hints = fi_allocinfo();
+    if (!hints)
+        return -1;
+    hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
+    hints->mode = FI_CONTEXT;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_ALLOCATED | FI_MR_LOCAL;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    hints->fabric_attr->prov_name = strdup("shm");
+    int rc = fi_getinfo(FI_VERSION(1, 14), NULL, NULL, 0, hints, &s->info);
+    fi_freeinfo(hints);
+    if (failed("no provider 'shm'", rc))
+        return -1;
+    struct fi_av_attr av = {.type = FI_AV_TABLE, .count = 2};
+    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * WINDOW};
+    if (failed("fi_fabric", fi_fabric(s->info->fabric_attr, &s->fabric, NULL)) ||
+        failed("fi_domain", fi_domain(s->fabric, s->info, &s->domain, NULL)) ||
+        failed("fi_av_open", fi_av_open(s->domain, &av, &s->av, NULL)) ||
+        failed("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL)) ||
+        failed("fi_endpoint", fi_endpoint(s->domain, s->info, &s->ep, NULL)) ||
+        failed("fi_ep_bind", fi_ep_bind(s->ep, &s->av->fid, 0)) ||
+        failed("fi_ep_bind", fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV)) ||
+        failed("fi_enable", fi_enable(s->ep)) ||
+        failed("fi_mr_reg", fi_mr_reg(s->domain, s->memory, s->memory_len,
+                                      FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_SEND | FI_RECV, 0,
+                                      (uint64_t)s->rank + 1, 0, &s->mr, NULL)))
+        return -1;
+
+    struct card mine = {.name_len = NAME_MAX_BYTES, .key = fi_mr_key(s->mr)};
+    size_t len = NAME_MAX_BYTES;
+    if (failed("fi_getname", fi_getname(&s->ep->fid, mine.name, &len)))
+        return -1;
+    mine.base = s->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)s->memory : 0;
+    if (write(s->sock, &mine, sizeof(mine)) != sizeof(mine) ||
+        recv(s->sock, &s->theirs, sizeof(s->theirs), MSG_WAITALL) != sizeof(s->theirs)) {
+        perror("libfabric: side connection");
+        return -1;
+    }
+    if (fi_av_insert(s->av, s->theirs.name, 1, &s->peer, 0, NULL) != 1) {
+        fprintf(stderr, "libfabric: fi_av_insert failed\n");
+        return -1;
+    }
+    return 0;
+}
+
+static void side_close(struct side *s)
+{
+    if (s->mr)
+        fi_close(&s->mr->fid);
+    if (s->ep)
+        fi_close(&s->ep->fid);
+    if (s->cq)
+        fi_close(&s->cq->fid);
+    if (s->av)
+        fi_close(&s->av->fid);
+    if (s->domain)
+        fi_close(&s->domain->fid);
+    if (s->fabric)
+        fi_close(&s->fabric->fid);
+    if (s->info)
+        fi_freeinfo(s->info);
+}
+
+/* Both are here; progress meanwhile, since the other may need it. */
+static int meet(struct side *s, uint32_t turn)
+{
+    atomic_store_explicit(&s->control->ready[s->rank], turn, memory_order_release);
+    while (atomic_load_explicit(&s->control->ready[!s->rank], memory_order_acquire) < turn)
+        if (progress(s))
+            return -1;
+    return 0;
+}
+
+/* Ping-pong by writing a word into the other's memory. */
+static int put_latency(struct side *s, uint64_t n, uint64_t first)
+{
+    volatile uint64_t *word = (volatile uint64_t *)s->memory;
+    for (uint64_t i = first; i < first + n; i++) {
+        for (int half = 0; half < 2; half++) {
+            if (half == s->rank) {
+                RETRY(s, "fi_inject_write", fi_inject_write(s->ep, &i, 8, s->peer, theirs(s, 0), s->theirs.key));
+            } else {
+                while (*word != i)
+                    if (progress(s))
+                        return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Ping-pong by messages of `len` bytes, tagged or not. The next receive is posted before the send. */
+static int message_latency(struct side *s, uint64_t n, size_t len, bool tagged)
+{
+    struct fi_context context;
+    uint8_t *in = s->memory + 1024, *out = s->memory + 2048;
+    void *desc = fi_mr_desc(s->mr);
+    uint64_t seen = s->completions;
+    for (uint64_t i = 0; i <= n; i++) { /* one more receive than needed is not posted */
+        if (i < n) {
+            if (tagged)
+                RETRY(s, "fi_trecv", fi_trecv(s->ep, in, len, desc, s->peer, 1, 0, &context));
+            else
+                RETRY(s, "fi_recv", fi_recv(s->ep, in, len, desc, s->peer, &context));
+        }
+        if (i == 0 && s->rank == 1)
+            goto wait; /* rank 1 starts by listening */
+        if (i == n && s->rank == 0)
+            break;
+        if (tagged)
+            RETRY(s, "fi_tinject", fi_tinject(s->ep, out, len, s->peer, 1));
+        else
+            RETRY(s, "fi_inject", fi_inject(s->ep, out, len, s->peer));
+        if (i == n)
+            break;
+    wait:
+        if (completed(s, ++seen))
+            return -1;
+    }
+    return 0;
+}
+
+/* Rank 0's part of the one-sided tests; rank 1 only makes progress. */
+static int compare_swap(struct side *s, uint64_t n)
+{
+    struct fi_context context;
+    uint64_t operand, compare, result;
+    void *desc = fi_mr_desc(s->mr);
+    (void)desc;
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t want = s->completions + 1;
+        compare = 0;
+        operand = 0;
+        RETRY(s, "fi_compare_atomic",
+              fi_compare_atomic(s->ep, &operand, 1, NULL, &compare, NULL, &result, NULL, s->peer, theirs(s, 512),
+                                s->theirs.key, FI_UINT64, FI_CSWAP, &context));
+        if (completed(s, want))
+            return -1;
+    }
+    return 0;
+}
+
+static int stream(struct side *s, uint64_t n, size_t len, bool writes)
+{
+    static struct fi_context contexts[WINDOW];
+    void *desc = fi_mr_desc(s->mr);
+    uint8_t *local = s->memory + WORDS;
+    uint64_t first = s->completions;
+    for (uint64_t i = 0; i < n; i++) {
+        if (i >= WINDOW && completed(s, first + i - WINDOW + 1))
+            return -1;
+        struct fi_context *c = &contexts[i % WINDOW];
+        if (writes)
+            RETRY(s, "fi_write",
+                  fi_write(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
+        else
+            RETRY(s, "fi_read", fi_read(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
+    }
+    if (completed(s, first + n))
+        return -1;
+    /* Small writes complete here when they are queued. Commands are executed in order, so one atomic that has come
+     * back says that all are in the other's memory. */
+    return writes ? compare_swap(s, 1) : 0;
+}
+
+static int one_sided(struct side *s, const struct spec *spec, uint64_t n)
+{
+    if (!strcmp(spec->test, "cswap_lat"))
+        return compare_swap(s, n);
+    return stream(s, n, spec->bytes, !strcmp(spec->test, "put_bw"));
+}
+
+static int test(struct side *s, const struct spec *spec, uint32_t number)
+{
+    uint64_t start = 0, elapsed, n = spec->iterations;
+    bool put = !strcmp(spec->test, "put_lat");
+    bool message = !strcmp(spec->test, "msg_lat"), tagged = !strcmp(spec->test, "tag_lat");
+
+    if (meet(s, 2 * number + 1))
+        return -1;
+    memset(s->memory, 0, WORDS);
+    if (meet(s, 2 * number + 2))
+        return -1;
+    if (put || message || tagged) {
+        if (put ? put_latency(s, spec->warmup, 1) : message_latency(s, spec->warmup, spec->bytes, tagged))
+            return -1;
+        start = spec_now_ns();
+        if (put ? put_latency(s, n, spec->warmup + 1) : message_latency(s, n, spec->bytes, tagged))
+            return -1;
+        elapsed = spec_now_ns() - start;
+        if (s->rank == 0)
+            spec_value(spec, put ? spec_us(elapsed, 2 * n) : spec_us(elapsed, n));
+        return 0;
+    }
+    if (s->rank == 1) {
+        while (atomic_load_explicit(&s->control->done, memory_order_acquire) <= number)
+            if (progress(s))
+                return -1;
+        return 0;
+    }
+    if (one_sided(s, spec, spec->warmup))
+        return -1;
+    start = spec_now_ns();
+    if (one_sided(s, spec, n))
+        return -1;
+    elapsed = spec_now_ns() - start;
+    atomic_store_explicit(&s->control->done, number + 1, memory_order_release);
+    spec_value(spec, !strcmp(spec->test, "cswap_lat") ? spec_us(elapsed, n) : spec_gbs(elapsed, spec->bytes, n));
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static struct spec specs[64];
+    static const char *known[] = {"put_lat", "msg_lat", "tag_lat", "cswap_lat", "put_bw", "get_bw"};
+    uint64_t largest = 0;
+    if (argc < 2 || argc > 65) {
+        fprintf(stderr, "usage: %s TEST:BYTES:ITERATIONS:WARMUP...\n", argv[0]);
+        return 2;
+    }
+    for (int i = 1; i < argc; i++) {
+        struct spec *s = &specs[i - 1];
+        bool found = false;
+        if (spec_parse(s, argv[i]))
+            return 2;
+        for (size_t k = 0; k < sizeof(known) / sizeof(*known); k++)
+            found = found || !strcmp(s->test, known[k]);
+        if (!found) {
+            fprintf(stderr, "libfabric: no test '%s'\n", s->test);
+            return 2;
+        }
+        largest = s->bytes > largest ? s->bytes : largest;
+    }
+
+    int socks[2];
+    struct control *control =
+        mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (control == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM, 0, socks)) {
+        perror("libfabric");
+        return 1;
+    }
+    pid_t child = fork();
+    if (child < 0) {
+        perror("libfabric: fork");
+        return 1;
+    }
+    struct side s = {.rank = child == 0, .control = control};
+    s.sock = socks[s.rank];
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)s.rank, &set);
+    sched_setaffinity(0, sizeof(set), &set);
+    s.memory_len = WORDS + largest;
+    s.memory = mmap(NULL, s.memory_len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int rc = 1;
+    if (s.memory == MAP_FAILED) {
+        perror("libfabric: memory");
+        goto out;
+    }
+    memset(s.memory, 1, s.memory_len);
+    if (side_open(&s))
+        goto out;
+    rc = 0;
+    for (uint32_t i = 0; i < (uint32_t)argc - 1 && !rc; i++)
+        rc = test(&s, &specs[i], i) ? 1 : 0;
+    if (!rc && meet(&s, 2 * (uint32_t)argc + 2))
+        rc = 1;
+    side_close(&s);
+out:
+    if (child > 0) {
+        int status = 0;
+        if (rc)
+            kill(child, SIGTERM); /* it may be waiting for this side */
+        waitpid(child, &status, 0);
+        return rc || status ? 1 : 0;
+    }
+    return rc;
+}

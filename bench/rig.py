@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: MIT
+"""How every benchmark here is measured: sides that take turns, medians with their spread, a table and a JSON.
+
+A suite (bench/suites/NAME.py) gives rows, groups of rows, and sides. In each round, group by group, every side
+measures that group once, ours first in even rounds and last in odd ones: what disturbs the machine then disturbs
+all of them.
+"""
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OUT = os.path.join(TOP, "bench", "out")
+OURS = "weft"
+
+
+class Missing(Exception):
+    """A side that cannot measure something, and why. Never replaced by a guess."""
+
+
+class Row:
+    """One figure. `better`: "lower" or "higher". `target`: the ratio ours/theirs to reach against the best of the
+    peers named in `against` (all but the machine's own limit when None)."""
+
+    def __init__(self, id, name, unit, better, target=None, against=None):
+        assert better in ("lower", "higher")
+        self.id, self.name, self.unit, self.better = id, name, unit, better
+        self.target, self.against = target, against
+
+
+class Side:
+    """Ours or a peer. measure(group, scale) returns {row id: value} or {row id: {variant: value}}; of variants the one
+    with the best median counts. `limit`: not a rival but what the machine itself can do."""
+    peer = OURS
+    limit = False
+
+    def missing(self):
+        """Why this side cannot run at all; None when it can."""
+        return None
+
+    def prepare(self):
+        pass
+
+    def measure(self, group, scale):
+        raise NotImplementedError
+
+    def finish(self):
+        pass
+
+
+class Context:
+    def __init__(self, build, quick):
+        self.build, self.quick = build, quick
+        self.cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0, 1]
+
+    def program(self, name):
+        return os.path.join(self.build, "bench", name)
+
+    def need(self, path):
+        return None if os.access(path, os.X_OK) else f"{os.path.relpath(path, TOP)} is not built"
+
+    def core(self, i):
+        return self.cores[i % len(self.cores)]
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+def _pinned(core):
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        return None
+    return lambda: os.sched_setaffinity(0, {core})
+
+
+def start(argv, core=None, env=None, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=None):
+    """Start a process in a session of its own, so that end() reaches what it started."""
+    return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=cwd,
+                            env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=_pinned(core))
+
+
+def end(process):
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, sig)
+            process.wait(3)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+def together(processes, timeout):
+    """Wait for all; returns their outputs. Any that fails or is late ends the others and is Missing."""
+    outputs = [None] * len(processes)
+    limit = time.monotonic() + timeout
+    try:
+        for i, p in enumerate(processes):
+            try:
+                out, err = p.communicate(timeout=max(0.1, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise Missing(f"'{os.path.basename(p.args[0])}' did not end within {timeout:.0f} s") from None
+            if p.returncode:
+                lines = [line for line in (err or "").strip().splitlines() if line.strip()]
+                raise Missing(f"'{os.path.basename(p.args[0])}' ended with {p.returncode}"
+                              + (f": {lines[-1].strip()[:200]}" if lines else ""))
+            outputs[i] = out
+    finally:
+        for p in processes:
+            end(p)
+            for stream in (p.stdout, p.stderr):
+                if stream:
+                    stream.close()
+    return outputs
+
+
+def run(argv, core=None, env=None, timeout=120, **more):
+    return together([start(argv, core, env, **more)], timeout)[0]
+
+
+def nodes(count, argv, cores=None, timeout=120):
+    """Run a program once a node, joined through the environment. Returns the output of all of them."""
+    env = {"WEFT_SIZE": str(count), "WEFT_COORD": "unix:@weft-bench-%x" % int.from_bytes(os.urandom(8), "big")}
+    started = []
+    try:
+        for rank in range(count):
+            started.append(start(argv, cores[rank] if cores else None, {**env, "WEFT_RANK": str(rank)}))
+    except OSError:
+        for p in started:
+            end(p)
+        raise
+    return "".join(together(started, timeout))
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_listening(port, process, timeout=10):
+    """Until somebody listens on the port, seen without connecting to it (a server may serve one client only)."""
+    limit = time.monotonic() + timeout
+    while time.monotonic() < limit and process.poll() is None:
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            try:
+                with open(table) as f:
+                    for line in f.readlines()[1:]:
+                        fields = line.split()
+                        if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                            return
+            except OSError:
+                pass
+        time.sleep(0.01)
+    raise Missing("the server did not come up")
+
+
+def json_lines(text):
+    """The lines of `text` that are JSON objects."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            found.append(json.loads(line))
+    return found
+
+
+def values(text, row_of):
+    """Figures from a program's JSON lines; row_of(line) names the row. "missing" raises."""
+    got = {}
+    for line in json_lines(text):
+        if "missing" in line:
+            raise Missing(line["missing"])
+        got[row_of(line)] = float(line["value"])
+    if not got:
+        raise Missing("the program printed no figure")
+    return got
+
+
+def scaled(iterations, scale, least=2):
+    return max(least, int(iterations * scale))
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+def machine():
+    """What the figures were taken on. No host names."""
+    cpu, memory = platform.processor() or platform.machine(), 0
+    try:
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    cpu = line.split(":", 1)[1].strip()
+                    break
+        with open("/proc/meminfo") as f:
+            memory = int(f.readline().split()[1]) * 1024
+    except OSError:
+        try:
+            cpu = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True,
+                                 text=True).stdout.strip() or cpu
+            memory = int(subprocess.run(["sysctl", "-n", "hw.memsize"], capture_output=True, text=True).stdout or 0)
+        except OSError:
+            pass
+    return {"cpu": cpu, "cores": os.cpu_count(), "memory_bytes": memory, "system": platform.system(),
+            "kernel": platform.release(), "architecture": platform.machine()}
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+def take_turns(groups, sides, rounds, scale, say=lambda text: None):
+    """Returns (samples, notes): samples[(peer, row id)][variant] is the list of figures, one a round, None where that
+    round failed; notes are (peer, what, why) of what could not be measured."""
+    samples, notes = {}, {}
+    for n in range(rounds):
+        for group in groups:
+            order = sides if n % 2 == 0 else list(reversed(sides))
+            for side in order:
+                key = (side.peer, group)
+                if key in notes:
+                    continue
+                say(f"round {n + 1} of {rounds}: {group}: {side.peer}")
+                try:
+                    got = side.measure(group, scale)
+                except Missing as why:
+                    notes[key] = str(why)
+                    continue
+                for row, figure in got.items():
+                    variants = figure if isinstance(figure, dict) else {"": figure}
+                    for variant, value in variants.items():
+                        samples.setdefault((side.peer, row), {}).setdefault(variant, []).append(value)
+    return samples, [(peer, group, why) for (peer, group), why in notes.items()]
+
+
+def best_variant(variants, better):
+    pick = min if better == "lower" else max
+    return pick(variants.items(), key=lambda item: statistics.median(item[1]))
+
+
+def ratio_of(ours, theirs):
+    return ours / theirs if theirs else None
+
+
+def judge(row, samples, peers, limits):
+    """The JSON rows of one figure: one a peer, with ratio and, against the best peer, whether the target is reached."""
+    mine = samples.get((OURS, row.id))
+    ours = best_variant(mine, row.better) if mine else None
+    found = []
+    for peer in peers:
+        theirs = samples.get((peer, row.id))
+        if not theirs:
+            continue
+        variant, figures = best_variant(theirs, row.better)
+        entry = {"name": row.name, "unit": row.unit, "better": row.better,
+                 "ours": statistics.median(ours[1]) if ours else None, "peer": peer, "variant": variant,
+                 "theirs": statistics.median(figures), "ratio": None, "target": None, "reached": None,
+                 "rounds": min(len(figures), len(ours[1])) if ours else len(figures), "limit": peer in limits,
+                 "spread": {"ours": [min(ours[1]), max(ours[1])] if ours else None,
+                            "theirs": [min(figures), max(figures)], "ratio": None}}
+        if ours:
+            entry["ratio"] = ratio_of(entry["ours"], entry["theirs"])
+            each = [ratio_of(a, b) for a, b in zip(ours[1], figures) if b]
+            entry["spread"]["ratio"] = [min(each), max(each)] if each else None
+        found.append(entry)
+    rivals = [e for e in found if (e["peer"] in row.against if row.against else not e["limit"])]
+    if row.target is not None and rivals:
+        pick = min if row.better == "lower" else max
+        best = pick(rivals, key=lambda e: e["theirs"])
+        best["target"] = row.target
+        if best["ratio"] is not None:
+            best["reached"] = best["ratio"] <= row.target if row.better == "lower" else best["ratio"] >= row.target
+    if not found and ours:
+        found.append({"name": row.name, "unit": row.unit, "better": row.better, "ours": statistics.median(ours[1]),
+                      "peer": None, "variant": "", "theirs": None, "ratio": None, "target": None, "reached": None,
+                      "rounds": len(ours[1]), "limit": False,
+                      "spread": {"ours": [min(ours[1]), max(ours[1])], "theirs": None, "ratio": None}})
+    return found
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+def number(x):
+    if x is None:
+        return "-"
+    if x == 0 or 1e-3 <= abs(x) < 1e5:
+        digits = 4 if abs(x) < 1 else 3
+        text = f"{x:.{digits}g}"
+        return f"{x:.0f}" if "e" in text else text
+    return f"{x:.3g}" if abs(x) < 1e-3 else f"{x / 1e6:.3g}M" if abs(x) >= 1e6 else f"{x / 1e3:.3g}k"
+
+
+def spread_text(pair):
+    return f"{number(pair[0])}..{number(pair[1])}" if pair else ""
+
+
+def table(report):
+    """The report as text. Ratio is always ours/theirs."""
+    heads = ("name", "unit", "ours", "(min..max)", "peer", "theirs", "(min..max)", "ratio", "wanted", "target", "rounds")
+    lines, last = [heads], None
+    for r in report["rows"]:
+        sign = "<=" if r["better"] == "lower" else ">="
+        peer = (r["peer"] or "none") + (f" ({r['variant']})" if r["variant"] else "")
+        verdict = {None: "", True: "reached", False: "NOT REACHED"}[r["reached"]]
+        first = r["name"] != last
+        last = r["name"]
+        lines.append((r["name"] if first else "", r["unit"] if first else "", number(r["ours"]) if first else "",
+                      spread_text(r["spread"]["ours"]) if first else "", peer, number(r["theirs"]),
+                      spread_text(r["spread"]["theirs"]), number(r["ratio"]),
+                      f"{sign} {r['target']:g}" if r["target"] is not None else "limit" if r["limit"] else "",
+                      verdict, str(r["rounds"])))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    right = {2, 5, 7, 10}
+    text = []
+    for i, line in enumerate(lines):
+        text.append("  ".join(c.rjust(w) if k in right else c.ljust(w)
+                              for k, (c, w) in enumerate(zip(line, widths))).rstrip())
+        if i == 0:
+            text.append("-" * len(text[0]))
+    text.append("ratio = ours / theirs: for times and memory lower is better (below 1 weft is ahead), for rates higher"
+                " is better (above 1 weft is ahead).")
+    for m in report["missing"]:
+        text.append(f"missing: {m['peer']}: {m['what']}: {m['why']}")
+    return "\n".join(text)
+
+
+def revision():
+    try:
+        got = subprocess.run(["git", "-C", TOP, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        return got.stdout.strip() or None
+    except OSError:
+        return None
+
+
+def measure(suite, context, rounds, scale, say):
+    """Run a suite; returns its report."""
+    rows, groups, sides = suite.rows(context), suite.groups(context), suite.sides(context)
+    able, missing = [], []
+    try:
+        for side in sides:
+            why = side.missing()
+            if why:
+                missing.append({"peer": side.peer, "what": "all", "why": why})
+                continue
+            able.append(side)
+            side.prepare()
+        samples, notes = take_turns(groups, able, rounds, scale, say)
+    finally:
+        for side in able:
+            side.finish()
+    missing += [{"peer": p, "what": g, "why": w} for p, g, w in notes]
+    peers, limits = [], set()
+    for s in sides:
+        if s.peer != OURS and s.peer not in peers:
+            peers.append(s.peer)
+        if s.limit:
+            limits.add(s.peer)
+    found = []
+    for row in rows:
+        found += judge(row, samples, peers, limits)
+    return {"benchmark": suite.NAME, "title": suite.TITLE, "revision": revision(), "rounds": rounds,
+            "quick": scale < 1, "machine": machine(), "rows": found, "missing": missing}
+
+
+def write(report, folder=OUT):
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, report["benchmark"] + ".json")
+    with open(path + ".part", "w") as f:
+        json.dump(report, f, indent=1)
+        f.write("\n")
+    os.replace(path + ".part", path)
+    return path
+
+
+def progress(text):
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K" + text)
+        sys.stderr.flush()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""put, get, compare_swap and messages between two pinned processes, beside UCX and libfabric over shared memory."""
+import shutil
+
+from rig import Missing, Row, Side, end, free_port, nodes, run, scaled, start, together, values, wait_listening
+
+NAME = "fabric"
+TITLE = "operations between two nodes of one machine, each on a core of its own"
+
+SIZES = ((4 << 10, "4 KiB", 200000, 2000), (64 << 10, "64 KiB", 30000, 300), (1 << 20, "1 MiB", 2000, 20),
+         (16 << 20, "16 MiB", 100, 4), (256 << 20, "256 MiB", 6, 1))
+# group: (test, bytes, iterations, warm-up)
+TESTS = {"put_lat": ("put_lat", 8, 500000, 10000), "msg_lat": ("msg_lat", 8, 200000, 10000),
+         "cswap_lat": ("cswap_lat", 8, 500000, 10000)}
+for _bytes, _text, _iterations, _warmup in SIZES:
+    for _test in ("put_bw", "get_bw"):
+        TESTS[f"{_test} {_text}"] = (_test, _bytes, _iterations, _warmup)
+
+
+def rows(context):
+    found = [Row("put_lat", "put 8 B, half round trip", "us", "lower", 1.0),
+             Row("msg_lat", "message 8 B, round trip", "us", "lower", 1.0),
+             Row("cswap_lat", "compare_swap", "us", "lower", 1.0)]
+    for group, (test, *_) in TESTS.items():
+        if test.endswith("_bw"):
+            found.append(Row(group, f"{test[:3]} {group[7:]}", "GB/s", "higher", 1.0))
+    return found
+
+
+def groups(context):
+    return list(TESTS)
+
+
+def word(group, scale, test=None):
+    name, size, iterations, warmup = TESTS[group]
+    return f"{test or name}:{size}:{scaled(iterations, scale)}:{scaled(warmup, scale, 1)}"
+
+
+class Weft(Side):
+    def __init__(self, context):
+        self.context, self.program = context, context.program("fabric")
+
+    def missing(self):
+        return self.context.need(self.program)
+
+    def test(self, group, scale, test=None):
+        out = nodes(2, [self.program, word(group, scale, test)], [self.context.core(0), self.context.core(1)])
+        return values(out, lambda line: group)
+
+    def measure(self, group, scale):
+        return self.test(group, scale)
+
+
+class Machine(Weft):
+    """What the same two cores do with plain loads and stores."""
+    peer = "machine"
+    limit = True
+
+    def measure(self, group, scale):
+        if group in ("msg_lat", "cswap_lat"):
+            return {}
+        return self.test(group, scale, "line_lat" if group == "put_lat" else "copy_bw")
+
+
+class UCX(Side):
+    peer = "UCX"
+    TRANSPORTS = ("posix", "posix,cma")
+    # ucx_perftest's tests for ours, and the column read: messages a second, or MiB/s
+    NAMES = {"put_lat": ("ucp_put_lat",), "msg_lat": ("ucp_am_lat", "tag_lat"), "cswap_lat": ("ucp_cswap",),
+             "put_bw": ("ucp_put_bw",), "get_bw": ("ucp_get",)}
+
+    def __init__(self, context):
+        self.context = context
+
+    def missing(self):
+        return None if shutil.which("ucx_perftest") else "ucx_perftest is not installed (Debian: ucx-utils)"
+
+    def one(self, transport, name, size, iterations, warmup):
+        env = {"UCX_TLS": transport, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "error"}
+        for attempt in range(3):
+            port = free_port()
+            server = start(["ucx_perftest", "-p", str(port), "-c", str(self.context.core(0))], env=env)
+            try:
+                wait_listening(port, server)
+                client = start(["ucx_perftest", "localhost", "-p", str(port), "-c", str(self.context.core(1)),
+                                "-t", name, "-s", str(size), "-n", str(iterations), "-w", str(warmup),
+                                "-f", "-v"], env=env)
+                out = together([client, server], 60)[0]
+                break
+            except Missing:
+                end(server)
+                if attempt == 2:
+                    raise
+        lines = [line for line in out.splitlines() if line.count(",") == 7]
+        if len(lines) < 2:
+            raise Missing("ucx_perftest's output is not understood")
+        figures = dict(zip(lines[-2].split(","), lines[-1].split(",")))
+        # The latency column has three digits only; the rate is its inverse in full.
+        return float(figures["overall_mr"]), float(figures["overall_bw"])
+
+    def measure(self, group, scale):
+        test, size, iterations, warmup = TESTS[group]
+        got = {}
+        for transport in self.TRANSPORTS:
+            for name in self.NAMES[test]:
+                rate, mib = self.one(transport, name, size, scaled(iterations, scale), scaled(warmup, scale, 1))
+                variant = transport if len(self.NAMES[test]) == 1 else f"{transport} {name}"
+                if test.endswith("_bw"):
+                    got[variant] = mib * 2**20 / 1e9
+                else:
+                    got[variant] = 1e6 / rate * (2 if test == "msg_lat" else 1)
+        return {group: got}
+
+
+class Libfabric(Side):
+    peer = "libfabric shm"
+
+    def __init__(self, context):
+        self.context, self.program = context, context.program("peer_libfabric")
+
+    def missing(self):
+        why = self.context.need(self.program)
+        return why and why + " (needs libfabric; Debian: libfabric-dev)"
+
+    def measure(self, group, scale):
+        got = {}
+        for variant, env in (("CMA", {}), ("no CMA", {"FI_SHM_DISABLE_CMA": "1"})):
+            for name in ("msg_lat", "tag_lat") if group == "msg_lat" else (None,):
+                out = run([self.program, word(group, scale, name)], env=env)
+                got[variant + (" tagged" if name == "tag_lat" else "")] = values(out, lambda line: group)[group]
+        return {group: got}
+
+
+def sides(context):
+    return [Weft(context), UCX(context), Libfabric(context), Machine(context)]
