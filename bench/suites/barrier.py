@@ -29,7 +29,7 @@ def word(group, scale):
 
 class Weft(Side):
     def __init__(self, context):
-        self.context, self.program = context, context.program("barrier")
+        self.context, self.program = context, context.program("bench_barrier")
 
     def missing(self):
         return self.context.need(self.program)

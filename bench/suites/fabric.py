@@ -38,7 +38,7 @@ def word(group, scale, test=None):
 
 class Weft(Side):
     def __init__(self, context):
-        self.context, self.program = context, context.program("fabric")
+        self.context, self.program = context, context.program("bench_fabric")
 
     def missing(self):
         return self.context.need(self.program)
