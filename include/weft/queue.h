@@ -80,7 +80,7 @@ WEFT_API int weft_complete(weft_queue *q, const weft_claim *claims, const weft_r
                            bool *accepted);
 
 /* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. */
-WEFT_API int weft_renew(weft_queue *q, const weft_claim *claim);
+WEFT_API int weft_renew(weft_queue *q, weft_claim *claim);
 
 /* Give a claimed task back: it is ready again at once, for any node. -ESTALE as above. */
 WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);

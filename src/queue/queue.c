@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A queue as a whole: open, close, upkeep, drain, shutdown, statistics.
+ */
+#include "queue/queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SCAN_NS        (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
+#define PENDING_NS     (2 * WEFT_MS)  /* between attempts to place what found no room */
+#define DRAIN_SLICE_NS (1 * WEFT_MS)
+
+static uint64_t key_of(const char *name)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    for (; *name; name++)
+        h = (h ^ (uint8_t)*name) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+static int make_watch(struct slot_watch *watch, uint32_t slots)
+{
+    if (slots == 0)
+        return 0;
+    watch->word = calloc(slots, sizeof *watch->word);
+    watch->since = calloc(slots, sizeof *watch->since);
+    return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch %u leases", slots);
+}
+
+void queue_destroy(struct weft_queue *q)
+{
+    if (!q)
+        return;
+    for (uint32_t i = 0; q->views && i < q->w->size; i++)
+        if (i != q->w->rank)
+            free(atomic_load_explicit(&q->views[i], memory_order_relaxed));
+    while (q->retired) {
+        struct queue_view *v = q->retired;
+        q->retired = v->retired;
+        free(v);
+    }
+    queue_drop_unsent(q);
+    table_clear(&q->table);
+    free(q->watch.word);
+    free(q->watch.since);
+    free(q->own);
+    free((void *)q->views);
+    free(q->serving);
+    free(q);
+}
+
+static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
+{
+    weft_gaddr at;
+    int rc = weft_alloc_aligned(w, slot_shard_bytes(slots), 2 * BASE_CACHE_LINE, &at);
+    if (rc)
+        return base_context(rc, "queue '%s', %u slots", q->name, slots);
+    q->own = queue_view_make(w, w->rank, at, slots, false);
+    if (!q->own || !q->own->shard.mem) {
+        weft_free(w, at);
+        return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
+    }
+    slot_format(&q->own->shard);
+    atomic_store_explicit(&q->views[w->rank], q->own, memory_order_release);
+    if (slots) {
+        q->serving[0] = w->rank;
+        atomic_store_explicit(&q->serving_count, 1, memory_order_release);
+    }
+    return 0;
+}
+
+int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out)
+{
+    static const weft_queue_config none = {0};
+    if (!config)
+        config = &none;
+    size_t len = name ? strlen(name) : 0;
+    uint32_t slots = config->submit_only ? 0 : config->slots ? config->slots : QUEUE_SLOTS;
+    if (len == 0 || len >= QUEUE_NAME_BYTES)
+        return base_fail(-EINVAL, "queue name '%s': it must have 1 to %u bytes", name ? name : "", QUEUE_NAME_BYTES - 1);
+    if (slots > SLOT_COUNT_MAX || (slots & (slots - 1)))
+        return base_fail(-EINVAL, "queue '%s': %u slots: it must be a power of two, at most %u", name, slots,
+                         SLOT_COUNT_MAX);
+    if (config->lease_ns < 0)
+        return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
+                         (long long)config->lease_ns);
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be opened inside a handler", name);
+
+    struct weft_queue *q = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *q, BASE_CACHE_LINE));
+    if (!q)
+        return base_fail(-ENOMEM, "queue '%s': no memory", name);
+    memset(q, 0, sizeof *q);
+    q->w = w;
+    memcpy(q->name, name, len);
+    q->key = key_of(name);
+    q->lease_ns = config->lease_ns ? config->lease_ns : QUEUE_LEASE_NS;
+    atomic_init(&q->victim, w->rank);
+    atomic_init(&q->next, w->rank);
+    q->views = calloc(w->size, sizeof *q->views);
+    q->serving = calloc(w->size, sizeof *q->serving);
+    int rc = q->views && q->serving ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
+    if (rc == 0)
+        rc = table_init(&q->table);
+    if (rc == 0)
+        rc = make_watch(&q->watch, slots);
+    if (rc == 0)
+        rc = make_shard(w, q, slots);
+    if (rc == 0)
+        rc = queue_room_enter(w, q);
+    if (rc) {
+        if (q->own)
+            weft_free(w, q->own->at); /* nobody has heard of it */
+        queue_destroy(q);
+        return rc;
+    }
+    *out = q;
+    return 0;
+}
+
+int weft_queue_close(weft_queue *q)
+{
+    if (!q)
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler", q->name);
+    queue_send_unsent(q);
+    queue_room_leave(q);
+    queue_tell_all(q, QUEUE_CLOSE);
+    /* The shard's memory is not given back to the pool before the node ends: a thread of another node may be in the
+     * middle of changing a slot, and would then write into someone else's buffer. */
+    queue_destroy(q);
+    return 0;
+}
+
+void queue_set_force(weft_queue *q, uint32_t force)
+{
+    atomic_store_explicit(&q->force, force, memory_order_relaxed);
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        if (v && v != q->own && (force & QUEUE_REMOTE))
+            v->shard.mem = NULL; /* before the queue is used: nobody else is reading it */
+    }
+}
+
+int64_t queue_tick(struct weft_queue *q, int64_t now)
+{
+    int64_t scan = q->lease_ns / 4 < SCAN_NS ? q->lease_ns / 4 : SCAN_NS;
+    scan = scan < WEFT_MS ? WEFT_MS : scan;
+    if (q->own->shard.slots && now >= q->next_scan) {
+        uint32_t n = slot_expire(&q->own->shard, &q->watch, now, q->lease_ns);
+        if (n) {
+            atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
+            queue_wake(q, q->own);
+        }
+        /* A long ring takes long to look at: spend at most a hundredth of a processor on it. */
+        int64_t cost = base_now_ns() - now;
+        q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
+    }
+    queue_send_unsent(q);
+    queue_place_pending(q);
+    if (atomic_load_explicit(&q->pending, memory_order_relaxed))
+        return PENDING_NS;
+    return q->own->shard.slots ? q->next_scan - now : SCAN_NS;
+}
+
+/* --- drain --- */
+
+/* One sweep over the counters of the nodes that are alive: all equal, and `*sum` of what was submitted. */
+static bool sweep(struct weft_queue *q, uint64_t *sum)
+{
+    *sum = 0;
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        uint64_t submitted, completed;
+        if (!v || !fab_alive(q->w, i))
+            continue;
+        /* completed first: what is submitted after that makes them differ */
+        if (slot_header_load(&v->shard, SLOT_COMPLETED, &completed) ||
+            slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted))
+            continue; /* it has just gone */
+        if (submitted != completed)
+            return false;
+        *sum += submitted + 1; /* a node that comes or goes counts as a change */
+    }
+    return true;
+}
+
+/* A task may submit others before it is complete, so that one sweep can see the parent complete and miss the child's
+ * submission. Counters that are equal in two sweeps with nothing submitted between them leave no room for that. */
+static bool drained(struct weft_queue *q)
+{
+    uint64_t first, second;
+    return sweep(q, &first) && sweep(q, &second) && first == second;
+}
+
+static bool drain_ready(void *arg)
+{
+    struct weft_queue *q = arg;
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        if (v && !v->shard.mem)
+            return false; /* looking there means waiting: weft_drain() does, between sleeps */
+    }
+    return drained(q);
+}
+
+int weft_drain(weft_queue *q, int64_t timeout_ns)
+{
+    if (drained(q))
+        return 0;
+    int64_t deadline = fab_timeout(q->w, timeout_ns);
+    for (;;) {
+        int64_t now = base_now_ns();
+        if (now >= deadline)
+            return base_fail(-ETIMEDOUT, "queue '%s': not all submitted work was complete before the deadline", q->name);
+        int64_t slice = now + DRAIN_SLICE_NS;
+        int rc = fab_wait(q->w, drain_ready, q, slice < deadline ? slice : deadline);
+        if (rc != -ETIMEDOUT && rc)
+            return rc;
+        queue_place_pending(q);
+        if (drained(q))
+            return 0;
+    }
+}
+
+int weft_queue_shutdown(weft_queue *q)
+{
+    atomic_store_explicit(&q->shut, true, memory_order_seq_cst);
+    queue_tell_all(q, QUEUE_SHUTDOWN);
+    fab_wake_here(q->w);
+    return 0;
+}
+
+int weft_queue_stat(weft_queue *q, weft_queue_stats *out)
+{
+    base_spin_lock(&q->table.lock);
+    *out = (weft_queue_stats){
+        .submitted = q->table.submitted,
+        .completed = q->table.completed,
+        .outstanding = q->table.submitted - q->table.completed,
+        .resubmitted = q->table.resubmitted,
+        .duplicates = q->table.duplicates,
+    };
+    base_spin_unlock(&q->table.lock);
+    out->claimed = atomic_load_explicit(&q->claimed, memory_order_relaxed);
+    out->stolen = atomic_load_explicit(&q->stolen, memory_order_relaxed);
+    out->refused = atomic_load_explicit(&q->refused, memory_order_relaxed);
+    out->requeued = atomic_load_explicit(&q->requeued, memory_order_relaxed);
+    out->ready = slot_backlog(&q->own->shard);
+    return 0;
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * queue: the room's own header. No room above needs it; tests use queue_force().
+ *
+ *   slot.c    the protocol of one shard: pure, over words
+ *   table.c   what this node has submitted and not reaped: private
+ *   view.c    how this node reaches the shards: its own, and those of others, by loads and stores or by the fabric
+ *   room.c    the queues of this node: finding each other, messages, the death of nodes, upkeep
+ *   queue.c   open, close, drain, shutdown, statistics
+ *   submit.c  submitting, completions as the submitter sees them, reaping
+ *   claim.c   claiming, completing, renewing, releasing
+ *
+ * The way of a task: the submitter notes it in its table (OUT, at a home), writes it into a slot of that home's
+ * shard, and wakes a node that may be asleep. A worker claims it from its own shard or another's, and when done
+ * swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
+ * completion counts and can be reaped, any other is dropped; either way it frees the slot.
+ *
+ * Who dies, and what then (`gone` in room.c, which a weft_queue_close() elsewhere also calls):
+ *   worker     each home makes its claims ready again; also what it had done but the submitter has not freed, since
+ *              the message may have died with it. If it had not, the task runs twice and the second completion is
+ *              dropped: fab_peer_gone() delivers the last messages first, but homes and submitters learn of a death
+ *              at different times.
+ *   submitter  each home frees its tasks; completions of them are refused.
+ *   home       each submitter has its tasks in that shard pending and places them elsewhere. Workers that had claimed
+ *              there are refused; if one's completion comes through all the same, it counts if it is the first.
+ *
+ * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. Who
+ * made work ready looks at idle afterwards; finding 1 it swaps it to 0 and wakes that node. Both steps are seq_cst on
+ * both sides (store idle, load tail | raise tail, load idle), so not both can miss. Only a node's own shard is
+ * covered by this; work elsewhere is found because submitters look for other idle nodes, and at the latest when a
+ * claimer looks again by itself (CLAIM_SLICE_NS).
+ */
+#ifndef WEFT_QUEUE_ROOM_H
+#define WEFT_QUEUE_ROOM_H
+
+#include "fabric/fabric.h"
+#include "queue/slot.h"
+#include "queue/table.h"
+#include "weft/queue.h"
+
+#define QUEUE_NAME_BYTES 32u
+#define QUEUES_MAX       64u /* open at once on a node */
+#define QUEUE_SLOTS      4096u
+#define QUEUE_LEASE_NS   (60 * WEFT_SECOND)
+#define CLAIM_SLICE_NS   (10 * WEFT_MS)
+
+/* One node's part of one queue, as this node reaches it. A node that closes and opens again gets a new view; the
+ * old ones live until this node closes the queue, since another thread may be using them. */
+struct queue_view {
+    struct slot_shard shard;
+    struct weft *w;
+    weft_gaddr at;
+    uint32_t node;
+    _Atomic bool gone; /* set under the table's lock */
+    struct queue_view *retired;
+};
+
+/* Tests: what to do otherwise than usual. */
+enum queue_force {
+    QUEUE_REMOTE = 1, /* reach other nodes' shards through the fabric even where loads and stores would do */
+    QUEUE_SPREAD = 2, /* place tasks round-robin from the first */
+};
+
+/* A completion message that could not be sent. */
+struct queue_unsent;
+
+struct weft_queue {
+    struct weft *w;
+    char name[QUEUE_NAME_BYTES];
+    uint64_t key; /* of the name */
+    int64_t lease_ns;
+    _Atomic uint32_t force;
+    _Atomic bool shut;
+
+    struct queue_view *own; /* the header even with submit_only */
+    _Atomic(struct queue_view *) *views; /* [size]; NULL: not known */
+    /* Nodes with a shard, in the order they appeared, the dead included: entries below the count never change. */
+    uint32_t *serving;
+    _Atomic uint32_t serving_count;
+    struct queue_view *retired; /* the progress thread's and close's */
+
+    /* Submitter. */
+    _Alignas(BASE_CACHE_LINE) struct table table;
+    _Atomic uint32_t reapable; /* table.complete.count, to look at without the lock */
+    _Atomic uint32_t pending;  /* table.pending.count, likewise */
+    _Atomic uint32_t next;     /* round-robin over `serving` */
+
+    /* Worker. */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t claimed, stolen;
+    _Atomic uint64_t refused;
+    _Atomic uint32_t victim; /* where to steal next */
+    base_spin unsent_lock;
+    struct queue_unsent *unsent;
+
+    /* Home; the progress thread's. */
+    _Alignas(BASE_CACHE_LINE) struct slot_watch watch;
+    _Atomic uint64_t requeued;
+    int64_t next_scan;
+
+    uint32_t users; /* handlers and hooks inside; under the room's lock */
+};
+
+/* --- messages, all to FAB_HANDLER_QUEUE --- */
+enum queue_message_type {
+    QUEUE_HELLO = 1, /* I have opened it, my shard is there: answer with yours */
+    QUEUE_ANSWER,
+    QUEUE_CLOSE,
+    QUEUE_SHUTDOWN,
+    QUEUE_DONES, /* payload: struct queue_done_message[count] */
+};
+struct queue_message {
+    uint32_t type, count;
+    uint64_t key;
+    weft_gaddr shard; /* HELLO, ANSWER: these four */
+    uint32_t slots, shut;
+    char name[QUEUE_NAME_BYTES];
+};
+_Static_assert(sizeof(struct queue_message) == WEFT_HEADER_MAX, "a message header");
+
+struct queue_done_message {
+    uint64_t id;
+    weft_gaddr slot; /* of its state word */
+    uint64_t word;   /* the DONE word in it */
+    weft_gaddr result;
+    uint64_t result_len;
+    int32_t status;
+    uint32_t reserved;
+};
+#define QUEUE_DONES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
+
+/* --- room.c --- */
+int queue_room_enter(struct weft *w, struct weft_queue *q); /* find the others; from now on messages reach q */
+void queue_room_leave(struct weft_queue *q);                /* returns when no handler is inside q */
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, const void *payload,
+               uint32_t count, size_t payload_len);
+/* Tell every other node that is alive. */
+void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
+
+/* --- view.c --- */
+struct queue_view *queue_view_make(struct weft *w, uint32_t node, weft_gaddr at, uint32_t slots, bool remote);
+/* The view of a node; NULL when it has none or is gone. */
+static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
+{
+    struct queue_view *v = atomic_load_explicit(&q->views[node], memory_order_acquire);
+    return v && !atomic_load_explicit(&v->gone, memory_order_relaxed) ? v : NULL;
+}
+/* Whether to use it from here: in a handler only those that never wait. */
+static inline bool queue_view_usable(const struct queue_view *v)
+{
+    return v && v->shard.slots && (v->shard.mem || !fab_in_handler());
+}
+/* The view and slot of a slot's address; NULL when it is not one of a shard that is known. */
+struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index);
+static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t slot)
+{
+    return v->at + ((uint64_t)SLOT_HEADER_WORDS + (uint64_t)slot * SLOT_WORDS) * 8;
+}
+/* After work was made ready at `v`: wake a node that sleeps, its own first. */
+void queue_wake(struct weft_queue *q, struct queue_view *v);
+/* Store this node's counters where drains look. Under the table's lock. */
+void queue_publish_counts(struct weft_queue *q);
+
+/* --- submit.c --- */
+/* Completions for tasks of this node, from `worker`. */
+void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count);
+/* Try to place pending tasks again. */
+void queue_place_pending(struct weft_queue *q);
+/* The home behind a view is gone: no more to it, and what it had of ours is pending. */
+void queue_home_gone(struct weft_queue *q, struct queue_view *v);
+
+/* --- claim.c --- */
+void queue_send_unsent(struct weft_queue *q);
+void queue_drop_unsent(struct weft_queue *q);
+
+/* --- queue.c --- */
+void queue_destroy(struct weft_queue *q); /* free what is private; nobody is inside */
+/* Upkeep; returns ns until the next. In the progress thread. */
+int64_t queue_tick(struct weft_queue *q, int64_t now);
+
+/* Tests only, before the first HELLO is answered: right after weft_queue_open() on each node, then a barrier. */
+void queue_set_force(weft_queue *q, uint32_t force);
+
+#endif

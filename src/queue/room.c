@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The queues of one node, and how those of the same name on different nodes find each other.
+ *
+ * Who opens a queue says HELLO to every node, and gets an ANSWER from those that have it open. A HELLO to a node that
+ * has not is lost, and that does no harm: when that node opens the queue it says HELLO itself. Both carry the place
+ * of the sender's shard. One handler, one set of hooks; they find the queue by its name.
+ */
+#include "queue/queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct queue_room {
+    base_spin lock;
+    struct weft_queue *queues[QUEUES_MAX];
+};
+
+static struct weft_queue *enter(struct queue_room *room, uint32_t i)
+{
+    base_spin_lock(&room->lock);
+    struct weft_queue *q = room->queues[i];
+    if (q)
+        q->users++;
+    base_spin_unlock(&room->lock);
+    return q;
+}
+
+static void leave(struct queue_room *room, struct weft_queue *q)
+{
+    base_spin_lock(&room->lock);
+    q->users--;
+    base_spin_unlock(&room->lock);
+}
+
+static struct weft_queue *enter_named(struct queue_room *room, uint64_t key, const char *name)
+{
+    struct weft_queue *q = NULL;
+    base_spin_lock(&room->lock);
+    for (uint32_t i = 0; i < QUEUES_MAX && !q; i++) {
+        struct weft_queue *c = room->queues[i];
+        if (c && c->key == key && memcmp(c->name, name, QUEUE_NAME_BYTES) == 0)
+            q = c;
+    }
+    if (q)
+        q->users++;
+    base_spin_unlock(&room->lock);
+    return q;
+}
+
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, const void *payload,
+               uint32_t count, size_t payload_len)
+{
+    struct queue_message m = {.type = (uint32_t)type,
+                              .count = count,
+                              .key = q->key,
+                              .shard = q->own->at,
+                              .slots = q->own->shard.slots,
+                              .shut = atomic_load_explicit(&q->shut, memory_order_relaxed)};
+    memcpy(m.name, q->name, sizeof m.name);
+    return fab_send(q->w, node, FAB_HANDLER_QUEUE, &m, sizeof m, payload, payload_len, NULL);
+}
+
+void queue_tell_all(struct weft_queue *q, enum queue_message_type type)
+{
+    for (uint32_t i = 0; i < q->w->size; i++)
+        if (i != q->w->rank && fab_alive(q->w, i) && queue_send(q, i, type, NULL, 0, 0) && fab_alive(q->w, i))
+            base_log(BASE_LOG_WARN, "queue '%s': a message to node %u was not sent: %s", q->name, i, base_error());
+}
+
+static void shut(struct weft_queue *q)
+{
+    atomic_store_explicit(&q->shut, true, memory_order_seq_cst);
+    fab_wake_here(q->w);
+}
+
+/* Node `from` is gone, or has closed the queue: see queue.h for what follows. */
+static void gone(struct weft_queue *q, uint32_t from)
+{
+    struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
+    if (v)
+        queue_home_gone(q, v);
+    uint32_t n = slot_gone(&q->own->shard, from);
+    if (n) {
+        atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
+        queue_wake(q, q->own);
+    }
+    fab_wake_here(q->w); /* waits for room, for completions, for a drain */
+}
+
+/* A node says where its shard is. Nothing of it is believed. */
+static void learn(struct weft_queue *q, uint32_t from, const struct queue_message *m)
+{
+    uint64_t bytes = slot_shard_bytes(m->slots), offset = weft_gaddr_offset(m->shard);
+    if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE ||
+        m->slots > SLOT_COUNT_MAX || (m->slots & (m->slots - 1)) || offset < FAB_NULL_BYTES ||
+        offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
+        base_log(BASE_LOG_WARN, "queue '%s': node %u names a shard that cannot be: ignored", q->name, from);
+        return;
+    }
+    struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
+    if (old && old->at == m->shard && !atomic_load_explicit(&old->gone, memory_order_relaxed))
+        return;
+    struct queue_view *v = queue_view_make(
+        q->w, from, m->shard, m->slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
+    if (!v) {
+        base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
+        return;
+    }
+    if (old) {
+        queue_home_gone(q, old);
+        old->retired = q->retired;
+        q->retired = old;
+    }
+    atomic_store_explicit(&q->views[from], v, memory_order_release); /* pairs with queue_view_of() */
+    uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_relaxed);
+    bool listed = v->shard.slots == 0;
+    for (uint32_t i = 0; i < n; i++)
+        listed = listed || q->serving[i] == from;
+    if (!listed) {
+        q->serving[n] = from;
+        atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with acquire loads of it */
+    }
+    if (m->shut)
+        shut(q);
+    fab_wake_here(q->w);
+}
+
+static void handle(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                   size_t payload_len, void *arg)
+{
+    struct queue_room *room = arg;
+    struct queue_message m;
+    if (header_len != sizeof m || from >= w->size)
+        return;
+    memcpy(&m, header, sizeof m);
+    struct weft_queue *q = enter_named(room, m.key, m.name);
+    if (!q)
+        return; /* not open here: see above; completions of a queue that was closed are nobody's */
+    switch (m.type) {
+    case QUEUE_HELLO:
+        learn(q, from, &m);
+        if (queue_send(q, from, QUEUE_ANSWER, NULL, 0, 0) && fab_alive(w, from))
+            base_log(BASE_LOG_WARN, "queue '%s': node %u was not answered: %s", q->name, from, base_error());
+        break;
+    case QUEUE_ANSWER:
+        learn(q, from, &m);
+        break;
+    case QUEUE_CLOSE:
+        gone(q, from);
+        break;
+    case QUEUE_SHUTDOWN:
+        shut(q);
+        break;
+    case QUEUE_DONES:
+        if (m.count <= QUEUE_DONES_MAX && payload_len == m.count * sizeof(struct queue_done_message)) {
+            struct queue_done_message dones[QUEUE_DONES_MAX];
+            memcpy(dones, payload, payload_len);
+            queue_accept(q, from, dones, m.count);
+        }
+        break;
+    default:
+        break;
+    }
+    leave(room, q);
+}
+
+static void node_gone(struct weft *w, uint32_t node, bool died, void *arg)
+{
+    (void)w;
+    (void)died;
+    struct queue_room *room = arg;
+    for (uint32_t i = 0; i < QUEUES_MAX; i++) {
+        struct weft_queue *q = enter(room, i);
+        if (q) {
+            gone(q, node);
+            leave(room, q);
+        }
+    }
+}
+
+static int64_t tick(struct weft *w, int64_t now, void *arg)
+{
+    (void)w;
+    struct queue_room *room = arg;
+    int64_t next = INT64_MAX;
+    for (uint32_t i = 0; i < QUEUES_MAX; i++) {
+        struct weft_queue *q = enter(room, i);
+        if (q) {
+            int64_t in = queue_tick(q, now);
+            next = in < next ? in : next;
+            leave(room, q);
+        }
+    }
+    return next;
+}
+
+/* At the node's end: no thread is inside, and leaving tells the others more than a CLOSE would. */
+static void room_close(struct weft *w, void *arg)
+{
+    struct queue_room *room = arg;
+    for (uint32_t i = 0; i < QUEUES_MAX; i++)
+        if (room->queues[i])
+            queue_destroy(room->queues[i]);
+    free(room);
+    w->queues = NULL;
+}
+
+static int room_of(struct weft *w, struct queue_room **out)
+{
+    struct queue_room *room = __atomic_load_n(&w->queues, __ATOMIC_ACQUIRE);
+    if (room) {
+        *out = room;
+        return 0;
+    }
+    room = calloc(1, sizeof *room);
+    if (!room)
+        return base_fail(-ENOMEM, "no memory for the node's queues");
+    void *none = NULL;
+    if (!__atomic_compare_exchange_n(&w->queues, &none, room, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        free(room); /* another thread was first */
+        *out = none;
+        return 0;
+    }
+    *out = room;
+    struct fab_hook hook = {.gone = node_gone, .tick = tick, .close = room_close, .arg = room};
+    int rc = fab_hook(w, &hook);
+    if (rc == 0)
+        rc = fab_handle(w, FAB_HANDLER_QUEUE, handle, room);
+    return rc;
+}
+
+int queue_room_enter(struct weft *w, struct weft_queue *q)
+{
+    struct queue_room *room = NULL;
+    int rc = room_of(w, &room);
+    if (rc)
+        return rc;
+    uint32_t at = QUEUES_MAX;
+    base_spin_lock(&room->lock);
+    for (uint32_t i = QUEUES_MAX; i-- > 0;) {
+        struct weft_queue *c = room->queues[i];
+        if (c && c->key == q->key && memcmp(c->name, q->name, QUEUE_NAME_BYTES) == 0)
+            rc = -EALREADY;
+        if (!c)
+            at = i;
+    }
+    if (rc == 0 && at < QUEUES_MAX)
+        room->queues[at] = q;
+    base_spin_unlock(&room->lock);
+    if (rc)
+        return base_fail(rc, "queue '%s' is open on this node already: use that one, or close it first", q->name);
+    if (at == QUEUES_MAX)
+        return base_fail(-ENOSPC, "queue '%s': a node has at most %u queues open: close one", q->name, QUEUES_MAX);
+    queue_tell_all(q, QUEUE_HELLO);
+    fab_kick(w); /* its upkeep begins */
+    return 0;
+}
+
+void queue_room_leave(struct weft_queue *q)
+{
+    struct queue_room *room = q->w->queues;
+    base_spin_lock(&room->lock);
+    for (uint32_t i = 0; i < QUEUES_MAX; i++)
+        if (room->queues[i] == q)
+            room->queues[i] = NULL;
+    while (q->users) { /* handlers and hooks do not wait, so this is short */
+        base_spin_unlock(&room->lock);
+        base_sleep_ns(20000);
+        base_spin_lock(&room->lock);
+    }
+    base_spin_unlock(&room->lock);
+}

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The protocol of one shard: see slot.h for the states and the reasons.
+ *
+ * Memory orders, for shards that are reached by loads and stores:
+ *   (S) state words: a swap is acq_rel, a load acquire. READY is released after the fields; a claimer that loads it
+ *       sees them. A claimer's swap is also a release, so its loads of the fields cannot sink below it.
+ *   (T) tail: raised with a release after READY; claimers acquire it. Raises are read-modify-writes, so a later
+ *       raise by another submitter carries the earlier ones (release sequence).
+ *   (H) head: rules 1 and 2 of slot.h need only the total order of its changes, and that a claimer which loads a
+ *       maker's change sees the slot that was made ready before it: acq_rel and acquire.
+ *   (I) idle: see queue.h; the raise of tail is seq_cst for its sake.
+ */
+#include "queue/slot.h"
+
+static inline uint32_t slot_base(const struct slot_shard *s, uint64_t position)
+{
+    return SLOT_HEADER_WORDS + (uint32_t)(position & (s->slots - 1)) * SLOT_WORDS;
+}
+
+static inline int load(const struct slot_shard *s, uint32_t word, uint64_t *out)
+{
+    if (BASE_LIKELY(s->mem != NULL)) {
+        *out = atomic_load_explicit(&s->mem[word], memory_order_acquire); /* (S) (T) (H) */
+        return 0;
+    }
+    return s->remote->load(s->arg, word, out, 1);
+}
+
+/* 1 swapped; 0 not, and *seen is what was there (a spurious failure is possible and harmless); or an error. */
+static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen, uint64_t desired)
+{
+    if (BASE_LIKELY(s->mem != NULL))
+        return atomic_compare_exchange_strong_explicit(&s->mem[word], seen, desired, memory_order_seq_cst,
+                                                       memory_order_acquire); /* (S) (T) (H) (I) */
+    uint64_t old = 0;
+    int rc = s->remote->swap(s->arg, word, *seen, desired, &old);
+    if (rc)
+        return rc;
+    bool same = old == *seen;
+    *seen = old;
+    return same;
+}
+
+static inline int store_fields(const struct slot_shard *s, uint32_t base, uint32_t node, uint64_t id,
+                               const uint64_t *task)
+{
+    if (BASE_LIKELY(s->mem != NULL)) {
+        _Atomic uint64_t *m = s->mem + base;
+        atomic_store_explicit(&m[SLOT_ID], id, memory_order_relaxed);
+        atomic_store_explicit(&m[SLOT_SUBMITTER], node, memory_order_relaxed);
+        for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
+            atomic_store_explicit(&m[SLOT_TASK + i], task[i], memory_order_relaxed);
+        return 0;
+    }
+    uint64_t all[SLOT_WORDS - 1] = { 0 }; /* all but the state */
+    all[SLOT_ID - 1] = id;
+    all[SLOT_SUBMITTER - 1] = node;
+    for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
+        all[SLOT_TASK - 1 + i] = task[i];
+    return s->remote->store(s->arg, base + 1, all, SLOT_WORDS - 1);
+}
+
+static inline int load_fields(const struct slot_shard *s, uint32_t base, struct slot_claim *c, uint32_t nodes)
+{
+    uint64_t submitter;
+    if (BASE_LIKELY(s->mem != NULL)) {
+        _Atomic uint64_t *m = s->mem + base;
+        c->id = atomic_load_explicit(&m[SLOT_ID], memory_order_relaxed);
+        submitter = atomic_load_explicit(&m[SLOT_SUBMITTER], memory_order_relaxed);
+        for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
+            c->task[i] = atomic_load_explicit(&m[SLOT_TASK + i], memory_order_relaxed);
+    } else {
+        /* After the state word, in a transfer of its own: one transfer of both could read the fields first. */
+        uint64_t all[SLOT_WORDS - 1];
+        int rc = s->remote->load(s->arg, base + 1, all, SLOT_WORDS - 1);
+        if (rc)
+            return rc;
+        c->id = all[SLOT_ID - 1];
+        submitter = all[SLOT_SUBMITTER - 1];
+        for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
+            c->task[i] = all[SLOT_TASK - 1 + i];
+    }
+    c->submitter = (uint32_t)submitter;
+    return submitter < nodes ? 0 : -EBADMSG;
+}
+
+void slot_format(struct slot_shard *s)
+{
+    for (uint64_t i = 0; i < slot_shard_bytes(s->slots) / sizeof(uint64_t); i++)
+        atomic_store_explicit(&s->mem[i], 0, memory_order_relaxed);
+}
+
+int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t *out)
+{
+    return load(s, (uint32_t)word, out);
+}
+
+int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired)
+{
+    return swap(s, (uint32_t)word, &expected, desired);
+}
+
+/* How far the head word is behind `tail`: at most the ring. A word that makes no sense counts as the whole ring. */
+static inline uint32_t lag_of(const struct slot_shard *s, uint64_t head, uint64_t tail)
+{
+    uint32_t lag = (uint32_t)tail - (uint32_t)head;
+    return lag > s->slots ? s->slots : lag;
+}
+
+/* Head first, then tail: tail only grows and head never passes it, so the lag is not negative. */
+static inline int load_ends(const struct slot_shard *s, uint64_t *head, uint64_t *tail)
+{
+    int rc = load(s, SLOT_HEAD, head);
+    return rc ? rc : load(s, SLOT_TAIL, tail);
+}
+
+/* Rule 1: the slot of `position` (or of any later position below tail) has been made ready. */
+static int head_lower(const struct slot_shard *s, uint64_t position)
+{
+    uint64_t head, tail;
+    int rc = load_ends(s, &head, &tail);
+    while (rc == 0) {
+        uint32_t lag = lag_of(s, head, tail);
+        uint64_t want = tail - position; /* at least 1: position is below tail */
+        if (want > s->slots)
+            want = s->slots;
+        uint32_t to = want > lag ? (uint32_t)(tail - want) : (uint32_t)head;
+        int swapped = swap(s, SLOT_HEAD, &head, ((head >> 32) + 1) << 32 | to); /* (H) */
+        if (swapped)
+            return swapped < 0 ? swapped : 0;
+        rc = load_ends(s, &head, &tail);
+    }
+    return rc;
+}
+
+/* The same for a slot by number. One that claimers cannot have seen yet needs nothing. */
+static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
+{
+    uint64_t tail;
+    int rc = load(s, SLOT_TAIL, &tail);
+    if (rc || tail == 0)
+        return rc;
+    uint64_t back = (tail - 1 - slot) & (s->slots - 1); /* from the last position to the slot's latest */
+    return back < tail ? head_lower(s, tail - 1 - back) : 0;
+}
+
+int slot_submit(const struct slot_shard *s, uint32_t node, uint32_t attempt, const uint64_t *tasks,
+                const uint64_t *ids, uint32_t count)
+{
+    /* Once something is placed, a row of slots in use ends the search: the caller has other shards to fill. */
+    const uint32_t patience = 16;
+    uint64_t tail;
+    int rc = load(s, SLOT_TAIL, &tail);
+    if (rc)
+        return rc;
+    uint64_t first = 0, last = 0;
+    uint32_t placed = 0, missed = 0;
+    for (uint64_t p = tail; placed < count && p - tail < s->slots; p++) {
+        uint32_t base = slot_base(s, p);
+        uint64_t word;
+        if ((rc = load(s, base, &word)) < 0)
+            break;
+        if (slot_status(word) == SLOT_FREE) {
+            uint64_t writing = slot_next(word, node, attempt, SLOT_WRITING);
+            if ((rc = swap(s, base, &word, writing)) < 0)
+                break;
+            if (rc) {
+                uint64_t mine = writing;
+                if ((rc = store_fields(s, base, node, ids[placed], tasks + (size_t)placed * SLOT_TASK_WORDS)))
+                    break;
+                rc = swap(s, base, &mine, slot_next(writing, 0, attempt, SLOT_READY)); /* (S) */
+                if (rc == 0)
+                    rc = -ECONNRESET; /* the home holds this node for dead and took the slot back */
+                if (rc < 0)
+                    break;
+                if (placed++ == 0)
+                    first = p;
+                last = p + 1;
+                missed = 0;
+                continue;
+            }
+        }
+        if (placed && ++missed == patience)
+            break;
+    }
+    if (placed == 0)
+        return rc < 0 ? rc : 0;
+    while (tail < last) {
+        rc = swap(s, SLOT_TAIL, &tail, last); /* (T) */
+        if (rc < 0)
+            return (int)placed; /* the shard is gone, and its tasks with it: the caller will hear of it */
+        if (rc)
+            break;
+    }
+    /* `tail` is what was there before: beyond our first position, claimers may have passed us while we wrote. */
+    if (BASE_UNLIKELY(tail > first))
+        head_lower(s, first);
+    return (int)placed;
+}
+
+int slot_claim(const struct slot_shard *s, uint32_t node, uint32_t nodes, struct slot_claim *out, uint32_t max,
+               bool half)
+{
+    uint64_t head, tail;
+    int rc = load_ends(s, &head, &tail);
+    if (rc)
+        return rc;
+    uint32_t lag = lag_of(s, head, tail), got = 0;
+    if (lag == 0)
+        return 0;
+    if (half && max > (lag + 1) / 2)
+        max = (lag + 1) / 2;
+    uint64_t p = tail - lag;
+    for (; p != tail && got < max; p++) {
+        uint32_t base = slot_base(s, p);
+        struct slot_claim *c = &out[got];
+        uint64_t word;
+        if ((rc = load(s, base, &word)) < 0) /* (S) */
+            break;
+        if (slot_status(word) != SLOT_READY)
+            continue;
+        if ((rc = load_fields(s, base, c, nodes)) < 0) {
+            if (rc == -EBADMSG)
+                continue;
+            break;
+        }
+        c->word = slot_next(word, node, slot_attempt(word), SLOT_CLAIMED);
+        c->slot = (uint32_t)p & (s->slots - 1);
+        if ((rc = swap(s, base, &word, c->word)) < 0) /* (S): succeeding proves that the copy is whole */
+            break;
+        got += (uint32_t)rc;
+    }
+    /* Rule 2: only from a head word of the version we started from; others may have raised it in between. */
+    for (uint64_t seen = head; rc >= 0 && seen >> 32 == head >> 32;) {
+        if ((int32_t)((uint32_t)p - (uint32_t)seen) <= 0)
+            break;
+        rc = swap(s, SLOT_HEAD, &seen, (head >> 32) << 32 | (uint32_t)p); /* (H) */
+        if (rc)
+            break;
+    }
+    return got ? (int)got : rc < 0 ? rc : 0;
+}
+
+static int change(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t to)
+{
+    int rc = swap(s, slot_base(s, slot), &word, to); /* (S) */
+    return rc < 0 ? rc : rc ? 0 : -ESTALE;
+}
+
+int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
+{
+    *now = slot_next(word, slot_owner(word), slot_attempt(word), SLOT_DONE);
+    return change(s, slot, word, *now);
+}
+
+int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
+{
+    *now = slot_next(word, slot_owner(word), slot_attempt(word), SLOT_CLAIMED);
+    return change(s, slot, word, *now);
+}
+
+int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word)
+{
+    int rc = change(s, slot, word, slot_next(word, 0, slot_attempt(word) + 1, SLOT_READY));
+    if (rc == 0)
+        head_lower_slot(s, slot); /* a failure means that the shard is gone */
+    return rc;
+}
+
+int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
+{
+    return change(s, slot, word, slot_next(word, 0, 0, SLOT_FREE));
+}
+
+uint32_t slot_backlog(const struct slot_shard *s)
+{
+    uint64_t head, tail;
+    return load_ends(s, &head, &tail) ? 0 : lag_of(s, head, tail);
+}
+
+bool slot_room(const struct slot_shard *s)
+{
+    uint64_t tail, word;
+    return s->slots && load(s, SLOT_TAIL, &tail) == 0 && load(s, slot_base(s, tail), &word) == 0 &&
+           slot_status(word) == SLOT_FREE;
+}
+
+/* Home: take a slot back from `word`; true when it became ready. */
+static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
+{
+    if (change(s, slot, word, slot_next(word, 0, slot_attempt(word) + 1, SLOT_READY)))
+        return false;
+    head_lower_slot(s, slot);
+    return true;
+}
+
+uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
+{
+    uint32_t requeued = 0;
+    for (uint32_t i = 0; i < s->slots; i++) {
+        uint32_t base = slot_base(s, i);
+        for (;;) {
+            uint64_t word, submitter;
+            if (load(s, base, &word) || slot_status(word) == SLOT_FREE ||
+                load(s, base + SLOT_SUBMITTER, &submitter))
+                break;
+            bool writing = slot_status(word) == SLOT_WRITING; /* then the fields say nothing yet */
+            bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY;
+            int rc = 0;
+            if (writing ? owned : submitter == node) {
+                rc = slot_free(s, i, word);
+            } else if (owned) {
+                bool taken = requeue(s, i, word);
+                requeued += taken;
+                rc = taken ? 0 : -ESTALE;
+            }
+            if (rc != -ESTALE)
+                break; /* else the slot moved on while we looked: look again */
+        }
+    }
+    return requeued;
+}
+
+uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns)
+{
+    uint64_t tail;
+    if (s->slots == 0 || load(s, SLOT_TAIL, &tail) || (watch->empty && tail == watch->tail))
+        return 0;
+    uint32_t requeued = 0;
+    bool empty = true;
+    watch->tail = tail;
+    for (uint32_t i = 0; i < s->slots; i++) {
+        uint64_t word;
+        if (load(s, slot_base(s, i), &word))
+            return requeued;
+        enum slot_status status = slot_status(word);
+        empty = empty && status == SLOT_FREE;
+        if (status == SLOT_READY) {
+            uint64_t back = (tail - 1 - i) & (s->slots - 1);
+            if (tail && back < tail && back + 1 > slot_backlog(s))
+                head_lower_slot(s, i);
+        }
+        if (status != SLOT_CLAIMED) {
+            watch->word[i] = 0;
+        } else if (watch->word[i] != word) {
+            watch->word[i] = word;
+            watch->since[i] = now_ns;
+        } else if (now_ns - watch->since[i] >= lease_ns) {
+            requeued += requeue(s, i, word);
+            watch->word[i] = 0;
+        }
+    }
+    watch->empty = empty;
+    return requeued;
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The submitter's side: placing tasks, taking completions, placing again what was in the shard of a node that died.
+ */
+#include "queue/queue.h"
+
+#include <string.h>
+
+#define SUBMIT_RUN      64u  /* tasks to one shard at a time */
+#define SUBMIT_OWN      64u  /* backlog up to which a node's own shard is preferred: no traffic, and others can steal */
+#define SUBMIT_SLICE_NS WEFT_MS
+#define PENDING_RUN     16u
+
+_Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part of a slot");
+
+/* The shard for the next run of tasks; `avoid` counts those found full just now. */
+static struct queue_view *choose(struct weft_queue *q, uint32_t avoid)
+{
+    uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
+    if (avoid == 0 && queue_view_usable(q->own) &&
+        !(atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_SPREAD)) {
+        _Atomic uint64_t *mem = q->own->shard.mem;
+        if (n == 1 || slot_backlog(&q->own->shard) < SUBMIT_OWN ||
+            atomic_load_explicit(&mem[SLOT_IDLE], memory_order_relaxed))
+            return q->own;
+    }
+    if (n == 0)
+        return NULL;
+    uint32_t at = atomic_fetch_add_explicit(&q->next, 1, memory_order_relaxed);
+    for (uint32_t i = 0; i < n; i++) {
+        struct queue_view *v = queue_view_of(q, q->serving[(at + i) % n]);
+        if (queue_view_usable(v) && fab_alive(q->w, v->node))
+            return v;
+    }
+    return NULL;
+}
+
+/* Place up to SUBMIT_RUN tasks in one shard; how many, 0 when it is full or going. */
+static int place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
+{
+    struct table *t = &q->table;
+    /* The table first: a completion may come before slot_submit() has returned, and when the home dies in between,
+     * queue_home_gone() finds the tasks there. */
+    base_spin_lock(&t->lock);
+    bool gone = atomic_load_explicit(&v->gone, memory_order_relaxed);
+    uint32_t noted = gone ? 0 : table_add(t, v->node, tasks, count, ids);
+    queue_publish_counts(q);
+    base_spin_unlock(&t->lock);
+    if (noted == 0)
+        return gone ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for more outstanding tasks: reap some", q->name);
+
+    int placed = slot_submit(&v->shard, q->w->rank, 0, (const uint64_t *)(const void *)tasks, ids, noted);
+    uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
+    if (BASE_UNLIKELY(kept < noted)) {
+        base_spin_lock(&t->lock);
+        /* Last first, so that what stays is the first ones. Either all are still here or none is. */
+        for (uint32_t i = noted; i-- > kept;)
+            if (!table_remove(t, ids[i], v->node)) {
+                kept = i + 1;
+                break;
+            }
+        queue_publish_counts(q);
+        base_spin_unlock(&t->lock);
+    }
+    if (placed > 0)
+        queue_wake(q, v);
+    return (int)kept;
+}
+
+struct room_wait {
+    struct weft_queue *q;
+    uint64_t completed;
+};
+
+/* Cheap signs that a task may find room now. */
+static bool room_ready(void *arg)
+{
+    struct room_wait *r = arg;
+    uint32_t n = atomic_load_explicit(&r->q->serving_count, memory_order_acquire);
+    for (uint32_t i = 0; i < n && i < 8; i++) {
+        struct queue_view *v = queue_view_of(r->q, r->q->serving[i]);
+        if (v && v->shard.mem && slot_room(&v->shard))
+            return true;
+    }
+    return atomic_load_explicit(&r->q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed) != r->completed;
+}
+
+/* Place what can be placed without waiting. */
+static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids)
+{
+    uint64_t own_ids[SUBMIT_RUN];
+    uint32_t done = 0, full = 0;
+    while (done < count) {
+        struct queue_view *v = choose(q, full);
+        if (!v)
+            break;
+        uint32_t run = count - done < SUBMIT_RUN ? count - done : SUBMIT_RUN;
+        int n = place(q, v, tasks + done, run, ids ? ids + done : own_ids);
+        if (n < 0)
+            return done ? (int)done : n;
+        done += (uint32_t)n;
+        if ((uint32_t)n == run)
+            full = 0;
+        else if (++full > atomic_load_explicit(&q->serving_count, memory_order_acquire))
+            break;
+    }
+    return (int)done;
+}
+
+int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns)
+{
+    if (BASE_UNLIKELY(count == 0 || count > INT32_MAX))
+        return base_fail(-EINVAL, "queue '%s': submitting %u tasks: it must be at least 1", q->name, count);
+    if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
+        queue_place_pending(q);
+    int n = place_some(q, tasks, count, ids);
+    if (BASE_LIKELY(n))
+        return n;
+    int64_t deadline = fab_timeout(q->w, timeout_ns);
+    for (;;) {
+        int64_t now = base_now_ns();
+        if (now >= deadline)
+            return base_fail(-ETIMEDOUT, "queue '%s': no room in any shard before the deadline", q->name);
+        struct room_wait r = {q, atomic_load_explicit(&q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed)};
+        int64_t slice = now + SUBMIT_SLICE_NS; /* room that others make rings no bell here */
+        int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
+        if (rc && rc != -ETIMEDOUT)
+            return rc;
+        n = place_some(q, tasks, count, ids);
+        if (n)
+            return n;
+    }
+}
+
+void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count)
+{
+    struct table *t = &q->table;
+    uint32_t accepted = 0;
+    base_spin_lock(&t->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct queue_done_message *m = &dones[i];
+        weft_done done = {.status = m->status, .worker = worker, .result = m->result, .result_len = m->result_len};
+        accepted += table_complete(t, m->id, &done);
+    }
+    atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
+    atomic_store_explicit(&q->pending, t->pending.count, memory_order_relaxed);
+    queue_publish_counts(q);
+    base_spin_unlock(&t->lock);
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t slot;
+        const struct queue_done_message *m = &dones[i];
+        struct queue_view *v = queue_slot_find(q, m->slot, &slot);
+        if (!v || slot_status(m->word) != SLOT_DONE)
+            continue; /* the home is gone, and the slot with it */
+        if (v->shard.mem)
+            slot_free(&v->shard, slot, m->word);
+        else /* a handler cannot wait: start it and forget it */
+            weft_compare_swap(q->w, m->slot, m->word, slot_next(m->word, 0, 0, SLOT_FREE), NULL, NULL);
+    }
+    if (accepted)
+        fab_wake_here(q->w); /* who reaps, drains, or waits for room */
+}
+
+struct reap_wait {
+    struct weft_queue *q;
+};
+
+static bool reap_ready(void *arg)
+{
+    struct weft_queue *q = arg;
+    return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
+}
+
+int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
+{
+    struct table *t = &q->table;
+    int64_t deadline = 0;
+    if (BASE_UNLIKELY(max == 0))
+        return base_fail(-EINVAL, "queue '%s': reaping 0 completions", q->name);
+    if (max > INT32_MAX)
+        max = INT32_MAX;
+    for (;;) {
+        base_spin_lock(&t->lock);
+        uint32_t n = table_reap(t, out, max);
+        bool none = n == 0 && t->submitted == t->completed;
+        atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
+        base_spin_unlock(&t->lock);
+        if (BASE_LIKELY(n))
+            return (int)n;
+        if (none)
+            return base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name);
+        if (timeout_ns == 0)
+            return -ETIMEDOUT;
+        if (deadline == 0)
+            deadline = fab_timeout(q->w, timeout_ns);
+        queue_place_pending(q);
+        int64_t slice = base_now_ns() + 10 * WEFT_MS; /* another thread may have reaped the last one */
+        int rc = fab_wait(q->w, reap_ready, q, slice < deadline ? slice : deadline);
+        if (rc && rc != -ETIMEDOUT)
+            return rc;
+        if (rc && base_now_ns() >= deadline)
+            return base_fail(-ETIMEDOUT, "queue '%s': nothing was completed before the deadline", q->name);
+    }
+}
+
+void queue_home_gone(struct weft_queue *q, struct queue_view *v)
+{
+    struct table *t = &q->table;
+    base_spin_lock(&t->lock);
+    uint32_t n = 0;
+    if (!atomic_load_explicit(&v->gone, memory_order_relaxed)) {
+        atomic_store_explicit(&v->gone, true, memory_order_relaxed);
+        n = table_home_gone(t, v->node);
+        t->resubmitted += n;
+        atomic_store_explicit(&q->pending, t->pending.count, memory_order_relaxed);
+    }
+    base_spin_unlock(&t->lock);
+    if (n) {
+        queue_place_pending(q);
+        if (atomic_load_explicit(&q->pending, memory_order_relaxed))
+            fab_kick(q->w); /* the tick tries again */
+    }
+}
+
+void queue_place_pending(struct weft_queue *q)
+{
+    struct table *t = &q->table;
+    uint32_t full = 0;
+    while (atomic_load_explicit(&q->pending, memory_order_relaxed)) {
+        uint64_t ids[PENDING_RUN];
+        weft_task tasks[PENDING_RUN];
+        uint32_t tries[PENDING_RUN], n = 0, highest = 0;
+        struct queue_view *v = choose(q, full);
+        if (!v)
+            return;
+        base_spin_lock(&t->lock);
+        if (!atomic_load_explicit(&v->gone, memory_order_relaxed))
+            while (n < PENDING_RUN && table_take_pending(t, v->node, &ids[n], &tasks[n], &tries[n]))
+                n++;
+        atomic_store_explicit(&q->pending, t->pending.count, memory_order_relaxed);
+        base_spin_unlock(&t->lock);
+        for (uint32_t i = 0; i < n; i++)
+            highest = tries[i] > highest ? tries[i] : highest;
+        int placed = n ? slot_submit(&v->shard, q->w->rank, highest, (const uint64_t *)(const void *)tasks, ids, n) : 0;
+        uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
+        if (kept < n) {
+            base_spin_lock(&t->lock);
+            for (uint32_t i = kept; i < n; i++)
+                table_put_back(t, ids[i], v->node, tries[i]);
+            atomic_store_explicit(&q->pending, t->pending.count, memory_order_relaxed);
+            base_spin_unlock(&t->lock);
+        }
+        if (kept)
+            queue_wake(q, v);
+        if (n && kept == n)
+            full = 0;
+        else if (++full > atomic_load_explicit(&q->serving_count, memory_order_acquire))
+            return;
+    }
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The submitter's table of outstanding tasks: see table.h.
+ */
+#include "queue/table.h"
+
+#include <stdlib.h>
+
+int table_init(struct table *t)
+{
+    *t = (struct table){ .free = TABLE_NONE,
+                         .pending = { TABLE_NONE, TABLE_NONE, 0 },
+                         .complete = { TABLE_NONE, TABLE_NONE, 0 } };
+    t->chunks = calloc(TABLE_CHUNKS, sizeof(*t->chunks));
+    return t->chunks ? 0 : base_fail(-ENOMEM, "no memory for the queue's table of tasks");
+}
+
+void table_clear(struct table *t)
+{
+    for (uint32_t i = 0; i < t->chunk_count; i++)
+        free(t->chunks[i]);
+    free(t->chunks);
+    t->chunks = NULL;
+}
+
+static inline struct table_entry *at(struct table *t, uint32_t index)
+{
+    return &t->chunks[index / TABLE_CHUNK][index % TABLE_CHUNK];
+}
+
+static inline uint64_t id_of(uint32_t index, uint32_t generation)
+{
+    return (uint64_t)generation << 32 | index;
+}
+
+/* The entry of an id that may come from anywhere; NULL when it is not a live one. */
+static inline struct table_entry *find(struct table *t, uint64_t id)
+{
+    uint32_t index = (uint32_t)id;
+    if (index / TABLE_CHUNK >= t->chunk_count)
+        return NULL;
+    struct table_entry *e = at(t, index);
+    return e->generation == id >> 32 && e->state != TABLE_FREE ? e : NULL;
+}
+
+static void append(struct table *t, struct table_list *list, uint32_t index)
+{
+    struct table_entry *e = at(t, index);
+    e->next = TABLE_NONE;
+    e->prev = list->last;
+    if (list->last == TABLE_NONE)
+        list->first = index;
+    else
+        at(t, list->last)->next = index;
+    list->last = index;
+    list->count++;
+}
+
+static void unlink_entry(struct table *t, struct table_list *list, uint32_t index)
+{
+    struct table_entry *e = at(t, index);
+    if (e->prev == TABLE_NONE)
+        list->first = e->next;
+    else
+        at(t, e->prev)->next = e->next;
+    if (e->next == TABLE_NONE)
+        list->last = e->prev;
+    else
+        at(t, e->next)->prev = e->prev;
+    list->count--;
+}
+
+static void release(struct table *t, uint32_t index)
+{
+    struct table_entry *e = at(t, index);
+    e->state = TABLE_FREE;
+    e->next = t->free;
+    t->free = index;
+}
+
+static BASE_COLD bool grow(struct table *t)
+{
+    if (t->chunk_count == TABLE_CHUNKS)
+        return false;
+    struct table_entry *chunk = calloc(TABLE_CHUNK, sizeof(*chunk));
+    if (!chunk)
+        return false;
+    uint32_t first = t->chunk_count * TABLE_CHUNK;
+    t->chunks[t->chunk_count++] = chunk;
+    for (uint32_t i = TABLE_CHUNK; i-- > 0;)
+        release(t, first + i);
+    return true;
+}
+
+uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids)
+{
+    uint32_t n = 0;
+    for (; n < count; n++) {
+        if (BASE_UNLIKELY(t->free == TABLE_NONE) && !grow(t))
+            break;
+        uint32_t index = t->free;
+        struct table_entry *e = at(t, index);
+        t->free = e->next;
+        e->task = tasks[n];
+        if (++e->generation == 0)
+            e->generation = 1;
+        e->home = (uint16_t)home;
+        e->state = TABLE_OUT;
+        e->tries = 0;
+        ids[n] = id_of(index, e->generation);
+    }
+    t->submitted += n;
+    return n;
+}
+
+bool table_remove(struct table *t, uint64_t id, uint32_t home)
+{
+    struct table_entry *e = find(t, id);
+    if (!e || e->state != TABLE_OUT || e->home != home || e->tries != 0)
+        return false;
+    release(t, (uint32_t)id);
+    t->submitted--;
+    return true;
+}
+
+bool table_complete(struct table *t, uint64_t id, const weft_done *done)
+{
+    struct table_entry *e = find(t, id);
+    if (!e || e->state == TABLE_COMPLETE) {
+        t->duplicates++;
+        return false;
+    }
+    if (e->state == TABLE_PENDING)
+        unlink_entry(t, &t->pending, (uint32_t)id);
+    e->state = TABLE_COMPLETE;
+    e->status = done->status;
+    e->worker = done->worker;
+    e->result = done->result;
+    e->result_len = done->result_len;
+    append(t, &t->complete, (uint32_t)id);
+    t->completed++;
+    return true;
+}
+
+uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
+{
+    uint32_t n = 0;
+    for (; n < max && t->complete.first != TABLE_NONE; n++) {
+        uint32_t index = t->complete.first;
+        struct table_entry *e = at(t, index);
+        out[n] = (weft_done){ .tag = e->task.tag,
+                              .id = id_of(index, e->generation),
+                              .status = e->status,
+                              .worker = e->worker,
+                              .result = e->result,
+                              .result_len = e->result_len };
+        unlink_entry(t, &t->complete, index);
+        release(t, index);
+    }
+    return n;
+}
+
+uint32_t table_home_gone(struct table *t, uint32_t home)
+{
+    uint32_t n = 0;
+    for (uint32_t index = 0; index < t->chunk_count * TABLE_CHUNK; index++) {
+        struct table_entry *e = at(t, index);
+        if (e->state == TABLE_OUT && e->home == home) {
+            e->state = TABLE_PENDING;
+            append(t, &t->pending, index);
+            n++;
+        }
+    }
+    return n;
+}
+
+bool table_take_pending(struct table *t, uint32_t home, uint64_t *id, weft_task *task, uint32_t *tries)
+{
+    uint32_t index = t->pending.first;
+    if (index == TABLE_NONE)
+        return false;
+    struct table_entry *e = at(t, index);
+    unlink_entry(t, &t->pending, index);
+    e->state = TABLE_OUT;
+    e->home = (uint16_t)home;
+    if (e->tries < UINT8_MAX)
+        e->tries++;
+    *id = id_of(index, e->generation);
+    *task = e->task;
+    *tries = e->tries;
+    return true;
+}
+
+void table_put_back(struct table *t, uint64_t id, uint32_t home, uint32_t tries)
+{
+    struct table_entry *e = find(t, id);
+    if (!e || e->state != TABLE_OUT || e->home != home || e->tries != tries)
+        return;
+    e->state = TABLE_PENDING;
+    append(t, &t->pending, (uint32_t)id);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * table: what this node has submitted to one queue and not reaped yet. Private memory: no other node can write it.
+ *
+ * A task's id is its entry's index and generation, so that an id is found without a search and an old id is known
+ * for old. An entry is OUT in some home's shard, PENDING (its home died; it waits for another), or COMPLETE. The
+ * first completion of an OUT or PENDING entry counts, any other is a duplicate.
+ *
+ * The caller holds `lock` around every function here but table_init() and table_clear(), and never while it waits.
+ */
+#ifndef WEFT_QUEUE_TABLE_H
+#define WEFT_QUEUE_TABLE_H
+
+#include "base/base.h"
+#include "weft/queue.h"
+
+#define TABLE_CHUNK   1024u
+#define TABLE_CHUNKS  16384u /* 16 Mi tasks outstanding a queue and node */
+#define TABLE_NONE    UINT32_MAX
+
+enum table_state { TABLE_FREE, TABLE_OUT, TABLE_PENDING, TABLE_COMPLETE };
+
+struct table_entry {
+    weft_task task;
+    uint32_t generation; /* of the current id, never 0 */
+    uint32_t next, prev; /* in the free, pending or complete list; prev only in pending */
+    uint16_t home;       /* OUT: whose shard has it */
+    uint8_t state;
+    uint8_t tries;       /* how often it was placed again */
+    int32_t status;      /* of the completion, as are these */
+    uint32_t worker;
+    weft_gaddr result;
+    uint64_t result_len;
+};
+
+struct table_list {
+    uint32_t first, last, count;
+};
+
+struct table {
+    base_spin lock;
+    struct table_entry **chunks; /* [TABLE_CHUNKS]; a chunk never moves */
+    uint32_t chunk_count;
+    uint32_t free; /* a stack */
+    struct table_list pending, complete;
+    uint64_t submitted, completed, resubmitted, duplicates;
+};
+
+int table_init(struct table *t);
+void table_clear(struct table *t);
+
+/* Entries for `count` tasks at `home`; ids[i] receives their ids. Returns how many: fewer only without memory. */
+uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
+/* Undo that for a task that found no room. False when it is not where table_add() (with `tries` 0) or
+ * table_take_pending() put it: its home has died meanwhile and it counts as submitted. */
+bool table_remove(struct table *t, uint64_t id, uint32_t home);
+
+/* True: complete now. False: a duplicate, or an id that never was. */
+bool table_complete(struct table *t, uint64_t id, const weft_done *done);
+uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
+
+/* A home has died: its entries become pending; returns how many. */
+uint32_t table_home_gone(struct table *t, uint32_t home);
+/* Take the first pending task, for `home`. */
+bool table_take_pending(struct table *t, uint32_t home, uint64_t *id, weft_task *task, uint32_t *tries);
+/* It found no room there: pending again, unless it is complete or elsewhere by now. */
+void table_put_back(struct table *t, uint64_t id, uint32_t home, uint32_t tries);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How this node reaches the shards. Its own and those of its host by loads and stores; others through one-sided
+ * operations of the fabric, a wait each.
+ */
+#include "queue/queue.h"
+
+#include <stdlib.h>
+
+static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
+{
+    struct queue_view *v = arg;
+    return weft_get_now(v->w, out, v->at + (uint64_t)word * 8, (size_t)count * 8);
+}
+
+static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t count)
+{
+    struct queue_view *v = arg;
+    int rc = weft_put_now(v->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8);
+    return rc ? rc : weft_fence(v->w, v->node); /* the swap that publishes comes after */
+}
+
+static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
+{
+    struct queue_view *v = arg;
+    return weft_compare_swap_now(v->w, v->at + (uint64_t)word * 8, expected, desired, old);
+}
+
+static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap};
+
+struct queue_view *queue_view_make(struct weft *w, uint32_t node, weft_gaddr at, uint32_t slots, bool remote)
+{
+    struct queue_view *v = calloc(1, sizeof *v);
+    if (!v)
+        return NULL;
+    v->w = w;
+    v->node = node;
+    v->at = at;
+    v->shard.slots = slots;
+    v->shard.mem = remote ? NULL : weft_ptr(w, at, slot_shard_bytes(slots));
+    v->shard.remote = &remote_access;
+    v->shard.arg = v;
+    return v;
+}
+
+struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index)
+{
+    uint32_t node = weft_gaddr_node(slot);
+    if (node >= q->w->size)
+        return NULL;
+    struct queue_view *v = queue_view_of(q, node);
+    if (!v || slot < queue_slot_address(v, 0) || slot >= queue_slot_address(v, v->shard.slots))
+        return NULL;
+    uint64_t from = slot - queue_slot_address(v, 0);
+    if (from % (SLOT_WORDS * 8))
+        return NULL;
+    *index = (uint32_t)(from / (SLOT_WORDS * 8));
+    return v;
+}
+
+/* Take the idle word of a node from 1 to 0 and wake it; false when nobody there sleeps. */
+static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
+{
+    if (BASE_LIKELY(v->shard.mem != NULL)) {
+        /* seq_cst: after our raise of tail; pairs with the claimer's store of idle (claim.c) */
+        if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1)
+            return false;
+    } else if (fab_in_handler()) {
+        return false; /* it looks by itself soon */
+    }
+    if (slot_header_swap(&v->shard, SLOT_IDLE, 1, 0) != 1)
+        return false;
+    if (v->node == q->w->rank)
+        fab_wake_here(q->w);
+    else
+        fab_wake(q->w, v->node);
+    return true;
+}
+
+void queue_wake(struct weft_queue *q, struct queue_view *v)
+{
+    if (wake_if_idle(q, v))
+        return;
+    /* Its own node is busy: have another steal. A few looks only; those not found look by themselves. */
+    uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
+    uint32_t start = atomic_load_explicit(&q->next, memory_order_relaxed);
+    for (uint32_t i = 0; i < n && i < 8; i++) {
+        struct queue_view *other = queue_view_of(q, q->serving[(start + i) % n]);
+        if (other && other != v && other->shard.mem && wake_if_idle(q, other))
+            return;
+    }
+}
+
+void queue_publish_counts(struct weft_queue *q)
+{
+    _Atomic uint64_t *mem = q->own->shard.mem;
+    /* release: who sees a task complete (drain, in queue.c) sees what its worker had submitted before */
+    atomic_store_explicit(&mem[SLOT_SUBMITTED], q->table.submitted, memory_order_release);
+    atomic_store_explicit(&mem[SLOT_COMPLETED], q->table.completed, memory_order_release);
+}
