@@ -6,6 +6,7 @@
 
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
+#include "queue/queue.h"
 #include "sync/sync.h"
 
 /* Leave what is below links and threads: also the end of a weft_open() that failed. */
@@ -45,6 +46,8 @@ int weft_open(weft **out, const weft_config *config)
         goto out;
     /* Rooms with handlers come before the joining: a peer that is faster may send at once. */
     rc = sync_open(w);
+    if (!rc)
+        rc = queue_open(w);
     if (!rc)
         rc = cluster_join(w, &s);
     if (!rc)

@@ -129,6 +129,7 @@ struct queue_done_message {
 #define QUEUE_DONES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
 
 /* --- room.c --- */
+int queue_open(struct weft *w); /* before joining: its handler must be there for the first message */
 int queue_room_enter(struct weft *w, struct weft_queue *q); /* find the others; from now on messages reach q */
 void queue_room_leave(struct weft_queue *q);                /* returns when no handler is inside q */
 int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, const void *payload,

@@ -206,36 +206,25 @@ static void room_close(struct weft *w, void *arg)
     w->queues = NULL;
 }
 
-static int room_of(struct weft *w, struct queue_room **out)
+int queue_open(struct weft *w)
 {
-    struct queue_room *room = __atomic_load_n(&w->queues, __ATOMIC_ACQUIRE);
-    if (room) {
-        *out = room;
-        return 0;
-    }
-    room = calloc(1, sizeof *room);
+    struct queue_room *room = calloc(1, sizeof *room);
     if (!room)
         return base_fail(-ENOMEM, "no memory for the node's queues");
-    void *none = NULL;
-    if (!__atomic_compare_exchange_n(&w->queues, &none, room, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        free(room); /* another thread was first */
-        *out = none;
-        return 0;
-    }
-    *out = room;
     struct fab_hook hook = {.gone = node_gone, .tick = tick, .close = room_close, .arg = room};
     int rc = fab_hook(w, &hook);
-    if (rc == 0)
-        rc = fab_handle(w, FAB_HANDLER_QUEUE, handle, room);
-    return rc;
+    if (rc) {
+        free(room);
+        return rc;
+    }
+    w->queues = room;
+    return fab_handle(w, FAB_HANDLER_QUEUE, handle, room);
 }
 
 int queue_room_enter(struct weft *w, struct weft_queue *q)
 {
-    struct queue_room *room = NULL;
-    int rc = room_of(w, &room);
-    if (rc)
-        return rc;
+    struct queue_room *room = w->queues;
+    int rc = 0;
     uint32_t at = QUEUES_MAX;
     base_spin_lock(&room->lock);
     for (uint32_t i = QUEUES_MAX; i-- > 0;) {
