@@ -16,6 +16,7 @@ struct command {
 
 /* In the order of the help; add a row to add a subcommand. */
 static const struct command commands[] = {
+    {"run", "start a program on every node of a cluster", cli_run},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The keeper: a process that knows the nodes' process groups and sleeps in a read. When the launcher is gone, for
+ * whatever reason, the read ends, and the keeper kills what is left. A launcher that ends in order has dropped all
+ * groups by then.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/launch.h"
+#include "weft/types.h"
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+void keeper_remove_dir(const char *dir)
+{
+    DIR *d = dir[0] ? opendir(dir) : NULL;
+    if (!d)
+        return;
+    for (struct dirent *e = readdir(d); e; e = readdir(d))
+        unlinkat(dirfd(d), e->d_name, 0); /* "." and ".." are refused */
+    closedir(d);
+    rmdir(dir);
+}
+
+static _Noreturn void keep(int fd, const char *remove_dir)
+{
+    static pid_t groups[WEFT_MAX_NODES];
+    unsigned count = 0;
+    int32_t message;
+    static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGPIPE, SIGUSR1, SIGUSR2};
+    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
+        signal(ignored[i], SIG_IGN);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid(); /* out of reach of the terminal and of kill(-launcher's group) */
+#if defined(__linux__)
+    prctl(PR_SET_NAME, "weft-keeper");
+#endif
+    /* Whoever reads our output must see its end with the launcher's, not ours. */
+    int null = open("/dev/null", O_RDWR);
+    for (int i = 0; null >= 0 && i < 3; i++)
+        dup2(null, i);
+    for (;;) {
+        ssize_t n = read(fd, &message, sizeof message);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n != (ssize_t)sizeof message)
+            break;
+        if (message > 0 && count < WEFT_MAX_NODES)
+            groups[count++] = message;
+        for (unsigned i = 0; message < 0 && i < count; i++) {
+            if (groups[i] == -message) {
+                groups[i] = groups[--count];
+                break;
+            }
+        }
+    }
+    for (unsigned i = 0; i < count; i++)
+        kill(-groups[i], SIGKILL);
+    keeper_remove_dir(remove_dir);
+    _exit(0);
+}
+
+int keeper_start(struct keeper *k, const char *remove_dir)
+{
+    int fds[2];
+    k->fd = -1;
+    if (pipe(fds))
+        return -errno;
+    fcntl(fds[0], F_SETFD, FD_CLOEXEC);
+    fcntl(fds[1], F_SETFD, FD_CLOEXEC);
+    k->pid = fork();
+    if (k->pid == 0) {
+        close(fds[1]);
+        keep(fds[0], remove_dir);
+    }
+    int error = errno;
+    close(fds[0]);
+    if (k->pid < 0) {
+        close(fds[1]);
+        return -error;
+    }
+    k->fd = fds[1];
+    return 0;
+}
+
+static void tell(struct keeper *k, int32_t message)
+{
+    /* A keeper that somebody killed is a pity, no failure. */
+    while (k->fd >= 0 && write(k->fd, &message, sizeof message) < 0 && errno == EINTR)
+        ;
+}
+
+void keeper_add(struct keeper *k, pid_t group)
+{
+    tell(k, (int32_t)group);
+}
+
+void keeper_drop(struct keeper *k, pid_t group)
+{
+    tell(k, (int32_t)-group);
+}
+
+void keeper_stop(struct keeper *k)
+{
+    if (k->fd < 0)
+        return;
+    close(k->fd);
+    k->fd = -1;
+    while (waitpid(k->pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tagged output: "[k] " before each line of node k, whole lines kept whole.
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/launch.h"
+
+/* The most that a pipe takes without blocking when poll() says that it can be written. The descriptor is not ours
+ * alone, so it must not be made non-blocking. */
+#define WRITE_MAX 4096u
+
+static bool append(struct relay_out *o, const char *bytes, size_t len)
+{
+    if (o->room - o->end < len && o->start) {
+        memmove(o->data, o->data + o->start, relay_waiting(o));
+        o->end -= o->start;
+        o->start = 0;
+    }
+    if (o->room - o->end < len) {
+        size_t room = 2 * (o->end + len);
+        char *more = realloc(o->data, room);
+        if (!more)
+            return false;
+        o->data = more;
+        o->room = room;
+    }
+    memcpy(o->data + o->end, bytes, len);
+    o->end += len;
+    return true;
+}
+
+void relay_say(struct relay_out *o, const char *text, size_t len)
+{
+    if (!o->broken)
+        append(o, text, len);
+}
+
+static void emit(struct relay_in *in, const char *line, size_t len)
+{
+    char tag[16];
+    struct relay_out *o = in->to;
+    int n = snprintf(tag, sizeof tag, "[%u] ", in->node);
+    if (o->broken)
+        return;
+    append(o, tag, (size_t)n);
+    append(o, line, len);
+    if (len == 0 || line[len - 1] != '\n')
+        append(o, "\n", 1);
+}
+
+int relay_read(struct relay_in *in)
+{
+    if (in->room - in->len < 4096) {
+        size_t room = in->room ? 2 * in->room : 16384;
+        char *more = realloc(in->line, room);
+        if (!more) {
+            relay_close(in);
+            return -1;
+        }
+        in->line = more;
+        in->room = room;
+    }
+    ssize_t n;
+    do
+        n = read(in->fd, in->line + in->len, in->room - in->len);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (n <= 0) {
+        relay_close(in);
+        return -1;
+    }
+    size_t seen = in->len, begin = 0;
+    in->len += (size_t)n;
+    in->drained += (size_t)n;
+    for (char *nl; (nl = memchr(in->line + seen, '\n', in->len - seen)); seen = begin) {
+        size_t end = (size_t)(nl - in->line) + 1;
+        emit(in, in->line + begin, end - begin);
+        begin = end;
+    }
+    memmove(in->line, in->line + begin, in->len - begin);
+    in->len -= begin;
+    if (in->len >= RELAY_LINE_MAX) {
+        emit(in, in->line, in->len);
+        in->len = 0;
+    }
+    return 1;
+}
+
+void relay_close(struct relay_in *in)
+{
+    if (in->len)
+        emit(in, in->line, in->len);
+    free(in->line);
+    in->line = NULL;
+    in->len = in->room = 0;
+    if (in->fd >= 0)
+        close(in->fd);
+    in->fd = -1;
+}
+
+void relay_write(struct relay_out *o)
+{
+    while (relay_waiting(o)) {
+        struct pollfd p = {.fd = o->fd, .events = POLLOUT};
+        if (poll(&p, 1, 0) <= 0)
+            return;
+        size_t len = relay_waiting(o);
+        ssize_t n = write(o->fd, o->data + o->start, len < WRITE_MAX ? len : WRITE_MAX);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            return;
+        if (n < 0) {
+            o->broken = true; /* the launcher closes what feeds it, so that the nodes see it too */
+            o->start = o->end = 0;
+            return;
+        }
+        o->start += (size_t)n;
+    }
+    o->start = o->end = 0;
+}
+
+void relay_out_free(struct relay_out *o)
+{
+    free(o->data);
+    o->data = NULL;
+    o->start = o->end = o->room = 0;
+}
