@@ -100,7 +100,8 @@ uint64_t base_memory_total(void);     /* bytes of the machine, or of this proces
 uint64_t base_memory_available(void);
 uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
-/* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. */
+/* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
+ * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* A descriptor that becomes readable when the process ends; negative where the system has none. */
 int base_watch_process(int pid);

@@ -158,7 +158,13 @@ uint64_t base_memory_huge(void)
 int base_peer_identity(int fd, unsigned *uid, int *pid)
 {
     struct ucred who;
-    socklen_t len = sizeof who;
+    int domain;
+    socklen_t len = sizeof domain;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len))
+        return -errno;
+    if (domain != AF_UNIX)
+        return -ENOTSUP;
+    len = sizeof who;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len))
         return -errno;
     *uid = who.uid;

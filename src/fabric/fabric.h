@@ -81,6 +81,9 @@ struct fab_transport {
 };
 
 extern const struct fab_transport fab_shm;
+/* For tests that write nonsense into them: the rings to and from a node. */
+struct ring *fab_shm_ring(struct weft *w, uint32_t to);
+struct ring *fab_shm_inbound(struct weft *w, uint32_t from);
 
 /* The path from this node to one peer (itself included). */
 struct fab_link {

@@ -639,6 +639,18 @@ static bool shm_broken(struct weft *w, struct fab_link *l)
     return s && atomic_load_explicit(&s->broken, memory_order_relaxed);
 }
 
+struct ring *fab_shm_ring(struct weft *w, uint32_t to)
+{
+    struct shm_link *s = w->links[to].impl;
+    return s->out.ring;
+}
+
+struct ring *fab_shm_inbound(struct weft *w, uint32_t from)
+{
+    struct shm_link *s = w->links[from].impl;
+    return s->in.ring;
+}
+
 const struct fab_transport fab_shm = {
     .name = "shm",
     .open = shm_open_transport,

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Several nodes in a test: forked processes that join one cluster. A check that fails says where and ends its node
+ * with status 1; the test in the parent sees who ended how.
+ */
+#ifndef WEFT_CLUSTER_TEST_H
+#define WEFT_CLUSTER_TEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "weft.h"
+
+#define NODES_MAX 16
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: node %s: check failed: %s (last error: %s)\n", __FILE__, __LINE__,       \
+                    getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #condition, weft_error());              \
+            _exit(1);                                                                                        \
+        }                                                                                                    \
+    } while (0)
+
+/* A call that must return 0. */
+#define OK(call)                                                                                             \
+    do {                                                                                                     \
+        int ok_rc_ = (call);                                                                                 \
+        if (ok_rc_ != 0) {                                                                                   \
+            fprintf(stderr, "%s:%d: node %s: %s returned %d: %s\n", __FILE__, __LINE__,                      \
+                    getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #call, ok_rc_, weft_error());           \
+            _exit(1);                                                                                        \
+        }                                                                                                    \
+    } while (0)
+
+typedef void (*node_fn)(weft *w, void *arg);
+
+/* Start `n` nodes that open (with `environment`, "NAME=VALUE" strings ended by NULL, or NULL), run `fn` and close.
+ * Returns when all have ended. `status[i]` is as from waitpid(); those that hang are killed after a minute. */
+void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int status[NODES_MAX]);
+
+/* The same, and all must end well: how many did not. */
+int nodes_failed(int n, node_fn fn, void *arg);
+
+/* Without joining: `fn` gets no node and its number in WEFT_RANK. */
+typedef int (*process_fn)(int rank, void *arg); /* exit status */
+void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX]);
+
+/* In a node: the same word, at the same offset, on every node. Collective; uses a barrier. */
+weft_gaddr symmetric_alloc(weft *w, size_t bytes);
+static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
+{
+    return weft_gaddr_make(node, weft_gaddr_space(a), weft_gaddr_offset(a));
+}
+
+/* Shared between the forked nodes and the parent, zero at first. */
+void *shared_words(size_t bytes);
+
+int64_t now_ns(void);
+
+/* A cheap seeded generator, so that a failure can be replayed. */
+static inline uint64_t random_next(uint64_t *state)
+{
+    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+#endif

@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The operations between nodes: what they move, in what order, what they refuse. This suite asks nothing of a
+ * transport by name: WEFT_TRANSPORT chooses the one it runs on.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "cluster_test.h"
+
+/* --- put and get: every byte, and its neighbours --- */
+
+static void put_get(weft *w, void *arg)
+{
+    (void)arg;
+    static const size_t sizes[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 65, 255, 4095, 4096, 4097, 65536, 65537,
+                                   1u << 20, (1u << 20) + 3, (20u << 20) + 5};
+    const size_t room = 34u << 20;
+    uint32_t me = weft_rank(w), n = weft_size(w), to = (me + 1) % n;
+    weft_gaddr area = symmetric_alloc(w, room);
+    uint8_t *source = malloc(room), *back = malloc(room), *mine = weft_ptr(w, area, room);
+    CHECK(source && back && mine);
+    uint64_t seed = 42 + me;
+    for (size_t i = 0; i < room; i++)
+        source[i] = (uint8_t)random_next(&seed);
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (size_t shift = 0; shift < 9; shift += sizes[s] > 100000 ? 4 : 1) {
+            size_t len = sizes[s], at = 64 + shift;
+            memset(mine, 0xee, len + 192);
+            OK(weft_barrier(w, WEFT_DEFAULT));
+            OK(weft_put_now(w, on_node(area, to) + at, source + (shift * 3) % 8, len));
+            OK(weft_flush(w, to, WEFT_DEFAULT));
+            memset(back, 0x11, len + 16);
+            OK(weft_get_now(w, back + 8, on_node(area, to) + at, len));
+            CHECK(memcmp(back + 8, source + (shift * 3) % 8, len) == 0);
+            CHECK(back[7] == 0x11 && back[8 + len] == 0x11);
+            OK(weft_barrier(w, WEFT_DEFAULT));
+            for (size_t i = 0; i < 64; i++)
+                CHECK(mine[i] == 0xee && mine[at + len + i] == 0xee);
+            CHECK(mine[at - 1] == 0xee);
+            OK(weft_barrier(w, WEFT_DEFAULT));
+        }
+    }
+    free(source);
+    free(back);
+}
+
+static void test_put_get(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, put_get, NULL), 0);
+    assert_int_equal(nodes_failed(1, put_get, NULL), 0);
+}
+
+/* --- atomics: none is lost, the owner's own included --- */
+
+enum { ADDS = 20000 };
+
+static void atomics(weft *w, void *arg)
+{
+    (void)arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    weft_gaddr words = on_node(symmetric_alloc(w, 64 * 4), 0);
+    weft_gaddr sum = words, cas = words + 64, token = words + 128, seen = words + 192;
+    uint64_t old, before = 0;
+    for (int i = 0; i < ADDS; i++) {
+        OK(weft_fetch_add_now(w, sum, 3, &old));
+        CHECK(i == 0 || old > before); /* it only grows */
+        before = old;
+        OK(weft_fetch_add(w, seen, 1, NULL, NULL));
+    }
+    for (int i = 0; i < ADDS / 4; i++) {
+        uint64_t expected = 0;
+        for (;;) {
+            OK(weft_compare_swap_now(w, cas, expected, expected + 1, &old));
+            if (old == expected)
+                break;
+            expected = old;
+        }
+    }
+    /* A token of value 1 handed round by swaps: the sum of what everybody holds stays 1 at the end. */
+    uint64_t mine = me == 0;
+    for (int i = 0; i < ADDS / 4; i++)
+        OK(weft_swap_now(w, token, mine, &mine));
+    OK(weft_fetch_add_now(w, seen + 8, mine, NULL));
+    OK(weft_flush(w, 0, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    uint64_t now[4];
+    OK(weft_get_now(w, &now[0], sum, 8));
+    OK(weft_get_now(w, &now[1], cas, 8));
+    OK(weft_get_now(w, &now[2], token, 8));
+    OK(weft_get_now(w, &now[3], seen, 8));
+    CHECK(now[0] == (uint64_t)3 * ADDS * n);
+    CHECK(now[1] == (uint64_t)ADDS / 4 * n);
+    CHECK(now[3] == (uint64_t)ADDS * n);
+    uint64_t held;
+    OK(weft_get_now(w, &held, seen + 8, 8));
+    CHECK(held + now[2] == 1);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_atomics(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, atomics, NULL), 0);
+}
+
+/* --- put_signal: the bytes before the word --- */
+
+static void put_signal(weft *w, void *arg)
+{
+    (void)arg;
+    enum { ROUNDS = 3000, LEN = 1000 };
+    uint32_t me = weft_rank(w), n = weft_size(w), to = (me + 1) % n, from = (me + n - 1) % n;
+    weft_gaddr area = symmetric_alloc(w, LEN + 64), ready = symmetric_alloc(w, 64), taken = symmetric_alloc(w, 64);
+    uint8_t block[LEN], *mine = weft_ptr(w, area, LEN);
+    for (uint64_t i = 1; i <= ROUNDS; i++) {
+        memset(block, (int)(i * 7 + me), sizeof block);
+        OK(weft_put_signal(w, on_node(area, to), block, LEN, on_node(ready, to), 1, NULL));
+        OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_DEFAULT));
+        for (size_t k = 0; k < LEN; k++)
+            CHECK(mine[k] == (uint8_t)(i * 7 + from));
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(taken, from), 1, NULL));
+        OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_DEFAULT));
+    }
+    CHECK(weft_put_signal(w, on_node(area, me), block, 8, on_node(ready, to), 1, NULL) == -EINVAL || n == 1);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_put_signal(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, put_signal, NULL), 0);
+    assert_int_equal(nodes_failed(5, put_signal, NULL), 0);
+}
+
+/* --- messages: once, in order, whole --- */
+
+enum { MESSAGES = 8000 };
+
+struct stream {
+    uint64_t next[NODES_MAX], seeds[NODES_MAX], total, wrong;
+};
+
+static size_t message_fill(uint64_t *seed, uint8_t *payload)
+{
+    size_t len = random_next(seed) % 8 == 0 ? random_next(seed) % (WEFT_PAYLOAD_MAX + 1) : random_next(seed) % 64;
+    uint8_t first = (uint8_t)random_next(seed);
+    for (size_t i = 0; i < len; i++)
+        payload[i] = (uint8_t)(first + i);
+    return len;
+}
+
+static void on_stream(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                      size_t payload_len, void *arg)
+{
+    (void)w;
+    struct stream *s = arg;
+    uint8_t expected[WEFT_PAYLOAD_MAX];
+    size_t len = message_fill(&s->seeds[from], expected);
+    uint64_t number;
+    memcpy(&number, header, 8);
+    s->wrong += header_len != 8 || number != s->next[from]++ || payload_len != len || memcmp(payload, expected, len) != 0;
+    s->total++;
+}
+
+static void messages(weft *w, void *arg)
+{
+    (void)arg;
+    static struct stream s;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    for (uint32_t i = 0; i < n; i++)
+        s.seeds[i] = i * 1000 + me;
+    OK(weft_handle(w, 5, on_stream, &s));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    uint64_t seeds[NODES_MAX];
+    uint8_t payload[WEFT_PAYLOAD_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        seeds[i] = me * 1000 + i;
+    for (uint64_t k = 0; k < MESSAGES; k++) {
+        for (uint32_t i = 0; i < n; i++) {
+            size_t len = message_fill(&seeds[i], payload);
+            OK(weft_send(w, i, 5, &k, 8, payload, len, NULL));
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        OK(weft_flush(w, i, WEFT_DEFAULT));
+    int64_t end = now_ns() + 20 * WEFT_SECOND;
+    while (__atomic_load_n(&s.total, __ATOMIC_ACQUIRE) < (uint64_t)MESSAGES * n && now_ns() < end)
+        weft_progress(w);
+    CHECK(s.total == (uint64_t)MESSAGES * n);
+    CHECK(s.wrong == 0);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, messages, NULL), 0);
+    assert_int_equal(nodes_failed(4, messages, NULL), 0);
+}
+
+/* --- handlers: they answer, and nobody else need poll --- */
+
+static _Atomic uint64_t answers;
+
+static void on_ping(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    void *arg)
+{
+    (void)arg;
+    uint64_t word = 0;
+    weft_op op;
+    if (weft_barrier(w, 0) != -EDEADLK || weft_close(w) != -EDEADLK || weft_get(w, &word, WEFT_NULL, 8, &op) != -EFAULT)
+        _exit(9);
+    if (weft_send(w, from, 7, header, header_len, payload, payload_len, NULL))
+        _exit(8);
+}
+
+static void on_pong(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)arg;
+    answers += payload_len == 5;
+}
+
+static void ping(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr done = symmetric_alloc(w, 64);
+    OK(weft_handle(w, 6, on_ping, NULL));
+    OK(weft_handle(w, 7, on_pong, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) != 0) {
+        /* This thread sleeps: the progress thread answers. */
+        OK(weft_wait_until(w, on_node(done, weft_rank(w)), WEFT_EQ, 1, NULL, WEFT_DEFAULT));
+        return;
+    }
+    for (int i = 0; i < 200; i++) {
+        uint64_t before = answers;
+        OK(weft_send(w, 1, 6, "h", 1, "hello", 5, NULL));
+        int64_t end = now_ns() + 10 * WEFT_SECOND;
+        while (answers == before && now_ns() < end) {
+            if (i % 3 == 0)
+                weft_progress(w);
+            else
+                usleep(50);
+        }
+        CHECK(answers == before + 1);
+    }
+    OK(weft_put_signal(w, 0, NULL, 0, on_node(done, 1), 1, NULL));
+}
+
+static void test_handlers(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, ping, NULL), 0);
+}
+
+/* A message for a handler that is installed later is not lost, nor does it overtake. */
+static void late_handler(weft *w, void *arg)
+{
+    (void)arg;
+    static struct stream s;
+    uint32_t from = 1 - weft_rank(w);
+    s.seeds[from] = 77;
+    uint64_t seed = 77;
+    uint8_t payload[WEFT_PAYLOAD_MAX];
+    for (uint64_t k = 0; k < 500; k++) {
+        size_t len = message_fill(&seed, payload);
+        OK(weft_send(w, from, 9, &k, 8, payload, len, NULL));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    usleep(20000);
+    OK(weft_handle(w, 9, on_stream, &s));
+    int64_t end = now_ns() + 10 * WEFT_SECOND;
+    while (__atomic_load_n(&s.total, __ATOMIC_ACQUIRE) < 500 && now_ns() < end)
+        usleep(1000);
+    CHECK(s.total == 500 && s.wrong == 0);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_late_handler(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, late_handler, NULL), 0);
+}
+
+/* --- what is refused --- */
+
+static void refusals(weft *w, void *arg)
+{
+    (void)arg;
+    uint64_t word = 0;
+    weft_op op;
+    weft_gaddr a = symmetric_alloc(w, 4096);
+    const weft_gaddr wrong[] = {
+        WEFT_NULL,
+        weft_gaddr_make(0, 0, 8),
+        weft_gaddr_make(0, 0, 4095),
+        weft_gaddr_make(2, 0, 65536),
+        weft_gaddr_make(65535, 0, 65536),
+        weft_gaddr_make(1, 1, 65536),
+        weft_gaddr_make(1, 15, 65536),
+        weft_gaddr_make(1, 0, (64u << 20) - 7),
+        weft_gaddr_make(1, 0, 64u << 20),
+        weft_gaddr_make(1, 0, WEFT_MAX_POOL_BYTES - 8),
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        CHECK(weft_put(w, wrong[i], &word, 8, &op) == -EFAULT);
+        CHECK(weft_error()[0] != 0);
+        CHECK(weft_get(w, &word, wrong[i], 8, &op) == -EFAULT);
+        CHECK(weft_fetch_add(w, wrong[i], 1, &word, &op) == -EFAULT);
+        CHECK(weft_compare_swap(w, wrong[i], 1, 2, &word, NULL) == -EFAULT);
+        CHECK(weft_swap(w, wrong[i], 1, &word, NULL) == -EFAULT);
+        CHECK(weft_put_signal(w, on_node(a, 1), &word, 8, wrong[i], 1, NULL) == -EFAULT);
+        CHECK(weft_put_signal(w, wrong[i], &word, 8, on_node(a, 1), 1, NULL) == -EFAULT);
+        CHECK(weft_ptr(w, wrong[i], 8) == NULL);
+    }
+    CHECK(weft_put(w, on_node(a, 1), &word, (size_t)-1, &op) == -EFAULT); /* would wrap */
+    CHECK(weft_get(w, &word, on_node(a, 1), 64u << 20, &op) == -EFAULT);
+    CHECK(weft_ptr(w, on_node(a, 1), (size_t)-8) == NULL);
+    CHECK(weft_fetch_add(w, on_node(a, 1) + 4, 1, &word, &op) == -EINVAL);
+    CHECK(weft_wait_until(w, on_node(a, 1 - weft_rank(w)), WEFT_EQ, 0, NULL, 0) == -EINVAL);
+    CHECK(weft_send(w, 2, 1, NULL, 0, NULL, 0, NULL) != 0);
+    CHECK(weft_send(w, 1, WEFT_HANDLERS, NULL, 0, NULL, 0, NULL) == -EINVAL);
+    uint8_t big[WEFT_PAYLOAD_MAX + 1] = {0};
+    CHECK(weft_send(w, 1, 1, big, WEFT_HEADER_MAX + 1, NULL, 0, NULL) == -EMSGSIZE);
+    CHECK(weft_send(w, 1, 1, NULL, 0, big, sizeof big, NULL) == -EMSGSIZE);
+    CHECK(weft_handle(w, WEFT_HANDLERS, on_pong, NULL) == -EINVAL);
+    CHECK(weft_flush(w, 9, 0) != 0 && weft_fence(w, 9) != 0);
+    CHECK(weft_free(w, on_node(a, 1 - weft_rank(w))) == -EFAULT);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (size_t i = 0; i < 4096; i++)
+        CHECK(((uint8_t *)weft_ptr(w, on_node(a, weft_rank(w)), 4096))[i] == 0);
+    int64_t start = now_ns();
+    CHECK(weft_wait_until(w, on_node(a, weft_rank(w)), WEFT_NE, 0, &word, 30 * WEFT_MS) == -ETIMEDOUT);
+    CHECK(now_ns() - start >= 30 * WEFT_MS && word == 0);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, refusals, NULL), 0);
+}
+
+/* --- threads: any may call anything --- */
+
+enum { THREADS = 4, THREAD_ROUNDS = 2000 };
+static struct {
+    weft *w;
+    weft_gaddr words;
+    _Atomic uint64_t heard;
+} shared;
+
+static void on_thread(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                      size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    shared.heard++;
+}
+
+static void *thread_main(void *arg)
+{
+    uint32_t number = *(uint32_t *)arg, n = weft_size(shared.w);
+    uint64_t seed = number * 31 + weft_rank(shared.w);
+    for (int i = 0; i < THREAD_ROUNDS; i++) {
+        uint32_t node = (uint32_t)random_next(&seed) % n;
+        weft_gaddr mine = on_node(shared.words, node) + 64 * (1 + weft_rank(shared.w) * THREADS + number);
+        uint64_t v = random_next(&seed), back = 0;
+        OK(weft_put_now(shared.w, mine, &v, 8));
+        OK(weft_fetch_add_now(shared.w, on_node(shared.words, node), 1, NULL));
+        OK(weft_send(shared.w, node, 3, &v, 8, NULL, 0, NULL));
+        OK(weft_get_now(shared.w, &back, mine, 8));
+        CHECK(back == v);
+        weft_gaddr block;
+        OK(weft_alloc(shared.w, 1 + random_next(&seed) % 5000, &block));
+        OK(weft_free(shared.w, block));
+    }
+    return NULL;
+}
+
+static void threads(weft *w, void *arg)
+{
+    (void)arg;
+    pthread_t t[THREADS];
+    uint32_t numbers[THREADS];
+    shared.w = w;
+    shared.words = symmetric_alloc(w, 64 * (1 + THREADS * NODES_MAX));
+    weft_gaddr sums = on_node(symmetric_alloc(w, 64), 0);
+    OK(weft_handle(w, 3, on_thread, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (uint32_t i = 0; i < THREADS; i++) {
+        numbers[i] = i;
+        CHECK(pthread_create(&t[i], NULL, thread_main, &numbers[i]) == 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++)
+        pthread_join(t[i], NULL);
+    for (uint32_t i = 0; i < weft_size(w); i++)
+        OK(weft_flush(w, i, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    /* Every add counted, every message heard, somewhere. */
+    int64_t end = now_ns() + 10 * WEFT_SECOND;
+    uint64_t here, sum = 0, all = (uint64_t)weft_size(w) * THREADS * THREAD_ROUNDS;
+    OK(weft_get_now(w, &here, on_node(shared.words, weft_rank(w)), 8));
+    while (shared.heard < here && now_ns() < end)
+        usleep(500);
+    CHECK(shared.heard == here);
+    OK(weft_fetch_add_now(w, sums, here, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_get_now(w, &sum, sums, 8));
+    CHECK(sum == all);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, threads, NULL), 0);
+}
+
+/* --- a receiver that takes nothing: the sender is told at its deadline, and others are not disturbed --- */
+
+static void slow_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                         size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    const uint64_t *go = arg;
+    while (!__atomic_load_n(go, __ATOMIC_ACQUIRE))
+        usleep(500);
+}
+
+static void backpressure(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr go = symmetric_alloc(w, 64);
+    OK(weft_handle(w, 4, slow_handler, weft_ptr(w, on_node(go, weft_rank(w)), 8)));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 1) {
+        OK(weft_wait_until(w, on_node(go, 1), WEFT_EQ, 1, NULL, 20 * WEFT_SECOND));
+    } else {
+        uint8_t payload[WEFT_PAYLOAD_MAX] = {0};
+        int rc = 0;
+        weft_op ops[2];
+        OK(weft_send(w, 1, 4, NULL, 0, NULL, 0, &ops[0]));
+        OK(weft_wait(w, &ops[0], WEFT_DEFAULT));
+        for (int i = 0; i < 2000 && rc == 0; i++)
+            rc = weft_send(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
+        CHECK(rc == -ETIMEDOUT); /* WEFT_DEADLINE=1500ms */
+        CHECK(weft_flush(w, 1, 10 * WEFT_MS) == -ETIMEDOUT);
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(go, 0), 1, NULL));
+        OK(weft_send(w, 0, 4, NULL, 0, NULL, 0, NULL)); /* to oneself */
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(go, 1), 1, NULL));
+        OK(weft_flush(w, 1, 10 * WEFT_SECOND));
+    }
+    OK(weft_barrier(w, 10 * WEFT_SECOND));
+}
+
+static void test_backpressure(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    static const char *const environment[] = {"WEFT_DEADLINE=1500ms", NULL};
+    nodes_run(2, backpressure, NULL, environment, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_put_get),   cmocka_unit_test(test_atomics),      cmocka_unit_test(test_put_signal),
+        cmocka_unit_test(test_messages),  cmocka_unit_test(test_handlers),     cmocka_unit_test(test_late_handler),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_threads),      cmocka_unit_test(test_backpressure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

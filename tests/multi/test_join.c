@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joining: who is missing, who is refused, what a stranger can do.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+
+static char coord[64];
+
+static void new_coord(void)
+{
+    static unsigned number;
+    snprintf(coord, sizeof coord, "unix:@weft-join-%d-%u", (int)getpid(), number++);
+    unsetenv("WEFT_SECRET");
+}
+
+/* Open as `rank` of `size`; what came of it, and what was said. */
+static int attempt(uint32_t rank, uint32_t size, int64_t timeout, const char *secret)
+{
+    weft *w;
+    weft_config c = {.coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout,
+                     .secret = secret};
+    int rc = weft_open(&w, &c);
+    if (rc == 0) {
+        CHECK(weft_rank(w) == rank && weft_size(w) == size && weft_alive_count(w) == size && weft_epoch(w) == 1);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_close(w));
+    } else {
+        CHECK(w == NULL);
+    }
+    return rc;
+}
+
+static int missing(int rank, void *arg)
+{
+    (void)arg;
+    static const uint32_t ranks[] = {0, 2, 4};
+    int rc = attempt(ranks[rank], 5, 300 * WEFT_MS, NULL);
+    CHECK(rc == -ETIMEDOUT);
+    CHECK(strstr(weft_error(), "nodes 1 and 3 of 5") != NULL); /* all of them know who */
+    return 0;
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    new_coord();
+    processes_run(3, missing, NULL, status);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(status[i], 0);
+}
+
+static void test_no_coordinator(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(attempt(1, 2, 100 * WEFT_MS, NULL), -ETIMEDOUT);
+    assert_non_null(strstr(weft_error(), "node 0 has not come"));
+}
+
+static int secrets(int rank, void *arg)
+{
+    (void)arg;
+    /* 0 and 1 have the secret; 2 has a wrong one, 3 none: they want to be node 1 */
+    static const char *const secret[] = {"right", "right", "wrong", NULL};
+    if (rank == 1)
+        usleep(150000); /* the strangers come first */
+    int rc = attempt(rank == 0 ? 0 : 1, 2, 5 * WEFT_SECOND, secret[rank]);
+    if (rank < 2)
+        OK(rc);
+    else
+        CHECK(rc == -EACCES);
+    return 0;
+}
+
+static void test_secret(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    new_coord();
+    processes_run(4, secrets, NULL, status);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(status[i], 0);
+}
+
+static int twice(int rank, void *arg)
+{
+    (void)arg;
+    if (rank == 3)
+        usleep(100000);
+    int rc = rank == 2 ? (usleep(200000), attempt(2, 3, 5 * WEFT_SECOND, NULL))
+                       : attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 5 * WEFT_SECOND, NULL);
+    if (rank == 3) {
+        CHECK(rc == -EINVAL);
+        CHECK(strstr(weft_error(), "node 1 has joined already") != NULL);
+    } else {
+        OK(rc);
+    }
+    return 0;
+}
+
+static void test_rank_twice(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    new_coord();
+    processes_run(4, twice, NULL, status);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(status[i], 0);
+}
+
+static int sizes(int rank, void *arg)
+{
+    (void)arg;
+    int rc = attempt((uint32_t)rank, rank == 0 ? 2 : 3, 400 * WEFT_MS, NULL);
+    CHECK(rank == 0 ? rc == -ETIMEDOUT : rc == -EINVAL);
+    CHECK(rank == 0 || strstr(weft_error(), "3 nodes"));
+    return 0;
+}
+
+static void test_size_differs(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    new_coord();
+    processes_run(2, sizes, NULL, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+}
+
+/* Strangers that talk nonsense, or nothing, do not keep the nodes from joining. */
+static int strangers(int rank, void *arg)
+{
+    (void)arg;
+    if (rank < 2) {
+        if (rank == 1)
+            usleep(300000);
+        OK(attempt((uint32_t)rank, 2, 5 * WEFT_SECOND, NULL));
+        return 0;
+    }
+    usleep(50000);
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    size_t n = strlen(coord + 6);
+    memcpy(a.sun_path + 1, coord + 6, n);
+    uint64_t seed = (uint64_t)rank;
+    for (int i = 0; i < 20; i++) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) == 0 && rank == 3) {
+            uint64_t junk[64];
+            for (int k = 0; k < 64; k++)
+                junk[k] = random_next(&seed);
+            if (i % 2)
+                junk[0] = UINT64_C(0x7765667430303031);
+            (void)!write(fd, junk, random_next(&seed) % sizeof junk);
+        }
+        if (i % 3 == 0)
+            close(fd); /* else it stays open and says nothing more */
+    }
+    usleep(400000);
+    return 0;
+}
+
+static void test_strangers(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    signal(SIGPIPE, SIG_IGN);
+    new_coord();
+    processes_run(4, strangers, NULL, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+}
+
+static int over_tcp(int rank, void *arg)
+{
+    (void)arg;
+    OK(attempt((uint32_t)rank, 3, 10 * WEFT_SECOND, "s"));
+    return 0;
+}
+
+static void test_tcp(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    snprintf(coord, sizeof coord, "127.0.0.1:%d", 20000 + (int)getpid() % 20000);
+    processes_run(3, over_tcp, NULL, status);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(status[i], 0);
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    unsetenv("WEFT_RANK");
+    weft *w;
+    assert_int_equal(weft_open(&w, NULL), 0);
+    assert_int_equal(weft_size(w), 1);
+    assert_int_equal(weft_barrier(w, WEFT_DEFAULT), 0);
+    assert_int_equal(weft_close(w), 0);
+    assert_int_equal(weft_close(NULL), 0);
+    weft_config c = {.transport = "pigeon"};
+    assert_int_equal(weft_open(&w, &c), -EINVAL);
+    assert_null(w);
+    /* many times: nothing is left behind that would run out */
+    for (int i = 0; i < 300; i++) {
+        assert_int_equal(weft_open(&w, NULL), 0);
+        assert_int_equal(weft_close(w), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing),      cmocka_unit_test(test_no_coordinator),
+        cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
+        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_tcp),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

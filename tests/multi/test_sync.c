@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Barrier, lock, counter.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+
+/* Nobody leaves a barrier before everybody has come to it. */
+static void barrier(weft *w, void *arg)
+{
+    _Atomic uint64_t *arrived = arg;
+    uint32_t n = weft_size(w);
+    for (uint64_t round = 1; round <= 3000; round++) {
+        atomic_fetch_add(arrived, 1);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        CHECK(atomic_load(arrived) >= round * n);
+        if (round % 500 == weft_rank(w))
+            usleep(2000);
+    }
+    CHECK(weft_barrier(w, 0) == 0 || weft_size(w) > 1);
+}
+
+static void test_barrier(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 9; n += n < 5 ? 1 : 4) {
+        _Atomic uint64_t *arrived = shared_words(4096);
+        /* the last barrier(0) may end -ETIMEDOUT for some: that is what it is for */
+        assert_int_equal(nodes_failed(n, barrier, (void *)arrived), 0);
+    }
+}
+
+/* A node that leaves in good order does not disturb the barrier it has passed. */
+static void leave_early(weft *w, void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 20; i++)
+        OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) % 2 == 0)
+        return;
+    for (int i = 0; i < 20; i++) {
+        int rc = weft_barrier(w, WEFT_DEFAULT);
+        /* a barrier that had begun with a node that then left is told so; it never hangs */
+        CHECK(rc == 0 || rc == -ECONNRESET);
+    }
+}
+
+static void test_leave(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(nodes_failed(3, leave_early, NULL), 0);
+}
+
+struct guarded {
+    uint64_t inside, count; /* changed without atomics, under the lock */
+};
+
+static void lock(weft *w, void *arg)
+{
+    volatile struct guarded *g = arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 1 % weft_size(w));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (int i = 0; i < 2000; i++) {
+        bool inherited = true;
+        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        CHECK(!inherited && g->inside == 0);
+        g->inside = 1;
+        g->count = g->count + 1;
+        g->inside = 0;
+        OK(weft_unlock(w, word));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    CHECK(g->count == 2000u * weft_size(w));
+    CHECK(weft_unlock(w, word) == -EPERM);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_lock(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 4; n++)
+        assert_int_equal(nodes_failed(n, lock, shared_words(4096)), 0);
+}
+
+/* Fair: while all want it all the time, each gets its turn, in the order of asking. */
+static void fair(weft *w, void *arg)
+{
+    _Atomic uint32_t *order = arg; /* [0]: how many; then who */
+    uint32_t me = weft_rank(w);
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (me == 0)
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me > 0) {
+        usleep(30000 * me); /* they ask one after the other */
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        order[1 + order[0]++] = me;
+    } else {
+        usleep(30000 * (weft_size(w) + 1));
+    }
+    OK(weft_unlock(w, word));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 0)
+        for (uint32_t i = 1; i < weft_size(w); i++)
+            CHECK(order[i] == i);
+}
+
+static void test_lock_fair(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(5, fair, shared_words(4096)), 0);
+}
+
+static void lock_timeout(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (weft_rank(w) == 1)
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) != 1) {
+        for (int i = 0; i < 5; i++)
+            CHECK(weft_lock(w, word, 5 * WEFT_MS, NULL) == -ETIMEDOUT);
+        CHECK(weft_unlock(w, word) == -EPERM);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 1)
+        OK(weft_unlock(w, word));
+    /* those that gave up are not served: the lock is free for who asks */
+    OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_unlock(w, word));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_lock_timeout(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, lock_timeout, NULL), 0);
+}
+
+/* The holder dies: with waiters in line, and with none. */
+static void lock_inherit(weft *w, void *arg)
+{
+    const bool waiters = *(bool *)arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    bool inherited = false;
+    if (weft_rank(w) == 2)
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 2) {
+        usleep(waiters ? 50000 : 0);
+        raise(SIGKILL);
+    }
+    if (!waiters)
+        while (weft_alive(w, 2))
+            usleep(1000);
+    OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+    weft_gaddr heirs = word + 8;
+    if (inherited)
+        OK(weft_fetch_add_now(w, heirs, 1, NULL));
+    OK(weft_unlock(w, word));
+    int rc;
+    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+        ;
+    OK(rc);
+    uint64_t n;
+    OK(weft_get_now(w, &n, heirs, 8));
+    CHECK(n == 1); /* exactly one was told */
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_lock_inherit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        bool waiters = i;
+        int status[NODES_MAX];
+        nodes_run(4, lock_inherit, &waiters, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+        for (int k = 0; k < 4; k++)
+            if (k != 2)
+                assert_int_equal(status[k], 0);
+    }
+}
+
+/* Threads of one node exclude each other, too. */
+static struct {
+    weft *w;
+    weft_gaddr word;
+    uint64_t inside, count;
+} within;
+
+static void *lock_thread(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 500; i++) {
+        OK(weft_lock(within.w, within.word, WEFT_DEFAULT, NULL));
+        CHECK(within.inside++ == 0);
+        within.count++;
+        within.inside--;
+        OK(weft_unlock(within.w, within.word));
+    }
+    return NULL;
+}
+
+static void lock_threads(weft *w, void *arg)
+{
+    (void)arg;
+    pthread_t t[3];
+    within.w = w;
+    within.word = on_node(symmetric_alloc(w, 64), 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&t[i], NULL, lock_thread, NULL) == 0);
+    for (int i = 0; i < 3; i++)
+        pthread_join(t[i], NULL);
+    CHECK(within.count == 1500);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_lock_threads(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, lock_threads, NULL), 0);
+}
+
+static void counter(weft *w, void *arg)
+{
+    (void)arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    CHECK(weft_counter_wait(w, word, 1, 20 * WEFT_MS) == -ETIMEDOUT);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (int i = 0; i < 1000; i++)
+        OK(weft_counter_add(w, word, 1, NULL));
+    OK(weft_counter_wait(w, word, 1000u * n, WEFT_DEFAULT));
+    uint64_t v;
+    OK(weft_counter_read(w, word, &v));
+    CHECK(v == 1000u * n);
+    (void)me;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_counter(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, counter, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave),        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit),
+        cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
