@@ -16,7 +16,6 @@
 
 #define STACK_BLOCKS 256u
 #define STACK_BYTES  (4u << 20)
-#define STACK_START  4096u /* bytes of a stack's first grant */
 #define THREAD_BYTES (8u << 20)
 #define POOL_SHARE   8u
 
@@ -241,7 +240,8 @@ static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
         set_top(s, blocks);
     }
     uint64_t now = (uint64_t)(s->limit - s->first);
-    uint64_t wanted = now ? now * 2 : STACK_START / size > 2 ? STACK_START / size : 2;
+    /* The first grant is a word of the slab's map, so that it shares no line of marks with another thread. */
+    uint64_t wanted = now ? now * 2 : ((UINT64_C(64) << p->class[class].grain) + size - 1) / size;
     if (wanted > s->blocks)
         wanted = s->blocks;
     for (unsigned pass = 0; pass < 2; pass++) {

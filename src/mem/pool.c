@@ -25,15 +25,15 @@ static int check_size(uint64_t bytes, bool huge)
 {
     char want[32], have[32], whole[32];
     base_format_bytes(bytes, want, sizeof want);
-    if (bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
-                         base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
         return base_fail(-ENOMEM,
                          "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)",
                          want, base_format_bytes(available, have, sizeof have),
                          base_format_bytes(base_memory_total(), whole, sizeof whole));
+    if (bytes > WEFT_MAX_POOL_BYTES)
+        return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
+                         base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
         return base_fail(-ENOMEM,
