@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops and sets
- * the block's mark, free looks at the mark, clears it and pushes. All else is slow and under the pool's lock.
+ * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops and
+ * sets the block's mark, free looks at the mark, clears it and pushes. All else is slow and under the pool's
+ * lock.
  *
- * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and all
- * threads together an eighth of the pool. A stack starts small and earns more each time that it runs empty or full;
- * a thread at its bound that needs a new class gives all its blocks back and starts again. So what other threads
- * keep from one that finds the pool exhausted is never more than that eighth.
+ * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and
+ * all threads together an eighth of the pool. A stack starts small and earns more each time that it runs
+ * empty or full; a thread at its bound that needs a new class gives all its blocks back and starts again. So
+ * what other threads keep from one that finds the pool exhausted is never more than that eighth.
  */
 #include "mem/heap.h"
 
@@ -38,9 +39,9 @@ struct stack {
 struct mem_cache {
     struct stack stack[CLASSES];
     uint64_t pool_id;
-    uint64_t granted;            /* bytes up to the limits of all stacks */
-    struct mem_pool *pool;       /* NULL: the pool is gone; under `registry` */
-    struct mem_cache *mine;      /* the thread's next one */
+    uint64_t granted;              /* bytes up to the limits of all stacks */
+    struct mem_pool *pool;         /* NULL: the pool is gone; under `registry` */
+    struct mem_cache *mine;        /* the thread's next one */
     struct mem_cache *next, *prev; /* of the pool; under its lock */
 };
 
@@ -268,10 +269,11 @@ static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)
     base_format_bytes(bytes, want, sizeof want);
     base_format_bytes(p->bytes, whole, sizeof whole);
     base_format_bytes(st.largest_free_bytes, largest, sizeof largest);
-    return base_fail(-ENOMEM,
-                     "no room for a buffer of %s (aligned to %llu) in the pool of %s: the largest that fits now has "
-                     "%s; free buffers, or open the node with a larger pool (WEFT_POOL)",
-                     want, (unsigned long long)align, whole, largest);
+    return base_fail(
+        -ENOMEM,
+        "no room for a buffer of %s (aligned to %llu) in the pool of %s: the largest that fits now has "
+        "%s; free buffers, or open the node with a larger pool (WEFT_POOL)",
+        want, (unsigned long long)align, whole, largest);
 }
 
 static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t class, uint64_t bytes,
@@ -351,10 +353,11 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
                          (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
-    /* Slabs start at extents, so blocks of a multiple of the alignment are all aligned; 32 KiB always is one. */
+    /* Slabs start at extents, so blocks of a multiple of the alignment are all aligned; 32 KiB always is one.
+     */
     uint32_t class = class_of(bytes);
     while (p->class[class].size & (align - 1))
-        class++;
+        class ++;
     return alloc_small(p, class, bytes, offset);
 }
 
@@ -379,24 +382,26 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* --- free --- */
 
-/* Why an offset is no live buffer. It cannot be told from a buffer that another thread frees at this moment. */
+/* Why an offset is no live buffer. It cannot be told from a buffer that another thread frees at this moment.
+ */
 static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
     if (e < p->heap || e >= p->extents)
-        return base_fail(-EFAULT,
-                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
-                         "allocation returned",
-                         (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT,
-                         (unsigned long long)p->bytes);
+        return base_fail(
+            -EFAULT,
+            "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
+            "allocation returned",
+            (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT,
+            (unsigned long long)p->bytes);
     base_spin_lock(&p->lock);
     if (p->kind[e] == RUN_SLAB) {
         struct mem_slab *s = p->extent[e].slab;
         uint32_t block = p->class[s->class].size;
         uint64_t base = (uint64_t)s->extent << EXTENT_SHIFT;
         uint64_t index = (offset - base) / block;
-        if (index < s->blocks &&
-            atomic_load_explicit(&s->marks[index * (block >> p->class[s->class].grain)], memory_order_relaxed)) {
+        if (index < s->blocks && atomic_load_explicit(&s->marks[index * (block >> p->class[s->class].grain)],
+                                                      memory_order_relaxed)) {
             start = base + index * block;
             size = block;
         }
@@ -409,14 +414,16 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
     }
     base_spin_unlock(&p->lock);
     if (size)
-        return base_fail(-EINVAL,
-                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
-                         "one by its start",
-                         (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
-    return base_fail(-EALREADY,
-                     "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
-                     "allocated",
-                     (unsigned long long)offset);
+        return base_fail(
+            -EINVAL,
+            "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
+            "one by its start",
+            (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
+    return base_fail(
+        -EALREADY,
+        "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
+        "allocated",
+        (unsigned long long)offset);
 }
 
 static int free_large(struct mem_pool *p, uint64_t offset)

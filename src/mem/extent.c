@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs of extents. Free runs hang in bins by length (exact below 16 extents, then 16 bins to a doubling), a bit map
- * says which bins have any, and neighbours are joined at once by the tags at both ends of a free run. A large
- * buffer costs two tags however long it is.
+ * Runs of extents. Free runs hang in bins by length (exact below 16 extents, then 16 bins to a doubling), a
+ * bit map says which bins have any, and neighbours are joined at once by the tags at both ends of a free run.
+ * A large buffer costs two tags however long it is.
  */
 #include "mem/heap.h"
 
@@ -86,7 +86,8 @@ uint32_t run_take(struct mem_pool *p, uint64_t want, uint32_t align)
     uint32_t extents = (uint32_t)want, found = 0;
     /* First a look at a few of each bin; only when all fail, at everything. */
     for (unsigned pass = 0; pass < 2 && !found; pass++) {
-        for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found; bin = bin_next(p, bin + 1))
+        for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found;
+             bin = bin_next(p, bin + 1))
             found = best_of_bin(p, bin, extents, align, pass ? UINT32_MAX : LOOK);
     }
     if (!found)
@@ -134,7 +135,8 @@ uint32_t run_largest(const struct mem_pool *p)
 
 uint32_t run_head_of(const struct mem_pool *p, uint32_t extent)
 {
-    /* Only a wrong free asks this, so a walk will do; the kinds are one byte an extent, 16 MiB for a terabyte. */
+    /* Only a wrong free asks this, so a walk will do; the kinds are one byte an extent, 16 MiB for a
+     * terabyte. */
     if (p->kind[extent] == RUN_FREE_END)
         return extent - p->extent[extent].run + 1;
     while (p->kind[extent] == RUN_INSIDE)

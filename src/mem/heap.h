@@ -7,15 +7,15 @@
  *   cache    blocks that a thread keeps for itself, a stack for each class, so that most
  *            allocations and frees touch nothing that other threads touch                     (cache.c)
  *
- * Whether a block is live is a byte in private memory, its mark. A slab has one byte for each granule (a power of
- * two that divides the block size, 1/8 to 1/16 of it), and only those at block starts are ever set: finding the
- * mark of an offset takes a shift, and an offset that is no block start finds a zero. A bit map beside it says
- * which blocks the slab has to give; one word of it stands for 64 marks, that is for one cache line, and blocks
- * are given to threads by whole words, so that two threads seldom write marks in one line.
+ * Whether a block is live is a byte in private memory, its mark. A slab has one byte for each granule (a
+ * power of two that divides the block size, 1/8 to 1/16 of it), and only those at block starts are ever set:
+ * finding the mark of an offset takes a shift, and an offset that is no block start finds a zero. A bit map
+ * beside it says which blocks the slab has to give; one word of it stands for 64 marks, that is for one cache
+ * line, and blocks are given to threads by whole words, so that two threads seldom write marks in one line.
  *
- * A block is in exactly one of three places: with the program (mark 1), in a thread's cache (mark 0, bit 0), in
- * its slab (mark 0, bit 1). Marks are loaded and stored relaxed: a block passes from thread to thread either
- * through pool->lock or by the program's own means, and both order the marks with it.
+ * A block is in exactly one of three places: with the program (mark 1), in a thread's cache (mark 0, bit 0),
+ * in its slab (mark 0, bit 1). Marks are loaded and stored relaxed: a block passes from thread to thread
+ * either through pool->lock or by the program's own means, and both order the marks with it.
  *
  * Locks: `registry` in cache.c, then pool->lock.
  */
@@ -37,9 +37,9 @@ enum run_kind { RUN_INSIDE, RUN_FREE, RUN_FREE_END, RUN_LARGE, RUN_SLAB, RUN_RES
 typedef _Atomic uint8_t mem_mark;
 
 struct mem_extent {
-    /* Of a slab: address of the marks of this extent's first granule, with log2 of the granule in bits 56..63 and
-     * the class in 48..55; else 0. One word, so that a free of a stale address, which looks at it without the
-     * lock, sees an old slab or a new one but no mixture. */
+    /* Of a slab: address of the marks of this extent's first granule, with log2 of the granule in bits 56..63
+     * and the class in 48..55; else 0. One word, so that a free of a stale address, which looks at it without
+     * the lock, sees an old slab or a new one but no mixture. */
     _Atomic uint64_t tag;
     struct mem_slab *slab; /* of a slab */
     uint32_t run;          /* length, at the head of a run and at the end of a free one */
@@ -104,7 +104,8 @@ void run_init(struct mem_pool *p);
 uint32_t run_take(struct mem_pool *p, uint64_t extents, uint32_t align); /* first extent; 0: none */
 void run_give(struct mem_pool *p, uint32_t first, uint32_t extents);
 uint32_t run_largest(const struct mem_pool *p);
-uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* of the free run or large buffer it is in */
+uint32_t run_head_of(const struct mem_pool *p,
+                     uint32_t extent); /* of the free run or large buffer it is in */
 
 /* --- slab.c: all under pool->lock --- */
 void slab_init(struct mem_pool *p);
@@ -124,8 +125,8 @@ uint64_t cache_blocks(const struct mem_pool *p, uint32_t class);
 /* 512 bytes are class 10; above, 8 classes to a doubling. */
 static inline uint32_t class_of(uint64_t bytes)
 {
-    static const uint8_t small[33] = {0, 0, 1, 2, 3, 4, 4,  4,  4,  5,  5,  5,  5,  6,  6, 6, 6,
-                                      7, 7, 7, 7, 8, 8, 8,  8,  9,  9,  9,  9,  10, 10, 10, 10};
+    static const uint8_t small[33] = {0, 0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5,  6,  6,  6, 6,
+                                      7, 7, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10};
     if (bytes <= 512)
         return small[(bytes + 15) >> 4];
     uint32_t last = (uint32_t)bytes - 1;

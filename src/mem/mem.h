@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * mem: the pool. One range of virtual memory, backed by shared memory that peers of the same host can map, and the
- * allocator that hands out pieces of it. Offsets are from the start of the pool; what is below `heap_offset` is
- * never handed out (offset 0 is null; then come the words of the rooms above).
+ * mem: the pool. One range of virtual memory, backed by shared memory that peers of the same host can map,
+ * and the allocator that hands out pieces of it. Offsets are from the start of the pool; what is below
+ * `heap_offset` is never handed out (offset 0 is null; then come the words of the rooms above).
  *
  * All bookkeeping is in private memory: a peer that can write the pool cannot harm the allocator.
  */
@@ -20,7 +20,8 @@ struct mem_pool;
 
 struct mem_options {
     uint64_t bytes;       /* rounded up to extents; refused (-ENOMEM) when the machine has less available */
-    uint64_t heap_offset; /* bytes at the start that the allocator leaves alone; rounded up to extents, at least one */
+    uint64_t heap_offset; /* bytes at the start that the allocator leaves alone; rounded up to extents, at
+                             least one */
     bool huge, lock, prefault;
 };
 
@@ -32,9 +33,9 @@ struct mem_stats {
 int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
 void mem_pool_destroy(struct mem_pool *pool); /* no other thread may be in it */
 
-/* As weft_alloc_aligned() and weft_free() have it; an `align` of 0 to 16 asks for nothing. Any thread may call. What
- * threads keep for themselves of the blocks they freed is at most 8 MiB a thread and an eighth of the pool together.
- * Two threads that free one buffer at the same moment are not told apart. */
+/* As weft_alloc_aligned() and weft_free() have it; an `align` of 0 to 16 asks for nothing. Any thread may
+ * call. What threads keep for themselves of the blocks they freed is at most 8 MiB a thread and an eighth of
+ * the pool together. Two threads that free one buffer at the same moment are not told apart. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
 int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Bytes usable at a live buffer's start; 0 when it is none. */

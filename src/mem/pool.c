@@ -27,20 +27,22 @@ static int check_size(uint64_t bytes, bool huge)
     base_format_bytes(bytes, want, sizeof want);
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
-        return base_fail(-ENOMEM,
-                         "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)",
-                         want, base_format_bytes(available, have, sizeof have),
-                         base_format_bytes(base_memory_total(), whole, sizeof whole));
+        return base_fail(
+            -ENOMEM,
+            "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)", want,
+            base_format_bytes(available, have, sizeof have),
+            base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
         return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
-        return base_fail(-ENOMEM,
-                         "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
-                         "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
-                         want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
-                         (unsigned long long)(bytes / HUGE_PAGE));
+        return base_fail(
+            -ENOMEM,
+            "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
+            "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
+            want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
+            (unsigned long long)(bytes / HUGE_PAGE));
     return 0;
 }
 
@@ -75,8 +77,8 @@ static int prefault(struct mem_pool *p)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
-        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s", (unsigned long long)p->bytes,
-                         base_strerror(errno));
+        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s",
+                         (unsigned long long)p->bytes, base_strerror(errno));
 #endif
     long page = sysconf(_SC_PAGESIZE);
     for (uint64_t at = 0; at < p->bytes; at += (uint64_t)page)
@@ -92,12 +94,12 @@ static int lock_pages(struct mem_pool *p)
     struct rlimit limit = {0};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     char want[32], have[32];
-    return base_fail(-error,
-                     "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
-                     "/etc/security/limits.conf), or open the pool unlocked",
-                     base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
-                     limit.rlim_cur == RLIM_INFINITY ? "unlimited"
-                                                     : base_format_bytes(limit.rlim_cur, have, sizeof have));
+    return base_fail(
+        -error,
+        "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
+        "/etc/security/limits.conf), or open the pool unlocked",
+        base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
+        limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
 }
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
@@ -114,9 +116,10 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     if (rc)
         return rc;
     if (o->heap_offset > o->bytes || bytes <= heap)
-        return base_fail(-EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
-                         (unsigned long long)o->bytes, (unsigned long long)heap,
-                         (unsigned long long)(heap + MEM_EXTENT_BYTES));
+        return base_fail(
+            -EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
+            (unsigned long long)o->bytes, (unsigned long long)heap,
+            (unsigned long long)(heap + MEM_EXTENT_BYTES));
 
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p)
@@ -146,7 +149,8 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     p->extent = reserve(p->extents * sizeof *p->extent);
     p->kind = reserve(p->extents);
     if (!p->extent || !p->kind) {
-        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents", (unsigned long long)p->extents);
+        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents",
+                       (unsigned long long)p->extents);
         goto fail_books;
     }
     slab_init(p);
@@ -228,5 +232,6 @@ struct mem_segment mem_segment_at(const struct mem_pool *p, uint32_t index)
     if (offset >= p->bytes)
         return (struct mem_segment){0};
     uint64_t left = p->bytes - offset;
-    return (struct mem_segment){.offset = offset, .bytes = left < MEM_SEGMENT_BYTES ? left : MEM_SEGMENT_BYTES};
+    return (struct mem_segment){.offset = offset,
+                                .bytes = left < MEM_SEGMENT_BYTES ? left : MEM_SEGMENT_BYTES};
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Slabs: runs of extents cut in blocks of one size. What a slab has to give is a bit map; see heap.h for how it and
- * the marks lie. A slab's own memory is recycled and lives as long as the pool, because a wrong free may look at
- * marks without the lock while the slab is going.
+ * Slabs: runs of extents cut in blocks of one size. What a slab has to give is a bit map; see heap.h for how
+ * it and the marks lie. A slab's own memory is recycled and lives as long as the pool, because a wrong free
+ * may look at marks without the lock while the slab is going.
  */
 #include "mem/heap.h"
 
@@ -131,7 +131,8 @@ static bool make(struct mem_pool *p, uint32_t class)
         p->kind[first + e] = RUN_SLAB;
         p->extent[first + e].slab = s;
         atomic_store_explicit(&p->extent[first + e].tag,
-                              marks | (uint64_t)c->grain << TAG_GRAIN_SHIFT | (uint64_t)class << TAG_CLASS_SHIFT,
+                              marks | (uint64_t)c->grain << TAG_GRAIN_SHIFT |
+                                  (uint64_t) class << TAG_CLASS_SHIFT,
                               memory_order_relaxed);
     }
     link_slab(c, s);
