@@ -12,6 +12,7 @@
 #include "mem/heap.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -264,16 +265,17 @@ static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
 static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)
 {
     struct mem_stats st;
-    char want[32], whole[32], largest[32];
+    char want[32], whole[32], largest[32], aligned[48] = "";
     mem_stat(p, &st);
-    base_format_bytes(bytes, want, sizeof want);
-    base_format_bytes(p->bytes, whole, sizeof whole);
-    base_format_bytes(st.largest_free_bytes, largest, sizeof largest);
+    if (align > 16)
+        snprintf(aligned, sizeof aligned, " aligned to %llu", (unsigned long long)align);
     return base_fail(
         -ENOMEM,
-        "no room for a buffer of %s (aligned to %llu) in the pool of %s: the largest that fits now has "
-        "%s; free buffers, or open the node with a larger pool (WEFT_POOL)",
-        want, (unsigned long long)align, whole, largest);
+        "no room for a buffer of %s%s in the pool of %s: the largest that fits now has %s; free buffers, or "
+        "open the node with a larger pool (WEFT_POOL)",
+        base_format_bytes(bytes, want, sizeof want), aligned,
+        base_format_bytes(p->bytes, whole, sizeof whole),
+        base_format_bytes(st.largest_free_bytes, largest, sizeof largest));
 }
 
 static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t class, uint64_t bytes,

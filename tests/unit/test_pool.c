@@ -161,6 +161,30 @@ static void wrong_frees(void **state)
     mem_pool_destroy(p);
 }
 
+static void freed_twice_in_the_cache(void **state)
+{
+    (void)state;
+    struct mem_pool *p = open_pool(16 * MIB);
+    uint64_t at[40];
+    /* No mem_stat() here: it empties the cache. Several rounds, so that allocations and frees are the fast
+     * ones. */
+    for (uint64_t bytes = 16; bytes <= 32 * KIB; bytes *= 2) {
+        for (unsigned round = 0; round < 4; round++) {
+            for (unsigned i = 0; i < 40; i++)
+                at[i] = get(p, bytes);
+            for (unsigned i = 0; i < 40; i++) {
+                put_back(p, at[i]);
+                assert_int_equal(mem_free(p, at[i]), -EALREADY);
+                assert_int_equal(mem_free(p, at[i] + 8), -EALREADY);
+                assert_int_equal(mem_free(p, at[i / 2]), -EALREADY);
+                assert_int_equal(mem_size(p, at[i]), 0);
+            }
+        }
+    }
+    assert_empty(p);
+    mem_pool_destroy(p);
+}
+
 static void wrong_allocations(void **state)
 {
     (void)state;
@@ -232,6 +256,7 @@ int main(void)
         cmocka_unit_test(buffers_4096_of_2_gib),
         cmocka_unit_test(exhaustion),
         cmocka_unit_test(wrong_frees),
+        cmocka_unit_test(freed_twice_in_the_cache),
         cmocka_unit_test(wrong_allocations),
         cmocka_unit_test(sizes_and_waste),
         cmocka_unit_test(alignments),
