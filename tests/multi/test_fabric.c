@@ -167,7 +167,7 @@ static void on_stream(weft *w, uint32_t from, const void *header, size_t header_
     uint64_t number;
     memcpy(&number, header, 8);
     s->wrong += header_len != 8 || number != s->next[from]++ || payload_len != len || memcmp(payload, expected, len) != 0;
-    s->total++;
+    __atomic_fetch_add(&s->total, 1, __ATOMIC_RELEASE); /* read by the main thread */
 }
 
 static void messages(weft *w, void *arg)
