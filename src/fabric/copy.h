@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies between mapped pools. Small ones are the compiler's memcpy; past the cache size they go around it, so that
- * they do not read what they overwrite and leave the other's working set alone.
+ * Copies between mapped pools. Small ones are the compiler's memcpy; large ones are written without reading what they
+ * overwrite, where the processor offers that.
  */
 #ifndef WEFT_COPY_H
 #define WEFT_COPY_H
@@ -10,7 +10,7 @@
 
 #include "base/base.h"
 
-#define COPY_STREAM_FROM (UINT64_C(1) << 20) /* bytes; from here a copy may stream: see copy.c */
+#define COPY_LARGE (UINT64_C(32) << 10) /* bytes; from here on copy_large() decides */
 
 void copy_large(void *dst, const void *src, size_t len);
 
@@ -24,7 +24,7 @@ static inline void copy_bytes(void *dst, const void *src, size_t len)
             __atomic_store_n((uint64_t *)dst, v, __ATOMIC_RELAXED);
         else
             memcpy(dst, &v, 8);
-    } else if (len < COPY_STREAM_FROM) {
+    } else if (len < COPY_LARGE) {
         memcpy(dst, src, len);
     } else {
         copy_large(dst, src, len);
