@@ -151,9 +151,11 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
         return base_fail(fd, "listen at '%s': socket: %s", text, base_strerror(fd));
     fchmod(fd, 0600); /* on Linux the file that bind() makes has this mode from its first moment */
     int rc = bind(fd, (struct sockaddr *)&un, len);
-    if (rc && errno == EADDRINUSE && !a->abstract && is_stale(&un, len)) {
-        unlink(un.sun_path);
-        rc = bind(fd, (struct sockaddr *)&un, len);
+    if (rc && errno == EADDRINUSE) {
+        if (!a->abstract && is_stale(&un, len) && unlink(un.sun_path) == 0)
+            rc = bind(fd, (struct sockaddr *)&un, len);
+        else
+            errno = EADDRINUSE;
     }
     if (rc == 0 && !a->abstract)
         chmod(un.sun_path, 0600); /* macOS: fchmod() of a socket has no effect there */
@@ -249,11 +251,9 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
         int n = 0;
         do {
             int64_t left = deadline - base_now_ns();
-            if (left <= 0)
-                break;
-            left = left / WEFT_MS + 1;
+            left = left <= 0 ? 0 : left / WEFT_MS + 1;
             n = poll(&p, 1, left > 1000 ? 1000 : (int)left);
-        } while (n == 0 || (n < 0 && errno == EINTR));
+        } while ((n == 0 && base_now_ns() < deadline) || (n < 0 && errno == EINTR));
         error = n > 0 ? 0 : n < 0 ? errno : ETIMEDOUT;
         socklen_t size = sizeof error;
         if (n > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
@@ -285,6 +285,7 @@ int cluster_connect(const char *address, int64_t deadline)
     struct address a;
     struct sockaddr_un un;
     struct addrinfo *list = NULL, local;
+    int why = -ETIMEDOUT; /* the last answer that says more than that there was none */
     int fd = parse(address, &a);
     if (fd)
         return fd;
@@ -301,6 +302,7 @@ int cluster_connect(const char *address, int64_t deadline)
             if (fd >= 0)
                 goto out;
             again = again || may_pass(fd);
+            why = fd == -ETIMEDOUT ? why : fd;
         }
         if (!again) {
             base_fail(fd, "connect to '%s': %s", address, base_strerror(fd));
@@ -308,8 +310,8 @@ int cluster_connect(const char *address, int64_t deadline)
         }
         int64_t left = deadline - base_now_ns();
         if (left <= 0) {
-            fd = base_fail(-ETIMEDOUT, "connect to '%s': no answer until the deadline: %s", address,
-                           base_strerror(fd));
+            fd = base_fail(-ETIMEDOUT, "connect to '%s': nobody listened until the deadline: %s", address,
+                           base_strerror(why));
             break;
         }
         base_sleep_ns(pause < left ? pause : left);

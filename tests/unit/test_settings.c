@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Settings: precedence, where each comes from, MLX's names, and that a wrong one is named.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cluster/cluster.h"
+
+static char dir[] = "/tmp/settings-test-XXXXXX";
+static char hosts[64], secret[64];
+
+static const char *const variables[] = {
+    "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
+    "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_JOIN_TIMEOUT",
+    "WEFT_LIVENESS", "WEFT_SPIN", "WEFT_LOG", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
+    "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
+
+static int setup(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
+        unsetenv(variables[i]);
+    return 0;
+}
+
+static void write_file(const char *path, const char *text, mode_t mode)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+static struct cluster_settings good(const weft_config *config)
+{
+    struct cluster_settings s;
+    if (cluster_settings_resolve(&s, config))
+        fail_msg("%s", base_error());
+    return s;
+}
+
+static void bad(const char *sentence)
+{
+    struct cluster_settings s;
+    int rc = cluster_settings_resolve(&s, NULL);
+    if (rc == 0)
+        fail_msg("expected: %s", sentence);
+    assert_string_equal(base_error(), sentence);
+    assert_null(s.secret);
+    assert_null(s.hosts);
+}
+
+static void alone_by_default(void **state)
+{
+    (void)state;
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.rank, 0);
+    assert_int_equal(s.size, 1);
+    assert_string_equal(s.coord, "");
+    assert_string_equal(s.transport, "");
+    assert_null(s.secret);
+    assert_int_equal(s.pool_bytes, 256u << 20);
+    assert_int_equal(s.pool_flags, 0);
+    assert_int_equal(s.deadline_ns, 30 * WEFT_SECOND);
+    assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
+    assert_int_equal(s.liveness_ns, 2 * WEFT_SECOND);
+    assert_int_equal(s.spin_ns, 20 * WEFT_US);
+    cluster_settings_clear(&s);
+    setenv("WEFT_POOL", "", 1); /* as good as not set */
+    s = good(NULL);
+    cluster_settings_clear(&s);
+}
+
+static void option_environment_hostfile_default(void **state)
+{
+    (void)state;
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [\"10.0.0.1\"]}, {}],"
+                      " \"settings\": {\"pool\": \"2M\", \"deadline\": \"3s\", \"spin\": 0, \"pool_lock\": true}}", 0600);
+    setenv("WEFT_HOSTFILE", hosts, 1);
+    setenv("WEFT_RANK", "1", 1);
+    setenv("WEFT_DEADLINE", "4s", 1);
+    setenv("WEFT_POOL_LOCK", "no", 1);
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.rank, 1);
+    assert_int_equal(s.size, 2);
+    assert_string_equal(s.coord, "10.0.0.1:7654");
+    assert_int_equal(s.pool_bytes, 2 << 20);
+    assert_int_equal(s.deadline_ns, 4 * WEFT_SECOND);
+    assert_int_equal(s.spin_ns, 0);
+    assert_int_equal(s.pool_flags, 0);
+    assert_int_equal(s.liveness_ns, 2 * WEFT_SECOND);
+    assert_non_null(s.hosts);
+    cluster_settings_clear(&s);
+
+    weft_config config = {.deadline_ns = 5 * WEFT_SECOND, .pool_bytes = 3 << 20, .pool_flags = WEFT_POOL_PREFAULT,
+                          .size = 2, .rank = 0, .coord = "localhost:99"};
+    s = good(&config);
+    assert_int_equal(s.rank, 0);
+    assert_int_equal(s.deadline_ns, 5 * WEFT_SECOND);
+    assert_int_equal(s.pool_bytes, 3 << 20);
+    assert_int_equal(s.pool_flags, WEFT_POOL_PREFAULT);
+    assert_string_equal(s.coord, "localhost:99");
+    cluster_settings_clear(&s);
+
+    struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
+    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
+    assert_int_equal(n, 16);
+    char file[96];
+    snprintf(file, sizeof file, "hostfile %s", hosts);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].name, "deadline") == 0)
+            assert_string_equal(rows[i].from, "option");
+        else if (strcmp(rows[i].name, "pool_lock") == 0 || strcmp(rows[i].name, "coord") == 0)
+            assert_string_equal(rows[i].from, "option");
+        else if (strcmp(rows[i].name, "hostfile") == 0)
+            assert_string_equal(rows[i].from, "environment WEFT_HOSTFILE");
+        else if (strcmp(rows[i].name, "spin") == 0)
+            assert_string_equal(rows[i].from, file);
+        else if (strcmp(rows[i].name, "liveness") == 0)
+            assert_string_equal(rows[i].from, "default");
+    }
+}
+
+static void place_in_the_cluster(void **state)
+{
+    (void)state;
+    setenv("WEFT_SIZE", "3", 1);
+    bad("the cluster has 3 nodes, but which of them this is is not said: set WEFT_RANK to a number from 0 to 2, or "
+        "start the program with `weft run`");
+    setenv("WEFT_RANK", "3", 1);
+    bad("WEFT_RANK='3': expected a number below the number of nodes (WEFT_SIZE)");
+    setenv("WEFT_RANK", "2", 1);
+    bad("the cluster has 3 nodes, but where node 0 listens is not said: set WEFT_COORD to HOST:PORT or unix:PATH, or "
+        "start the program with `weft run`");
+    setenv("WEFT_COORD", "unix:/tmp/x", 1);
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.rank, 2);
+    assert_int_equal(s.size, 3);
+    assert_string_equal(s.coord, "unix:/tmp/x");
+    cluster_settings_clear(&s);
+    unsetenv("WEFT_SIZE");
+    bad("WEFT_RANK is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
+        "with `weft run`");
+    setenv("WEFT_RANK", "0", 1);
+    bad("WEFT_COORD is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
+        "with `weft run`");
+    write_file(hosts, "{\"weft\": 1, \"coord\": \"unix:/tmp/y\", \"hosts\": [{\"slots\": 2}]}", 0600);
+    setenv("WEFT_HOSTFILE", hosts, 1);
+    unsetenv("WEFT_COORD");
+    s = good(NULL);
+    assert_int_equal(s.size, 2);
+    assert_string_equal(s.coord, "unix:/tmp/y");
+    cluster_settings_clear(&s);
+    setenv("WEFT_SIZE", "3", 1);
+    char sentence[256];
+    snprintf(sentence, sizeof sentence, "WEFT_SIZE='3': expected 2, as many as hostfile %s has nodes", hosts);
+    bad(sentence);
+    unsetenv("WEFT_SIZE");
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}", 0600);
+    snprintf(sentence, sizeof sentence,
+             "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so nobody knows where node 0 listens: add one, or "
+             "set WEFT_COORD to HOST:PORT", hosts);
+    bad(sentence);
+    write_file(hosts, "[[\"::1:5000\"], [\"::1:5001\"]]", 0600);
+    s = good(NULL);
+    assert_string_equal(s.coord, "[::1]:7654");
+    cluster_settings_clear(&s);
+}
+
+static void understands_mlx(void **state)
+{
+    (void)state;
+    write_file(hosts, "[[null, \"rdma_en5\"], [\"rdma_en5\", null]]", 0600);
+    setenv("MLX_RANK", "0", 1);
+    setenv("MLX_IBV_DEVICES", hosts, 1);
+    setenv("MLX_JACCL_COORDINATOR", "10.0.0.7:1234", 1);
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.rank, 0);
+    assert_int_equal(s.size, 2);
+    assert_string_equal(s.coord, "10.0.0.7:1234");
+    assert_string_equal(s.hosts->hosts[0].rdma[1], "rdma_en5");
+    cluster_settings_clear(&s);
+    setenv("JACCL_RANK", "1", 1); /* before MLX_RANK */
+    setenv("JACCL_COORDINATOR", "10.0.0.8:1234", 1);
+    s = good(NULL);
+    assert_int_equal(s.rank, 1);
+    assert_string_equal(s.coord, "10.0.0.8:1234");
+    cluster_settings_clear(&s);
+    setenv("WEFT_RANK", "0", 1); /* before both */
+    s = good(NULL);
+    assert_int_equal(s.rank, 0);
+    cluster_settings_clear(&s);
+    setenv("WEFT_SIZE", "5", 1); /* launched in weft's own words: MLX's files are about something else */
+    s = good(NULL);
+    assert_int_equal(s.size, 5);
+    assert_null(s.hosts);
+    cluster_settings_clear(&s);
+    unsetenv("WEFT_SIZE");
+    write_file(hosts, "[[null, 7]]", 0600);
+    char sentence[256];
+    snprintf(sentence, sizeof sentence,
+             "MLX_IBV_DEVICES: %s:1: [0]: expected one entry for each of the 1 hosts, found a list of 2", hosts);
+    bad(sentence);
+}
+
+static void names_the_wrong_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *variable, *value, *sentence;
+    } rows[] = {
+        {"WEFT_POOL", "12Q", "WEFT_POOL='12Q': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G"},
+        {"WEFT_POOL", "1K", "WEFT_POOL='1K': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G"},
+        {"WEFT_RANK", "x", "WEFT_RANK='x': expected a number from 0 to 1023"},
+        {"WEFT_RANK", "-1", "WEFT_RANK='-1': expected a number from 0 to 1023"},
+        {"JACCL_RANK", "x", "JACCL_RANK='x': expected a number from 0 to 1023"},
+        {"WEFT_SIZE", "0", "WEFT_SIZE='0': expected a number from 1 to 1024"},
+        {"WEFT_SIZE", "99999999999999999999", "WEFT_SIZE='99999999999999999999': expected a number from 1 to 1024"},
+        {"WEFT_DEADLINE", "0", "WEFT_DEADLINE='0': expected a duration from 1ms to 1000h, as in 500ms or 2s"},
+        {"WEFT_LIVENESS", "1ms", "WEFT_LIVENESS='1ms': expected a duration from 50ms to 1h, as in 500ms or 2s"},
+        {"WEFT_SPIN", "2s", "WEFT_SPIN='2s': expected a duration from 0 to 1s, as in 500ms or 2s"},
+        {"WEFT_POOL_LOCK", "maybe", "WEFT_POOL_LOCK='maybe': expected 0, 1, yes, no, true or false"},
+        {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected shm"},
+        {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
+        {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
+        {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
+        {"WEFT_SECRET_FILE", "/nonexistent", "WEFT_SECRET_FILE='/nonexistent': No such file or directory"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        setenv(rows[i].variable, rows[i].value, 1);
+        bad(rows[i].sentence);
+        unsetenv(rows[i].variable);
+    }
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{}], \"settings\": {\"pool\": \"much\"}}", 0600);
+    setenv("WEFT_HOSTFILE", hosts, 1);
+    char sentence[256];
+    snprintf(sentence, sizeof sentence,
+             "hostfile %s: pool='much': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G", hosts);
+    bad(sentence);
+    unsetenv("WEFT_HOSTFILE");
+    weft_config config = {.deadline_ns = -5};
+    struct cluster_settings s;
+    assert_int_equal(cluster_settings_resolve(&s, &config), -EINVAL);
+    assert_string_equal(base_error(), "deadline='-5ns': expected a duration from 1ms to 1000h, as in 500ms or 2s");
+}
+
+static void secrets(void **state)
+{
+    (void)state;
+    write_file(secret, "word\n", 0600);
+    setenv("WEFT_SECRET_FILE", secret, 1);
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.secret_len, 4);
+    assert_memory_equal(s.secret, "word", 4);
+    cluster_settings_clear(&s);
+    assert_null(s.secret);
+    write_file(secret, "two\n\n", 0600); /* one newline is the editor's, another is the secret's */
+    s = good(NULL);
+    assert_int_equal(s.secret_len, 4);
+    cluster_settings_clear(&s);
+
+    setenv("WEFT_SECRET", "text", 1);
+    bad("WEFT_SECRET and WEFT_SECRET_FILE are both set: unset one");
+    weft_config config = {.secret = "option"};
+    s = good(&config);
+    assert_int_equal(s.secret_len, 6);
+    cluster_settings_clear(&s);
+    unsetenv("WEFT_SECRET");
+
+    char sentence[256];
+    write_file(secret, "word", 0640);
+    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': others may use it (mode 0640): chmod 600 it", secret);
+    bad(sentence);
+    write_file(secret, "word", 0604);
+    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': others may use it (mode 0604): chmod 600 it", secret);
+    bad(sentence);
+    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': expected a secret of 1 to 1024 bytes", secret);
+    write_file(secret, "\n", 0600);
+    bad(sentence);
+    char longest[1030];
+    memset(longest, 'x', sizeof longest);
+    longest[1024] = '\n';
+    longest[1025] = '\0';
+    write_file(secret, longest, 0600);
+    s = good(NULL);
+    assert_int_equal(s.secret_len, 1024);
+    cluster_settings_clear(&s);
+    longest[1024] = 'x';
+    write_file(secret, longest, 0600);
+    bad(sentence);
+    unsetenv("WEFT_SECRET_FILE");
+
+    setenv("WEFT_SECRET", longest, 1);
+    bad("WEFT_SECRET: expected 1 to 1024 bytes, found 1025");
+    setenv("WEFT_SECRET", "hidden", 1);
+    struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
+    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    for (int i = 0; i < n; i++) {
+        assert_null(strstr(rows[i].value, "hidden"));
+        if (strcmp(rows[i].name, "secret") == 0)
+            assert_string_equal(rows[i].value, "(set)");
+    }
+}
+
+static void log_level_is_set(void **state)
+{
+    (void)state;
+    setenv("WEFT_LOG", "debug", 1);
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(base_log_threshold, BASE_LOG_DEBUG);
+    cluster_settings_clear(&s);
+    unsetenv("WEFT_LOG");
+    s = good(NULL);
+    assert_int_equal(base_log_threshold, BASE_LOG_WARN);
+    cluster_settings_clear(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(alone_by_default, setup),
+        cmocka_unit_test_setup(option_environment_hostfile_default, setup),
+        cmocka_unit_test_setup(place_in_the_cluster, setup),
+        cmocka_unit_test_setup(understands_mlx, setup),
+        cmocka_unit_test_setup(names_the_wrong_one, setup),
+        cmocka_unit_test_setup(secrets, setup),
+        cmocka_unit_test_setup(log_level_is_set, setup),
+    };
+    if (!mkdtemp(dir))
+        return 1;
+    snprintf(hosts, sizeof hosts, "%s/hosts.json", dir);
+    snprintf(secret, sizeof secret, "%s/secret", dir);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(hosts);
+    unlink(secret);
+    rmdir(dir);
+    return failed;
+}
