@@ -107,7 +107,7 @@ def together(processes, timeout):
             if p.returncode:
                 lines = [line for line in (err or "").strip().splitlines() if line.strip()]
                 raise Missing(f"'{os.path.basename(p.args[0])}' ended with {p.returncode}"
-                              + (f": {lines[-1].strip()[:200]}" if lines else ""))
+                              + (": " + " | ".join(line.strip() for line in lines[-2:])[:300] if lines else ""))
             outputs[i] = out
     finally:
         for p in processes:

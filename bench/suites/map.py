@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""Whole commands: `weft map` beside GNU parallel and wc, on a text of 200 MB that is generated once."""
+import filecmp
+import os
+import random
+import shutil
+import tempfile
+import time
+
+import memory
+from rig import OUT, Missing, Row, Side, run, scaled, start, together, values
+
+NAME = "map"
+TITLE = "`weft map` as a whole command, beside `parallel --pipepart --keep-order` and `wc`, text of 200 MB"
+
+TEXT_BYTES = 200_000_000
+BLOCKS = {"256 KiB": (256, 8.0), "4 MiB": (4096, 2.0)}  # KiB, times GNU parallel's speed to reach
+PIECES = 2000  # of the run that measures what a piece costs
+LINE = b"x" * 63 + b"\n"
+
+
+def text(scale):
+    """A text of random words; the same every time. Returns its path."""
+    size = int(TEXT_BYTES * scale)
+    path = os.path.join(OUT, f"text-{size // 1_000_000}MB")
+    if os.path.exists(path) and os.path.getsize(path) == size:
+        return path
+    os.makedirs(OUT, exist_ok=True)
+    rng = random.Random(1)
+    letters = "etaoinshrdlucmfwypvbgkqjxz"
+    vocabulary = ["".join(rng.choices(letters, range(26, 0, -1), k=rng.randint(1, 12))) for _ in range(5000)]
+    lines = [" ".join(rng.choices(vocabulary, k=rng.randint(0, 20))) + "\n" for _ in range(20000)]
+    left = size
+    with open(path + ".part", "wb") as f:
+        while left > 0:
+            rng.shuffle(lines)
+            piece = "".join(lines).encode()[:left]
+            f.write(piece)
+            left -= len(piece)
+    os.replace(path + ".part", path)
+    return path
+
+
+def lines_file(count):
+    path = os.path.join(OUT, f"lines-{count}")
+    os.makedirs(OUT, exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(LINE * count)
+    return path
+
+
+def rows(context):
+    found = []
+    for block, (_, target) in BLOCKS.items():
+        found.append(Row(f"cat {block} to null", f"cat, {block} pieces, to /dev/null", "MB/s", "higher", target))
+        found.append(Row(f"cat {block} to file", f"cat, {block} pieces, to a file", "MB/s", "higher", target))
+    found.append(Row("wc", "count lines, words, bytes", "MB/s", "higher"))
+    found.append(Row("piece", "a piece beyond its command's own start, one slot", "us", "lower"))
+    found.append(Row("start", "one piece of `true`, whole command", "ms", "lower"))
+    for block in BLOCKS:
+        found.append(Row(f"own {block}", f"peak memory, cat, {block} pieces", "MB", "lower"))
+        found.append(Row(f"all {block}", f"the same with mapped pages of files, {block} pieces", "MB", "lower"))
+    return found
+
+
+def groups(context):
+    return ([f"cat {b} to {to}" for b in BLOCKS for to in ("null", "file")] + ["wc", "piece"]
+            + [f"memory {b}" for b in BLOCKS])
+
+
+def timed(argv, env=None, out=None, timeout=300):
+    """Seconds of a whole command; its output to /dev/null, or to the file `out`."""
+    with open(out or os.devnull, "wb") as f:
+        began = time.monotonic()
+        p = start(argv, env=env, stdout=f)
+        together([p], timeout)
+        return time.monotonic() - began
+
+
+class Mapper(Side):
+    """What ours and GNU parallel have in common: the same file, blocks and number of commands at once."""
+    checked = False
+
+    def __init__(self, context):
+        self.context = context
+        self.jobs = max(1, len(context.cores))
+
+    def cat(self, block_kib, path):
+        raise NotImplementedError
+
+    def true(self, path):
+        raise NotImplementedError
+
+    def measure(self, group, scale):
+        kind, _, rest = group.partition(" ")
+        path = text(scale)
+        size = os.path.getsize(path)
+        if kind == "cat":
+            block, to = rest.split(" to ")
+            argv = self.cat(BLOCKS[block][0], path)
+            if to == "null":
+                return {group: size / 1e6 / timed(argv)}
+            out = os.path.join(OUT, "map.part")
+            try:
+                seconds = timed(argv, out=out)
+                if not self.checked and not filecmp.cmp(path, out, shallow=False):
+                    raise Missing("its output is not the input")
+                self.checked = True
+            finally:
+                if os.path.exists(out):
+                    os.unlink(out)
+            return {group: size / 1e6 / seconds}
+        if kind == "memory":
+            with open(os.devnull, "wb") as null:
+                p = start(self.cat(BLOCKS[rest][0], path), stdout=null)
+            own, every = memory.peak(p)
+            together([p], 10)
+            return {f"own {rest}": own / 1e6, f"all {rest}": every / 1e6}
+        if kind == "piece":
+            return self.piece(scale)
+        return self.words(path, size)
+
+    def piece(self, scale):
+        """The whole time of N pieces less that of one, by N - 1, less a bare vfork, exec and wait."""
+        count = scaled(PIECES, scale, 50)
+        many, one = lines_file(count), lines_file(1)
+        took = timed(self.true(many))
+        alone = timed(self.true(one))
+        bare = values(run([self.context.program("bench_spawn"), f"spawn:0:{count}:20", "true"]), lambda line: 0)[0]
+        return {"piece": (took - alone) * 1e6 / (count - 1) - bare, "start": alone * 1e3}
+
+    def words(self, path, size):
+        return {}
+
+
+class Weft(Mapper):
+    def __init__(self, context):
+        super().__init__(context)
+        self.program = os.path.join(context.build, "src", "cli", "weft")
+
+    def missing(self):
+        return self.context.need(self.program)
+
+    def argv(self, *options):
+        return [self.program, "map", *options]
+
+    def cat(self, block_kib, path):
+        return self.argv("--block", f"{block_kib}K", "--nodes", str(self.jobs), "--slots", "1", path, "--", "cat")
+
+    def true(self, path):
+        return self.argv("--block", str(len(LINE)), "--nodes", "1", "--slots", "1", path, "--", "true")
+
+    def words(self, path, size):
+        return {"wc": size / 1e6 / timed(self.argv("--nodes", str(self.jobs), "--slots", "1", "--kernel", "wc", path))}
+
+
+class Parallel(Mapper):
+    peer = "GNU parallel"
+
+    def missing(self):
+        if not shutil.which("parallel"):
+            return "parallel is not installed (Debian: parallel)"
+        with tempfile.TemporaryFile("w+") as f:
+            together([start(["parallel", "--version"], stdout=f)], 20)
+            f.seek(0)
+            return None if "GNU parallel" in f.read() else "the 'parallel' installed is not GNU parallel"
+
+    def argv(self, jobs, block, path, command):
+        return ["parallel", "--will-cite", "--pipepart", "--keep-order", "--block", block, "-j", str(jobs), "-a", path,
+                command]
+
+    def cat(self, block_kib, path):
+        return self.argv(self.jobs, f"{block_kib}k", path, "cat")
+
+    def true(self, path):
+        return self.argv(1, str(len(LINE)), path, "true")
+
+    def piece(self, scale):
+        return super().piece(scale / 10)  # a job of its takes milliseconds
+
+
+class Words(Side):
+    """wc alone, on one core: in the plain locale, and in UTF-8, where it must decode characters to know the words."""
+
+    def __init__(self, locale):
+        self.locale, self.peer = locale, f"wc (LC_ALL={locale})"
+
+    def missing(self):
+        return None if shutil.which("wc") else "wc is not installed"
+
+    def measure(self, group, scale):
+        if group != "wc":
+            return {}
+        path = text(scale)
+        return {"wc": os.path.getsize(path) / 1e6 / timed(["wc", path], env={"LC_ALL": self.locale})}
+
+
+def sides(context):
+    return [Weft(context), Parallel(context), Words("C"), Words("C.UTF-8")]
