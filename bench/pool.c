@@ -23,8 +23,8 @@
 
 #define BATCH    100
 #define THREADS  2
-#define SLICE_NS 10e6
-#define SLICES   3 /* each allocator runs this often in a round, in turns; the best counts */
+#define SLICE_NS 3e6
+#define SLICES   9 /* each allocator runs this often in a round, in turns; the best counts */
 
 enum who { OURS, GLIBC, MIMALLOC, WHO };
 static const char *const names[WHO] = {"ours", "glibc", "mimalloc"};
@@ -168,7 +168,7 @@ static void measure(size_t bytes, bool batch, unsigned threads)
             if (turn == 0) {
                 double guess = slice((enum who)w, bytes, batch, threads, 2000);
                 double fit = SLICE_NS / guess;
-                pairs[w] = fit > 10000 ? (uint64_t)fit : 10000;
+                pairs[w] = fit > 1000 ? (uint64_t)fit : 1000;
             }
             double ns = slice((enum who)w, bytes, batch, threads, pairs[w]);
             if (turn == 0 || ns < best[w])

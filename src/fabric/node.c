@@ -187,14 +187,15 @@ int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
 
 int weft_alloc(weft *w, size_t bytes, weft_gaddr *out)
 {
-    return weft_alloc_aligned(w, bytes, 1, out);
+    return mem_alloc_from(w->pool, bytes, weft_gaddr_make(w->rank, 0, 0), out);
 }
 
 int weft_free(weft *w, weft_gaddr addr)
 {
     if (addr == WEFT_NULL)
         return 0;
-    if (BASE_UNLIKELY(weft_gaddr_node(addr) != w->rank || weft_gaddr_space(addr) != 0))
+    /* Node and space in one look: space 0 of this node. */
+    if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS))
         return base_fail(-EFAULT, "free of %#llx: it is an address of node %u, space %u; a node frees only its own pool",
                          (unsigned long long)addr, weft_gaddr_node(addr), weft_gaddr_space(addr));
     return mem_free(w->pool, weft_gaddr_offset(addr));

@@ -363,23 +363,36 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
     return alloc_small(p, class, bytes, offset);
 }
 
-int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
+static __attribute__((noinline)) int alloc_slow(struct mem_pool *p, uint64_t bytes, uint64_t origin,
+                                                uint64_t *out)
 {
-    if (BASE_UNLIKELY(bytes - 1 >= MEM_SMALL_MAX || align > 16 || align & (align - 1)))
-        return alloc_other(p, bytes, align, offset);
-    uint32_t class = class_of(bytes);
-    if (BASE_LIKELY(here.pool_id == p->id)) {
-        struct stack *s = &here.cache->stack[class];
+    uint64_t offset;
+    int rc = bytes - 1 < MEM_SMALL_MAX ? alloc_small(p, class_of(bytes), bytes, &offset)
+                                       : alloc_other(p, bytes, 1, &offset);
+    if (rc == 0)
+        *out = origin + offset;
+    return rc;
+}
+
+int mem_alloc_from(struct mem_pool *p, uint64_t bytes, uint64_t origin, uint64_t *out)
+{
+    if (BASE_LIKELY(bytes - 1 < MEM_SMALL_MAX && here.pool_id == p->id)) {
+        struct stack *s = &here.cache->stack[class_of(bytes)];
         struct mem_block *top = top_of(s);
         if (BASE_LIKELY(top != s->first)) {
             struct mem_block block = *--top;
             set_top(s, top);
             atomic_store_explicit(block.mark, LIVE, memory_order_relaxed);
-            *offset = block.offset;
+            *out = origin + block.offset;
             return 0;
         }
     }
-    return alloc_small(p, class, bytes, offset);
+    return alloc_slow(p, bytes, origin, out);
+}
+
+int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
+{
+    return align <= 1 ? mem_alloc_from(p, bytes, 0, offset) : alloc_other(p, bytes, align, offset);
 }
 
 /* --- free --- */
@@ -428,7 +441,7 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
         (unsigned long long)offset);
 }
 
-static int free_large(struct mem_pool *p, uint64_t offset)
+static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
     bool live = false;
@@ -480,10 +493,13 @@ static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 int mem_free(struct mem_pool *p, uint64_t offset)
 {
     uint64_t tag = tag_of(p, offset);
-    if (!tag)
+    if (BASE_UNLIKELY(!tag))
         return free_large(p, offset);
-    mem_mark *mark = mark_at(tag, offset);
-    if (BASE_UNLIKELY(!mark || !atomic_load_explicit(mark, memory_order_relaxed)))
+    uint32_t granule = granule_of(tag, offset);
+    if (BASE_UNLIKELY(granule >= MEM_EXTENT_BYTES))
+        return refuse(p, offset);
+    mem_mark *mark = mark_of(tag, granule);
+    if (BASE_UNLIKELY(!atomic_load_explicit(mark, memory_order_relaxed)))
         return refuse(p, offset);
     uint32_t class = (uint32_t)(tag >> TAG_CLASS_SHIFT) & 0xff;
     if (BASE_LIKELY(here.pool_id == p->id)) {
@@ -503,8 +519,8 @@ uint64_t mem_size(struct mem_pool *p, uint64_t offset)
 {
     uint64_t tag = tag_of(p, offset), size = 0;
     if (tag) {
-        mem_mark *mark = mark_at(tag, offset);
-        if (mark && atomic_load_explicit(mark, memory_order_relaxed))
+        uint32_t granule = granule_of(tag, offset);
+        if (granule < MEM_EXTENT_BYTES && atomic_load_explicit(mark_of(tag, granule), memory_order_relaxed))
             size = p->class[(tag >> TAG_CLASS_SHIFT) & 0xff].size;
         return size;
     }

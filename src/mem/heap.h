@@ -134,17 +134,17 @@ static inline uint32_t class_of(uint64_t bytes)
     return 11 + (log - 9) * 8 + (last >> (log - 3)) - 8;
 }
 
-/* The mark of the block that may start at an offset; NULL when none can. */
-static inline mem_mark *mark_at(uint64_t tag, uint64_t offset)
+/* Which granule of its extent an offset starts; huge when it starts none. */
+static inline uint32_t granule_of(uint64_t tag, uint64_t offset)
 {
-    if (BASE_UNLIKELY(!tag))
-        return NULL;
-    /* Rotate instead of shift: what is not a multiple of the granule becomes huge. */
+    /* A rotation: as a shift, but what is not a multiple of the granule ends in the high bits. */
     uint32_t grain = (uint32_t)(tag >> TAG_GRAIN_SHIFT), inside = (uint32_t)offset & (MEM_EXTENT_BYTES - 1);
-    uint32_t index = inside >> grain | inside << (32 - grain);
-    if (BASE_UNLIKELY(index >= MEM_EXTENT_BYTES))
-        return NULL;
-    return (mem_mark *)(uintptr_t)(tag & TAG_ADDRESS) + index;
+    return inside >> grain | inside << (32 - grain);
+}
+
+static inline mem_mark *mark_of(uint64_t tag, uint32_t granule)
+{
+    return (mem_mark *)(uintptr_t)(tag & TAG_ADDRESS) + granule;
 }
 
 #endif

@@ -37,6 +37,9 @@ void mem_pool_destroy(struct mem_pool *pool); /* no other thread may be in it */
  * call. What threads keep for themselves of the blocks they freed is at most 8 MiB a thread and an eighth of
  * the pool together. Two threads that free one buffer at the same moment are not told apart. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
+/* The same without an alignment, and with `origin` added to the offset: the caller's way of naming this
+ * pool's memory needs no second look at the result. */
+int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Bytes usable at a live buffer's start; 0 when it is none. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
