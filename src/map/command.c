@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One command on one piece: its input goes in, its output and errors come out, within its time. One thread does it,
+ * between poll() and three pipes.
+ */
+#include "map/job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RENEW_NS (15 * WEFT_SECOND) /* a lease holds for 60 s */
+
+#if defined(__linux__) && !defined(SYS_pidfd_open)
+#define SYS_pidfd_open 434
+#endif
+
+enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
+
+struct running {
+    struct map_slot *slot;
+    int fds[FDS]; /* -1: closed */
+    pid_t pid;
+    /* What is not fed yet. */
+    struct map_span in;
+    bool copy;      /* splice does not work on this input */
+    enum map_kind failed; /* why the piece fails though the command does not; MAP_OK: it does not */
+};
+
+static void shut(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static int open_pipes(struct running *r)
+{
+    int p[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    for (int i = 0; i < FDS; i++)
+        r->fds[i] = -1;
+    for (int i = 0; i < 3; i++) {
+        if (pipe2(p[i], O_CLOEXEC)) {
+            int error = errno;
+            for (int k = 0; k < i; k++)
+                close(p[k][0]), close(p[k][1]);
+            return base_fail(-error, "cannot make a pipe: %s%s", base_strerror(error),
+                             error == EMFILE || error == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
+        }
+    }
+    r->fds[THEIR_IN] = p[0][0];
+    r->fds[OUR_IN] = p[0][1];
+    r->fds[OUR_OUT] = p[1][0];
+    r->fds[THEIR_OUT] = p[1][1];
+    r->fds[OUR_ERR] = p[2][0];
+    r->fds[THEIR_ERR] = p[2][1];
+    for (int i = OUR_IN; i <= OUR_ERR; i++)
+        fcntl(r->fds[i], F_SETFL, O_NONBLOCK);
+#ifdef F_SETPIPE_SZ
+    /* Larger pipes mean fewer changes between the two processes. Refused past the user's limit: then small ones. */
+    if (r->in.length > 65536)
+        fcntl(r->fds[OUR_IN], F_SETPIPE_SZ, MAP_PIPE_BYTES);
+    fcntl(r->fds[OUR_OUT], F_SETPIPE_SZ, MAP_PIPE_BYTES);
+#endif
+    return 0;
+}
+
+/* Write what the pipe takes now. 0: full, or all is fed (then the pipe is closed). */
+static int feed(struct running *r)
+{
+    struct map_span *in = &r->in;
+    while (in->length) {
+        ssize_t n;
+        size_t want = in->length < ((size_t)1 << 30) ? (size_t)in->length : (size_t)1 << 30;
+        if (in->memory) {
+            n = write(r->fds[OUR_IN], in->memory, want);
+#if defined(__linux__)
+        } else if (!r->copy) {
+            /* The pages of the page cache go into the pipe as they are. */
+            off_t at = (off_t)in->offset;
+            n = splice(in->fd, &at, r->fds[OUR_IN], NULL, want, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+            if (n < 0 && errno == EINVAL) {
+                r->copy = true;
+                continue;
+            }
+#endif
+        } else {
+            uint8_t some[65536];
+            ssize_t got = pread(in->fd, some, want < sizeof some ? want : sizeof some, (off_t)in->offset);
+            if (got < 0 && errno == EINTR)
+                continue;
+            n = got > 0 ? write(r->fds[OUR_IN], some, (size_t)got) : got;
+        }
+        if (n > 0) {
+            if (in->memory)
+                in->memory += n;
+            in->offset += (uint64_t)n;
+            in->length -= (uint64_t)n;
+        } else if (n < 0 && errno == EINTR) {
+            continue;
+        } else if (n < 0 && errno == EAGAIN) {
+            return 0;
+        } else if (n < 0 && errno == EPIPE) {
+            break; /* it does not want to read on: its affair */
+        } else if (n < 0) {
+            r->failed = MAP_NO_INPUT;
+            return base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
+        } else {
+            r->failed = MAP_NO_INPUT;
+            return base_fail(-EIO, "the input ends %llu bytes before the piece does: it has been cut short meanwhile",
+                             (unsigned long long)in->length);
+        }
+    }
+    shut(&r->fds[OUR_IN]);
+    return 0;
+}
+
+/* Read what is there now. 0: no more now, or the end (then the pipe is closed). */
+static int take_output(struct running *r)
+{
+    for (;;) {
+        uint8_t *at;
+        size_t room;
+        int rc = map_capture_room(&r->slot->capture, &at, &room);
+        if (rc) {
+            r->failed = MAP_NO_SPACE;
+            return rc;
+        }
+        ssize_t n = read(r->fds[OUR_OUT], at, room);
+        if (n > 0) {
+            map_capture_commit(&r->slot->capture, (size_t)n);
+            if ((size_t)n < room)
+                return 0; /* most likely empty now; poll will tell */
+        } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
+            shut(&r->fds[OUR_OUT]);
+            return 0;
+        } else if (errno == EAGAIN) {
+            return 0;
+        }
+    }
+}
+
+static void take_errors(struct running *r)
+{
+    struct map_errors *e = &r->slot->errors;
+    const uint64_t half = MAP_STDERR_BYTES / 2;
+    for (;;) {
+        char some[4096];
+        ssize_t n = read(r->fds[OUR_ERR], some, sizeof some);
+        for (ssize_t i = 0; i < n; i++, e->total++)
+            e->bytes[e->total < half ? e->total : half + (e->total - half) % half] = some[i];
+        if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN))
+            shut(&r->fds[OUR_ERR]);
+        if (n >= 0 ? (size_t)n < sizeof some : errno != EINTR)
+            return;
+    }
+}
+
+size_t map_errors_text(const struct map_errors *e, char *text)
+{
+    const uint64_t half = MAP_STDERR_BYTES / 2;
+    if (e->total <= 2 * half) {
+        memcpy(text, e->bytes, (size_t)e->total);
+        return (size_t)e->total;
+    }
+    memcpy(text, e->bytes, half);
+    size_t n = half;
+    n += (size_t)sprintf(text + n, "\n[... %llu bytes left out ...]\n", (unsigned long long)(e->total - 2 * half));
+    uint64_t oldest = (e->total - half) % half;
+    memcpy(text + n, e->bytes + half + oldest, half - oldest);
+    memcpy(text + n + half - oldest, e->bytes + half, oldest);
+    return n + half;
+}
+
+/* The process has ended: what it wrote is all in the pipes. Others may hold them open, and are not waited for. */
+static int drain(struct running *r)
+{
+    int rc = 0;
+    for (uint64_t before = UINT64_MAX; !rc && r->fds[OUR_OUT] >= 0 && before != r->slot->capture.total;) {
+        before = r->slot->capture.total;
+        rc = take_output(r);
+    }
+    for (uint64_t before = UINT64_MAX; r->fds[OUR_ERR] >= 0 && before != r->slot->errors.total;) {
+        before = r->slot->errors.total;
+        take_errors(r);
+    }
+    return rc;
+}
+
+static bool ended(struct running *r, siginfo_t *info)
+{
+    memset(info, 0, sizeof *info);
+    /* It stays a zombie, and its group's number taken, until the group has been killed. */
+    return waitid(P_PID, (id_t)r->pid, info, WEXITED | WNOHANG | WNOWAIT) == 0 && info->si_pid == r->pid;
+}
+
+/* Until the process has ended: pumps, and kills it when its time is over or the piece is no longer ours. */
+static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *timed_out)
+{
+    struct map_slot *slot = r->slot;
+    int64_t renew = base_now_ns() + RENEW_NS;
+    bool killed = false;
+    int rc = 0;
+    for (;;) {
+        struct pollfd p[4] = {{r->fds[OUR_IN], POLLOUT, 0},
+                              {r->fds[OUR_OUT], POLLIN, 0},
+                              {r->fds[OUR_ERR], POLLIN, 0},
+                              {r->fds[PROCESS], POLLIN, 0}};
+        int64_t until = killed || renew < deadline ? renew : deadline, now = base_now_ns();
+        int64_t wait_ms = until > now ? (until - now) / WEFT_MS + 1 : 0;
+        if (r->fds[PROCESS] < 0 && wait_ms > 5)
+            wait_ms = 5; /* no descriptor tells of its end here */
+        int n = poll(p, 4, wait_ms > 60000 ? 60000 : (int)wait_ms);
+        if (n > 0 && p[1].revents && !rc)
+            rc = take_output(r);
+        if (n > 0 && p[2].revents)
+            take_errors(r);
+        if (n > 0 && p[0].revents && r->fds[OUR_IN] >= 0 && !rc)
+            rc = feed(r);
+        if ((n > 0 && p[3].revents) || r->fds[PROCESS] < 0) {
+            if (ended(r, info))
+                return rc ? rc : drain(r);
+        }
+        now = base_now_ns();
+        if (!killed && now >= deadline)
+            *timed_out = true;
+        if (!killed && now >= renew) {
+            renew = now + RENEW_NS;
+            slot->lost = weft_renew(slot->job->queue, slot->claim) == -ESTALE;
+        }
+        if (!killed && (rc || *timed_out || slot->lost)) {
+            kill(-r->pid, SIGKILL);
+            killed = true;
+        }
+        if (rc) /* nobody reads on: only its end is waited for */
+            shut(&r->fds[OUR_OUT]), shut(&r->fds[OUR_IN]);
+    }
+}
+
+void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in,
+                     enum map_kind *kind, int *code)
+{
+    struct map_job *job = slot->job;
+    struct running r = {.slot = slot, .in = *in};
+    slot->errors.total = 0;
+    slot->lost = false;
+    int rc = open_pipes(&r);
+    if (rc) {
+        *kind = MAP_NO_INPUT; /* another node may still have descriptors */
+        *code = -rc;
+        return;
+    }
+    /* What fits in the pipe goes in first: a small piece is fed before the command starts. */
+    rc = feed(&r);
+    int64_t start = base_now_ns();
+    if (!rc) {
+        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &r.pid);
+        if (start_rc) {
+            *kind = MAP_NO_START;
+            *code = -start_rc;
+            if (r.pid)
+                waitpid(r.pid, NULL, 0);
+            goto out;
+        }
+        atomic_store_explicit(&slot->line->group, r.pid, memory_order_seq_cst);
+        /* Pairs with map_end_all(): either it sees the group, or this sees that all is to end. */
+        if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
+            kill(-r.pid, SIGKILL);
+        shut(&r.fds[THEIR_IN]);
+        shut(&r.fds[THEIR_OUT]);
+        shut(&r.fds[THEIR_ERR]);
+#if defined(__linux__)
+        r.fds[PROCESS] = (int)syscall(SYS_pidfd_open, r.pid, 0);
+#endif
+        siginfo_t info;
+        bool timed_out = false;
+        int64_t deadline = job->options->timeout_ns ? start + job->options->timeout_ns : INT64_MAX;
+        rc = pump(&r, deadline, &info, &timed_out);
+        kill(-r.pid, SIGKILL); /* what it left running */
+        atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
+        waitpid(r.pid, NULL, 0);
+        atomic_fetch_add_explicit(&slot->line->command_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
+        if (!rc) {
+            *kind = timed_out ? MAP_TIMED_OUT
+                    : info.si_code != CLD_EXITED ? MAP_SIGNALLED
+                    : info.si_status             ? MAP_EXITED
+                                                 : MAP_OK;
+            *code = timed_out ? 0 : info.si_status;
+        }
+    }
+    if (rc) {
+        *kind = r.failed;
+        *code = -rc;
+    }
+out:
+    for (int i = 0; i < FDS; i++)
+        shut(&r.fds[i]);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The inputs, and where their pieces end. Only the few bytes around a piece's nominal end are read here.
+ */
+#include "map/job.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int open_input(struct map_input *in, const char *name)
+{
+    struct stat st;
+    bool standard = strcmp(name, "-") == 0;
+    in->name = standard ? "standard input" : name;
+    in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(name, O_RDONLY | O_CLOEXEC);
+    if (in->fd < 0)
+        return base_fail(-errno, "cannot open %s: %s", in->name, base_strerror(errno));
+    if (fstat(in->fd, &st))
+        return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
+    if (S_ISDIR(st.st_mode))
+        return base_fail(-EISDIR, "%s is a directory; name files, as in %s/*", in->name, name);
+    off_t at = 0, end = -1;
+    if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) {
+        at = lseek(in->fd, 0, SEEK_CUR);
+        end = S_ISREG(st.st_mode) ? st.st_size : lseek(in->fd, 0, SEEK_END);
+    }
+    /* A file of size 0 may be one of /proc, which has content all the same. */
+    in->stream = end <= 0 || at < 0;
+    if (!in->stream) {
+        in->start = (uint64_t)at;
+        in->size = (uint64_t)(end > at ? end : at);
+    }
+    return 0;
+}
+
+int map_inputs_open(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    /* Every file is open for the whole job, and a running command takes up to eight descriptors. */
+    struct rlimit limit;
+    rlim_t need = (rlim_t)o->file_count + 8 * job->slots + 4 * job->nodes + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < need && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    job->inputs = calloc(o->file_count, sizeof *job->inputs);
+    if (!job->inputs)
+        return base_fail(-ENOMEM, "no memory for a list of %u files", o->file_count);
+    for (uint32_t i = 0; i < o->file_count; i++)
+        job->inputs[i].fd = -1;
+    job->input_count = o->file_count;
+    bool known = true;
+    for (uint32_t i = 0; i < o->file_count; i++) {
+        struct map_input *in = &job->inputs[i];
+        int rc = open_input(in, o->files[i]);
+        if (rc)
+            return rc;
+        known = known && !in->stream;
+        job->counts.bytes_total += in->size - in->start;
+    }
+    if (!known)
+        job->counts.bytes_total = 0;
+    return 0;
+}
+
+void map_inputs_close(struct map_job *job)
+{
+    for (uint32_t i = 0; i < job->input_count; i++)
+        if (job->inputs[i].fd >= 0)
+            close(job->inputs[i].fd);
+    free(job->inputs);
+    job->inputs = NULL;
+    job->input_count = 0;
+}
+
+size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan)
+{
+    size_t n = job->separator_len;
+    if (n == 0) { /* exact */
+        *scan = len;
+        return len >= nominal ? (size_t)nominal : 0;
+    }
+    size_t from = nominal > n ? (size_t)(nominal - n) : 0; /* the separator may end right at the nominal end */
+    if (from < *scan)
+        from = *scan;
+    if (from + n > len)
+        return 0;
+    const uint8_t *hit = n == 1 ? memchr(bytes + from, job->separator[0], len - from)
+                                : memmem(bytes + from, len - from, job->separator, n);
+    if (hit)
+        return (size_t)(hit - bytes) + n;
+    *scan = len - n + 1;
+    return 0;
+}
+
+int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t start, uint64_t *end)
+{
+    uint64_t block = job->options->block_bytes;
+    size_t n = job->separator_len;
+    if (in->size - start <= block) {
+        *end = in->size;
+        return 0;
+    }
+    if (n == 0) {
+        *end = start + block;
+        return 0;
+    }
+    uint8_t *window = malloc(MAP_STEP_BYTES + n);
+    if (!window)
+        return base_fail(-ENOMEM, "no memory to look for the end of a piece");
+    /* The first look is short: most lines are. */
+    uint64_t at = block > n ? start + block - n : start;
+    size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
+    int rc = 0;
+    for (;;) {
+        ssize_t got = pread(in->fd, window, want, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            rc = base_fail(-errno, "cannot read %s: %s", in->name, base_strerror(errno));
+            break;
+        }
+        if (got == 0 || at >= in->size) { /* the last piece; or it was cut short, which its reader will tell */
+            *end = in->size;
+            break;
+        }
+        size_t scan = 0, found = map_cut_find(job, window, (size_t)got, 0, &scan);
+        if (found) {
+            *end = at + found < in->size ? at + found : in->size;
+            break;
+        }
+        at += scan ? scan : (size_t)got;
+        want = MAP_STEP_BYTES + n;
+    }
+    free(window);
+    return rc;
+}

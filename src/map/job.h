@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of this room share.
+ */
+#ifndef WEFT_MAP_JOB_H
+#define WEFT_MAP_JOB_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/types.h>
+
+#include "map/map.h"
+#include "kernel/kernel.h"
+#include "weft/fabric.h"
+#include "weft/node.h"
+#include "weft/pool.h"
+#include "weft/queue.h"
+
+#define MAP_CHUNK_BYTES  (256u << 10) /* output is captured in chunks of this size */
+#define MAP_INLINE_BYTES (64u << 10)  /* the last chunk travels inside the outcome up to this size */
+#define MAP_STEP_BYTES   (64u << 10)  /* looking for the end of a piece */
+#define MAP_PIPE_BYTES   (1 << 20)
+#define MAP_STDERR_BYTES (64u << 10) /* kept of a command's stderr: the first half and the last */
+#define MAP_WINDOW       2048u       /* pieces between the first one not printed and the last one submitted */
+#define MAP_POOL_MIN     (UINT64_C(4) << 20)
+
+/* --- inputs and pieces (cut.c) --- */
+struct map_input {
+    const char *name;
+    int fd;
+    bool stream;          /* can only be read from front to back */
+    uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
+};
+
+enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL };
+
+struct map_piece {
+    uint64_t number; /* from 0 */
+    uint32_t input;
+    enum map_place place;
+    uint64_t offset, length; /* in the input */
+    uint64_t at;             /* pool: the gaddr; spool: the offset there */
+};
+
+struct map_job;
+
+int map_inputs_open(struct map_job *job);
+void map_inputs_close(struct map_job *job);
+/* Where the piece that starts at `start` ends. */
+int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t start, uint64_t *end);
+/* The end (behind the separator) of the first separator in bytes [0, len) that ends at `nominal` or later, looking
+ * from `*scan` on; 0 when there is none, `*scan` is then where to look next time. */
+size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
+
+/* --- scratch.c: unlinked files for what does not fit in memory --- */
+struct map_scratch {
+    int fd;            /* -1: could not be made; `error` says why. Shared by all nodes */
+    int error;
+    char directory[256];
+};
+void map_scratch_open(struct map_scratch *s);
+void map_scratch_close(struct map_scratch *s);
+int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len);
+int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len);
+void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* gives the space back */
+#define MAP_SCRATCH_ALIGN 4096u /* what is dropped must start and end on a block of the file system */
+
+/* --- the board (nodes.c): memory that all nodes of the job share, for what must be seen of a node that is dead --- */
+struct map_line { /* one a slot; written by the slot only */
+    _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
+    _Atomic uint32_t busy;
+    _Atomic uint64_t pieces, busy_ns, command_ns;
+};
+struct map_board {
+    _Atomic uint32_t ending;                                 /* no command may start any more */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
+    _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
+    struct map_line lines[];                                 /* [nodes * slots] */
+};
+int map_board_create(struct map_job *job);
+void map_board_destroy(struct map_job *job);
+/* Start the nodes 1..; returns 0 in the owner; does not return in a node. */
+int map_nodes_start(struct map_job *job);
+int map_nodes_open(struct map_job *job); /* weft_open() and the queue, in any node */
+/* Has a node ended? Its commands are killed; says so on stderr unless the job is over. */
+void map_nodes_check(struct map_job *job);
+void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
+void map_nodes_kill_groups(struct map_job *job, uint32_t node);
+/* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
+void map_end_all(struct map_job *job);
+
+/* --- spawn.c: the start of one command --- */
+struct map_command {
+    char path[4096];     /* what is executed */
+    char *const *argv;   /* as given */
+    bool placeholders;   /* some argument has one */
+};
+int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
+void map_signals_save(void); /* the dispositions that commands are to have; before any is changed */
+/* Start it with these descriptors as 0, 1, 2, in a process group of its own; dies with this thread. */
+int map_spawn(const char *path, char *const *argv, const int fds[3], pid_t *pid);
+
+/* --- capture.c: the output of one piece, and what becomes of it --- */
+enum map_kind {
+    MAP_OK,
+    MAP_EXITED,    /* code: its exit status */
+    MAP_SIGNALLED, /* code: the signal */
+    MAP_TIMED_OUT,
+    MAP_NO_START,  /* code: errno; another try is pointless */
+    MAP_NO_INPUT,  /* code: errno; the sentence is in the error text. So for the two below */
+    MAP_NO_SPACE,  /* the spill; the job ends */
+    MAP_NO_RESULT, /* the kernel failed */
+    MAP_DEADLY,    /* the nodes that ran it died */
+};
+
+struct map_part {
+    uint64_t at; /* gaddr, or offset in the spill file */
+    uint64_t len; /* the highest bit: it is in the spill file */
+};
+#define MAP_SPILLED (UINT64_C(1) << 63)
+
+/* What comes back of a piece; lies in the pool of the node that ran it, behind it parts[], the error text, and the
+ * last bytes of the output. */
+struct map_outcome {
+    uint32_t kind;
+    int32_t code;
+    uint32_t parts, error_len, tail_len;
+    uint32_t zero;
+    uint64_t output_len;
+};
+
+struct map_capture {
+    struct map_job *job;
+    struct map_part *parts;
+    uint32_t count, room;
+    uint8_t *chunk;    /* being filled; NULL: none */
+    size_t used;
+    weft_gaddr at;     /* of the chunk; WEFT_NULL: it is `spare` */
+    uint8_t *spare;    /* private, for when the pool is full */
+    uint64_t total;
+    uint8_t *outcome;  /* built here */
+    size_t outcome_room;
+};
+/* Where the next output may be written, at least one byte. */
+int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room);
+void map_capture_commit(struct map_capture *c, size_t len);
+int map_capture_write(void *capture, const void *bytes, size_t len); /* for struct weft_out */
+void map_capture_drop(struct map_capture *c);
+/* The end of a piece: fills in where the outcome lies. What was captured goes with MAP_OK and is dropped else. */
+int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len,
+                       weft_result *result);
+void map_capture_close(struct map_capture *c);
+#define MAP_STATUS_SPILLED 1 /* weft_result.status: the outcome itself is in the spill file */
+
+/* --- command.c: one command on one piece --- */
+struct map_errors { /* a command's stderr: its first and its last bytes */
+    char *bytes;    /* [MAP_STDERR_BYTES] */
+    uint64_t total;
+};
+struct map_span { /* the piece's bytes: memory, or a range of a file */
+    const uint8_t *memory;
+    int fd;
+    uint64_t offset, length;
+};
+struct map_slot;
+void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in,
+                     enum map_kind *kind, int *code);
+/* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
+size_t map_errors_text(const struct map_errors *e, char *text);
+
+/* --- worker.c --- */
+struct map_slot {
+    struct map_job *job;
+    uint32_t index; /* in this node */
+    struct map_line *line;
+    struct map_capture capture;
+    struct map_errors errors;
+    char *text;           /* [MAP_STDERR_BYTES + 64] */
+    const weft_claim *claim;
+    bool lost;            /* the claim is no longer ours */
+    bool script;          /* the command has no interpreter line: the shell runs it */
+    char **argv;          /* with placeholders filled in */
+    weft_gaddr buffer;    /* for kernels: the piece */
+    uint64_t buffer_bytes;
+    pthread_t thread;
+};
+int map_slots_start(struct map_job *job); /* all of this node's */
+void map_slots_join(struct map_job *job);
+
+/* --- emit.c: the output --- */
+struct map_emit {
+    int fd;
+    const char *name;       /* for messages */
+    char *final_path;       /* NULL: written directly */
+    char *temporary_path;   /* NULL: it has no name yet */
+    uint8_t *buffer;        /* small outputs are gathered */
+    size_t used;
+    uint64_t bytes;
+};
+int map_emit_open(struct map_emit *e, const char *path);
+int map_emit_write(struct map_emit *e, const void *bytes, size_t len);
+int map_emit_flush(struct map_emit *e);
+int map_emit_close(struct map_emit *e); /* gives the file its name */
+void map_emit_abandon(struct map_emit *e);
+
+/* --- stream.c: what can only be read from front to back --- */
+struct map_stream {
+    uint8_t *carry;  /* read, but of the next piece */
+    size_t carry_len;
+    uint64_t offset; /* of the next piece */
+    bool ended;
+    uint64_t spool_end;
+};
+/* The next piece: 1, 0 at the end, or an error. Waits for memory. */
+int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_input *in, struct map_piece *piece);
+void map_stream_reset(struct map_stream *s); /* before another input */
+void map_stream_close(struct map_stream *s);
+
+/* --- report.c, progress_bar.c --- */
+struct map_counts { /* of the owner */
+    uint64_t pieces, done, failed, retried;
+    uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
+    uint32_t nodes_died;
+    int64_t start_ns, open_ns, end_ns;
+};
+void map_say(struct map_job *job, const char *format, ...) BASE_PRINTF(2, 3); /* "weft map: ..." on stderr */
+void map_report_failure(struct map_job *job, const struct map_piece *piece, const struct map_outcome *outcome,
+                        const char *error, uint32_t attempts);
+int map_report_stats(struct map_job *job);
+void map_progress_show(struct map_job *job);
+void map_progress_clear(struct map_job *job);
+
+/* --- the job: in every node; what is marked is the owner's alone --- */
+struct map_job {
+    const struct map_options *options;
+    uint32_t nodes, slots, rank;
+    uint64_t pool_bytes;
+    struct map_input *inputs;
+    uint32_t input_count;
+    const uint8_t *separator;
+    size_t separator_len;
+    struct map_command command;
+    const weft_kernel *kernel;
+    const char *kernel_arg;
+    struct map_scratch spill, spool;
+    struct map_board *board;
+    size_t board_bytes;
+    char coord[64];
+    pid_t owner_pid;
+
+    weft *w;
+    weft_queue *queue;
+    struct map_slot *slot; /* [slots] */
+    uint32_t slots_started;
+
+    /* The owner's. */
+    struct map_emit emit;
+    struct map_counts counts;
+    bool progress, progress_shown;
+    int64_t progress_ns;
+    _Atomic bool over;       /* the nodes may go */
+    pthread_mutex_t lock;    /* of what the feeder and the main thread share, below */
+    pthread_cond_t changed;
+    uint64_t submitted, low; /* pieces handed to the queue; the first one not dealt with */
+    uint64_t input_live, spool_live; /* bytes of stream pieces in the pool; pieces in the spool */
+    bool fed;                /* nothing more will be submitted */
+    int feed_error;
+    char feed_text[512];
+};
+
+/* Give a stream piece's memory back. */
+void map_piece_release(struct map_job *job, const struct map_piece *piece);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * map: the main job. Inputs are cut in pieces, the pieces are tasks of the queue, nodes run a command or a kernel on
+ * each, and the outputs come back in input order.
+ *
+ * The process that calls map_run() is node 0, the owner: it cuts, submits, reaps and writes, and its slots work like
+ * those of the others. The other nodes are forks of it, made before it has any thread: they have the options and the
+ * open inputs from it, and find it through the queue and the pool.
+ *
+ *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
+ *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel -> capture.c -> complete
+ *      owner.c   main thread: reap -> retry, or emit.c in order -> release
+ *      nodes.c   starting the nodes, who runs what (the board), ending everything at once
+ *
+ * A piece fails only as a whole: its output is captured before anything of it is printed.
+ */
+#ifndef WEFT_MAP_ROOM_H
+#define WEFT_MAP_ROOM_H
+
+#include "base/base.h"
+
+enum map_cut { MAP_CUT_LINES, MAP_CUT_SEPARATOR, MAP_CUT_EXACT };
+enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
+
+struct map_options {
+    char *const *files;
+    uint32_t file_count;
+    char *const *command; /* NULL-terminated; NULL: a kernel */
+    const char *kernel;   /* NAME[:ARG] */
+    uint32_t nodes, slots;  /* 0: chosen by the number of processors */
+    uint64_t memory_bytes;  /* of all pools together; 0: chosen by the machine */
+    uint64_t block_bytes;
+    enum map_cut cut;
+    const char *separator;
+    uint32_t retries;
+    int64_t timeout_ns; /* 0: none */
+    const char *output; /* NULL: standard output */
+    const char *stats_file;
+    bool unordered, literal, stats, json, dry_run;
+    enum map_when progress;
+};
+
+#define MAP_BLOCK_DEFAULT   (UINT64_C(4) << 20)
+#define MAP_RETRIES_DEFAULT 2u
+#define MAP_NODES_MAX       64u
+#define MAP_SLOTS_MAX       1024u
+
+/* Do it; returns the exit status. What went wrong has been said on stderr. */
+int map_run(const struct map_options *options);
+
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Inputs that can only be read from front to back: pipes, terminals, process substitutions. Their pieces are read
+ * into the owner's pool, where every node sees them; a piece too large for that goes to the spool, an unlinked file.
+ * At most half of the pool is read ahead.
+ */
+#include "map/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPOOL_AHEAD 2u /* pieces in the spool for each slot of the job, at most */
+
+static int read_some(const struct map_input *in, uint8_t *to, size_t want, size_t *got)
+{
+    ssize_t n;
+    do
+        n = read(in->fd, to, want);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return base_fail(-errno, "cannot read %s: %s", in->name, base_strerror(errno));
+    *got = (size_t)n;
+    return 0;
+}
+
+/* Wait on the owner's condition, but not for ever: memory also comes free where nobody signals it. */
+static void wait_a_little(struct map_job *job)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += 20 * 1000 * 1000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    pthread_cond_timedwait(&job->changed, &job->lock, &t);
+}
+
+/* Pool memory for a piece, within the budget for reading ahead. False: it will never fit. */
+static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft_gaddr *at)
+{
+    bool got = false;
+    pthread_mutex_lock(&job->lock);
+    while (bytes <= job->pool_bytes / 2) {
+        if (job->input_live + bytes <= job->pool_bytes / 2 || job->input_live == held) {
+            got = weft_alloc(job->w, bytes, at) == 0;
+            if (got)
+                job->input_live += bytes;
+            /* With nothing in work, nothing will come free. */
+            if (got || job->low == job->submitted)
+                break;
+        }
+        wait_a_little(job);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return got;
+}
+
+static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
+{
+    weft_free(job->w, at);
+    pthread_mutex_lock(&job->lock);
+    job->input_live -= bytes;
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* What a stream piece takes of the pool: known from its length, so that it can be given back. */
+static uint64_t piece_memory(uint64_t length)
+{
+    return base_round_up(length + 1, MAP_STEP_BYTES);
+}
+
+void map_piece_release(struct map_job *job, const struct map_piece *piece)
+{
+    if (piece->place == MAP_IN_POOL) {
+        give_memory(job, piece->at, piece_memory(piece->length));
+    } else if (piece->place == MAP_IN_SPOOL) {
+        map_scratch_drop(&job->spool, piece->at, piece->length);
+        pthread_mutex_lock(&job->lock);
+        job->spool_live--;
+        pthread_cond_broadcast(&job->changed);
+        pthread_mutex_unlock(&job->lock);
+    }
+}
+
+/* A piece that does not fit in memory: what has been read of it, and its rest, go to the spool. */
+static int spool_piece(struct map_job *job, struct map_stream *s, const struct map_input *in, const uint8_t *begun,
+                       size_t begun_len, struct map_piece *piece)
+{
+    pthread_mutex_lock(&job->lock);
+    while (job->spool_live >= SPOOL_AHEAD * job->nodes * job->slots)
+        wait_a_little(job);
+    job->spool_live++;
+    pthread_mutex_unlock(&job->lock);
+
+    /* `window` is the end of the piece so far: enough of what was looked at to see a separator that has only half
+     * arrived, then what is new. It is bytes [seen, seen + held) of the piece. */
+    size_t keep = job->separator_len ? job->separator_len - 1 : 0;
+    if (keep > begun_len)
+        keep = begun_len;
+    size_t room = keep + job->separator_len + 4 * MAP_STEP_BYTES;
+    uint8_t *window = malloc(room);
+    if (!window)
+        return base_fail(-ENOMEM, "no memory to read %s", in->name);
+    uint64_t block = job->options->block_bytes, length = 0;
+    int rc = map_scratch_write(&job->spool, s->spool_end, begun, begun_len);
+    memcpy(window, begun + begun_len - keep, keep);
+    uint64_t seen = begun_len - keep;
+    size_t held = keep;
+    while (!rc) {
+        size_t fresh = 0, want = room - held;
+        /* Up to the nominal end in large steps, then in small ones: what is read too much must be carried. */
+        if (seen + held >= block && want > MAP_STEP_BYTES)
+            want = MAP_STEP_BYTES;
+        else if (seen + held < block && want > block - seen - held)
+            want = (size_t)(block - seen - held);
+        rc = read_some(in, window + held, want, &fresh);
+        if (rc)
+            break;
+        s->ended = fresh == 0;
+        size_t scan = 0, found = 0;
+        uint64_t nominal = block > seen ? block - seen : 0;
+        held += fresh;
+        if (nominal <= held)
+            found = map_cut_find(job, window, held, nominal, &scan);
+        size_t old = held - fresh, upto = found ? found : held;
+        if (upto > old)
+            rc = map_scratch_write(&job->spool, s->spool_end + seen + old, window + old, upto - old);
+        if (found) {
+            s->carry_len = held - found;
+            memcpy(s->carry, window + found, s->carry_len);
+        }
+        if (found || s->ended) {
+            length = seen + upto;
+            break;
+        }
+        keep = job->separator_len ? job->separator_len - 1 : 0;
+        if (keep > held)
+            keep = held;
+        memmove(window, window + held - keep, keep);
+        seen += held - keep;
+        held = keep;
+    }
+    free(window);
+    piece->place = MAP_IN_SPOOL;
+    piece->at = s->spool_end;
+    piece->length = length;
+    s->spool_end += base_round_up(length, MAP_SCRATCH_ALIGN);
+    return rc ? rc : 1;
+}
+
+int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_input *in, struct map_piece *piece)
+{
+    if (!s->carry) {
+        s->carry = malloc(2 * MAP_STEP_BYTES + job->separator_len);
+        if (!s->carry)
+            return base_fail(-ENOMEM, "no memory to read %s", in->name);
+    }
+    if (s->ended && s->carry_len == 0)
+        return 0;
+
+    uint64_t block = job->options->block_bytes;
+    uint64_t room = piece_memory((block > s->carry_len ? block : s->carry_len) + MAP_STEP_BYTES);
+    piece->offset = s->offset;
+    weft_gaddr at;
+    size_t len = s->carry_len, scan = 0, end = 0;
+    int rc;
+    if (!take_memory(job, room, 0, &at)) {
+        uint8_t begun[2 * MAP_STEP_BYTES];
+        size_t n = len < sizeof begun ? len : sizeof begun;
+        memcpy(begun, s->carry, n);
+        s->carry_len = 0;
+        rc = spool_piece(job, s, in, begun, n, piece);
+        s->offset += piece->length;
+        return rc == 1 && piece->length == 0 ? 0 : rc;
+    }
+    uint8_t *bytes = weft_ptr(job->w, at, room);
+    memcpy(bytes, s->carry, len);
+    s->carry_len = 0;
+    for (;;) {
+        end = len >= block ? map_cut_find(job, bytes, len, block, &scan) : 0;
+        if (end || s->ended)
+            break;
+        if (len == room) { /* a long line */
+            weft_gaddr larger;
+            if (room > UINT64_MAX / 4 || !take_memory(job, 2 * room, room, &larger)) {
+                rc = spool_piece(job, s, in, bytes, len, piece);
+                give_memory(job, at, room);
+                s->offset += piece->length;
+                return rc;
+            }
+            uint8_t *to = weft_ptr(job->w, larger, 2 * room);
+            memcpy(to, bytes, len);
+            give_memory(job, at, room);
+            at = larger;
+            bytes = to;
+            room *= 2;
+        }
+        size_t want = len < block ? (size_t)(block - len) : MAP_STEP_BYTES, fresh = 0;
+        if (want > room - len)
+            want = (size_t)(room - len);
+        rc = read_some(in, bytes + len, want, &fresh);
+        if (rc) {
+            give_memory(job, at, room);
+            return rc;
+        }
+        s->ended = fresh == 0;
+        len += fresh;
+    }
+    if (!end)
+        end = len;
+    if (end == 0) {
+        give_memory(job, at, room);
+        return 0;
+    }
+    s->carry_len = len - end;
+    memcpy(s->carry, bytes + end, s->carry_len);
+    s->offset += end;
+    piece->place = MAP_IN_POOL;
+    piece->at = at;
+    piece->length = end;
+    /* From here on it counts as what its length says; the buffer itself goes back as a whole. */
+    pthread_mutex_lock(&job->lock);
+    job->input_live = job->input_live - room + piece_memory(end);
+    pthread_mutex_unlock(&job->lock);
+    return 1;
+}
+
+void map_stream_reset(struct map_stream *s)
+{
+    s->carry_len = 0;
+    s->offset = 0;
+    s->ended = false;
+}
+
+void map_stream_close(struct map_stream *s)
+{
+    free(s->carry);
+    s->carry = NULL;
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The slots of a node: each is a thread that claims a piece, runs the command or the kernel on it, and completes it.
+ */
+#include "map/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* A piece whose nodes died this often more than it may fail is taken for the cause of their death. */
+#define DEATHS_MAX 3u
+
+/* The command's arguments for one piece; in one allocation. NULL when there is no memory. */
+static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
+{
+    struct {
+        const char *mark;
+        char text[24];
+        const char *value;
+    } marks[] = {{"{#}", "", NULL}, {"{file}", "", NULL}, {"{offset}", "", NULL}, {"{length}", "", NULL}, {"{node}", "", NULL}};
+    snprintf(marks[0].text, 24, "%" PRIu64, piece->number + 1);
+    marks[1].value = job->inputs[piece->input].name;
+    snprintf(marks[2].text, 24, "%" PRIu64, piece->offset);
+    snprintf(marks[3].text, 24, "%" PRIu64, piece->length);
+    snprintf(marks[4].text, 24, "%" PRIu32, job->rank);
+    const size_t kinds = sizeof marks / sizeof marks[0];
+    char **argv = NULL, *to = NULL;
+    size_t count = 0, bytes = 0;
+    for (int pass = 0; pass < 2; pass++) { /* measure, then write */
+        if (pass) {
+            argv = malloc((count + 1) * sizeof *argv + bytes);
+            if (!argv)
+                return NULL;
+            to = (char *)(argv + count + 1);
+        }
+        for (count = 0; job->command.argv[count]; count++) {
+            if (pass)
+                argv[count] = to;
+            for (const char *p = job->command.argv[count]; *p;) {
+                size_t k = 0;
+                while (k < kinds && strncmp(p, marks[k].mark, strlen(marks[k].mark)))
+                    k++;
+                const char *text = k == kinds ? p : marks[k].value ? marks[k].value : marks[k].text;
+                size_t n = k == kinds ? 1 : strlen(text);
+                p += k == kinds ? 1 : strlen(marks[k].mark);
+                if (pass)
+                    memcpy(to, text, n), to += n;
+                else
+                    bytes += n;
+            }
+            if (pass)
+                *to++ = '\0';
+            else
+                bytes++;
+        }
+    }
+    argv[count] = NULL;
+    return argv;
+}
+
+/* A script without an interpreter line is the shell's, as every shell does it. */
+static char **for_the_shell(const struct map_job *job, char *const *argv)
+{
+    size_t n = 0;
+    while (argv[n])
+        n++;
+    char **with = malloc((n + 2) * sizeof *with);
+    if (!with)
+        return NULL;
+    with[0] = (char *)"sh";
+    with[1] = (char *)job->command.path;
+    memcpy(with + 2, argv + 1, n * sizeof *with);
+    return with;
+}
+
+static void run_command(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in,
+                        enum map_kind *kind, int *code)
+{
+    struct map_job *job = slot->job;
+    char **filled = job->command.placeholders ? fill_arguments(job, piece) : NULL, **script = NULL;
+    char *const *argv = filled ? filled : job->command.argv;
+    *kind = MAP_NO_START;
+    *code = ENOEXEC;
+    if (job->command.placeholders && !filled)
+        *code = ENOMEM;
+    else if (!slot->script)
+        map_command_run(slot, job->command.path, argv, in, kind, code);
+    if (*kind == MAP_NO_START && *code == ENOEXEC && (script = for_the_shell(job, argv))) {
+        slot->script = true;
+        map_command_run(slot, "/bin/sh", script, in, kind, code);
+    }
+    free(script);
+    free(filled);
+}
+
+/* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
+static const uint8_t *load(struct map_slot *slot, const struct map_span *in, void **mapped, size_t *mapped_len)
+{
+    struct map_job *job = slot->job;
+    if (in->memory)
+        return in->memory;
+    if (in->length > slot->buffer_bytes) {
+        weft_free(job->w, slot->buffer);
+        slot->buffer = WEFT_NULL;
+        slot->buffer_bytes = 0;
+        uint64_t bytes = in->length + in->length / 8; /* line ends make pieces differ a little */
+        if (bytes <= job->pool_bytes / 2 / job->slots && weft_alloc(job->w, bytes, &slot->buffer) == 0)
+            slot->buffer_bytes = bytes;
+    }
+    if (slot->buffer_bytes) {
+        uint8_t *to = weft_ptr(job->w, slot->buffer, slot->buffer_bytes);
+        uint64_t done = 0;
+        while (done < in->length) {
+            ssize_t n = pread(in->fd, to + done, in->length - done, (off_t)(in->offset + done));
+            if (n < 0 && errno == EINTR)
+                continue;
+            if (n < 0) {
+                base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
+                return NULL;
+            }
+            if (n == 0) {
+                base_fail(-EIO, "the input ends %llu bytes before the piece does: it has been cut short meanwhile",
+                          (unsigned long long)(in->length - done));
+                return NULL;
+            }
+            done += (uint64_t)n;
+        }
+        return to;
+    }
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), front = in->offset % page;
+    *mapped_len = in->length + front;
+    *mapped = mmap(NULL, *mapped_len, PROT_READ, MAP_PRIVATE, in->fd, (off_t)(in->offset - front));
+    if (*mapped == MAP_FAILED) {
+        base_fail(-errno, "cannot map the piece: %s", base_strerror(errno));
+        return NULL;
+    }
+    madvise(*mapped, *mapped_len, MADV_SEQUENTIAL);
+    return (const uint8_t *)*mapped + front;
+}
+
+static void run_kernel(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in,
+                       enum map_kind *kind, int *code)
+{
+    struct map_job *job = slot->job;
+    void *mapped = MAP_FAILED;
+    size_t mapped_len = 0;
+    const uint8_t *bytes = load(slot, in, &mapped, &mapped_len);
+    if (!bytes) {
+        *kind = MAP_NO_INPUT;
+        *code = EIO;
+        return;
+    }
+    weft_span span = {bytes, in->length, piece->offset};
+    weft_out out = {map_capture_write, &slot->capture};
+    int rc = job->kernel->run(&span, job->kernel_arg, &out);
+    *kind = rc ? MAP_NO_RESULT : MAP_OK;
+    *code = -rc;
+    if (mapped != MAP_FAILED)
+        munmap(mapped, mapped_len);
+}
+
+static int do_piece(struct map_slot *slot, const weft_claim *claim, weft_result *result)
+{
+    struct map_job *job = slot->job;
+    const weft_task *t = &claim->task;
+    struct map_piece piece = {.number = t->arg[0],
+                              .input = (uint32_t)t->arg[1],
+                              .place = (enum map_place)(t->arg[1] >> 32),
+                              .offset = t->arg[2],
+                              .length = t->arg[3],
+                              .at = t->arg[4]};
+    struct map_span in = {.fd = -1, .length = piece.length};
+    enum map_kind kind = MAP_OK;
+    int code = 0;
+    slot->claim = claim;
+    slot->lost = false;
+    slot->errors.total = 0;
+    base_error_clear();
+    if (piece.input >= job->input_count || claim->attempt > DEATHS_MAX + job->options->retries) {
+        kind = MAP_DEADLY;
+    } else if (piece.place == MAP_IN_POOL) {
+        in.memory = weft_ptr(job->w, piece.at, piece.length);
+        if (!in.memory) {
+            kind = MAP_NO_INPUT;
+            base_fail(-EFAULT, "the piece is in the memory of another host");
+        }
+    } else {
+        in.fd = piece.place == MAP_IN_SPOOL ? job->spool.fd : job->inputs[piece.input].fd;
+        in.offset = piece.place == MAP_IN_SPOOL ? piece.at : piece.offset;
+    }
+    if (kind == MAP_OK) {
+        if (job->kernel)
+            run_kernel(slot, &piece, &in, &kind, &code);
+        else
+            run_command(slot, &piece, &in, &kind, &code);
+    }
+    if (slot->lost) { /* somebody else has it */
+        map_capture_drop(&slot->capture);
+        return -ESTALE;
+    }
+    /* What our own side has to say takes the place of the command's errors. */
+    size_t len;
+    if (kind >= MAP_NO_START) {
+        len = (size_t)snprintf(slot->text, MAP_STDERR_BYTES, "%s", weft_error());
+    } else {
+        len = map_errors_text(&slot->errors, slot->text);
+    }
+    int rc = map_capture_finish(&slot->capture, kind, code, slot->text, len, result);
+    if (rc) { /* no room for the outcome itself: its place is the status */
+        map_capture_drop(&slot->capture);
+        *result = (weft_result){.status = rc};
+    }
+    return 0;
+}
+
+/* A completion was refused: what was captured belongs to nobody. */
+static void drop_result(struct map_job *job, const weft_result *r)
+{
+    if (r->status)
+        return; /* in the spill file: gone with the job */
+    const struct map_outcome *o = weft_ptr(job->w, r->result, r->result_len);
+    const struct map_part *part = (const struct map_part *)(const void *)(o + 1);
+    for (uint32_t i = 0; i < o->parts; i++)
+        if (part[i].len & MAP_SPILLED)
+            map_scratch_drop(&job->spill, part[i].at, part[i].len & ~MAP_SPILLED);
+        else
+            weft_free(job->w, part[i].at);
+    weft_free(job->w, r->result);
+}
+
+static void *slot_main(void *arg)
+{
+    struct map_slot *slot = arg;
+    struct map_job *job = slot->job;
+    while (!atomic_load_explicit(&job->board->ending, memory_order_relaxed)) {
+        weft_claim claim;
+        int64_t start = base_now_ns();
+        int n = weft_claim_tasks(job->queue, &claim, 1, 0);
+        if (n == -ETIMEDOUT) {
+            n = weft_claim_tasks(job->queue, &claim, 1, WEFT_SECOND);
+            start = base_now_ns(); /* waiting for work is not work */
+        }
+        if (n == -ETIMEDOUT)
+            continue;
+        if (n < 0) {
+            if (n != -ESHUTDOWN && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
+                base_log(BASE_LOG_INFO, "weft map: slot %u: %s", slot->index, weft_error());
+            break;
+        }
+        atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
+        weft_result result;
+        bool accepted = false;
+        if (do_piece(slot, &claim, &result) == 0) {
+            weft_complete(job->queue, &claim, &result, 1, &accepted);
+            if (!accepted)
+                drop_result(job, &result);
+        }
+        atomic_store_explicit(&slot->line->busy, 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->line->busy_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
+        if (accepted)
+            atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
+    }
+    map_capture_close(&slot->capture);
+    weft_free(job->w, slot->buffer);
+    return NULL;
+}
+
+int map_slots_start(struct map_job *job)
+{
+    job->slot = calloc(job->slots, sizeof *job->slot);
+    if (!job->slot)
+        return base_fail(-ENOMEM, "no memory for %u slots", job->slots);
+    for (uint32_t i = 0; i < job->slots; i++) {
+        struct map_slot *slot = &job->slot[i];
+        slot->job = job;
+        slot->index = i;
+        slot->line = &job->board->lines[job->rank * job->slots + i];
+        slot->capture.job = job;
+        slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
+        if (!slot->errors.bytes)
+            return base_fail(-ENOMEM, "no memory for slot %u", i);
+        slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
+        int rc = pthread_create(&slot->thread, NULL, slot_main, slot);
+        if (rc) {
+            free(slot->errors.bytes);
+            slot->errors.bytes = NULL;
+            return base_fail(-rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
+        }
+        job->slots_started++;
+    }
+    return 0;
+}
+
+void map_slots_join(struct map_job *job)
+{
+    for (uint32_t i = 0; i < job->slots_started; i++) {
+        pthread_join(job->slot[i].thread, NULL);
+        free(job->slot[i].errors.bytes);
+    }
+    free(job->slot);
+    job->slot = NULL;
+    job->slots_started = 0;
+}
