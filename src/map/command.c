@@ -9,15 +9,10 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define RENEW_NS (15 * WEFT_SECOND) /* a lease holds for 60 s */
-
-#if defined(__linux__) && !defined(SYS_pidfd_open)
-#define SYS_pidfd_open 434
-#endif
 
 enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
 
@@ -273,9 +268,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         shut(&r.fds[THEIR_IN]);
         shut(&r.fds[THEIR_OUT]);
         shut(&r.fds[THEIR_ERR]);
-#if defined(__linux__)
-        r.fds[PROCESS] = (int)syscall(SYS_pidfd_open, r.pid, 0);
-#endif
+        r.fds[PROCESS] = base_watch_process(r.pid);
         siginfo_t info;
         bool timed_out = false;
         int64_t deadline = job->options->timeout_ns ? start + job->options->timeout_ns : INT64_MAX;

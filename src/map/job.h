@@ -23,6 +23,7 @@
 #define MAP_STDERR_BYTES (64u << 10) /* kept of a command's stderr: the first half and the last */
 #define MAP_WINDOW       2048u       /* pieces between the first one not printed and the last one submitted */
 #define MAP_POOL_MIN     (UINT64_C(4) << 20)
+#define MAP_HANDLER_RELEASE 1u       /* message from the owner: it is done with these gaddrs */
 
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
@@ -264,7 +265,7 @@ struct map_job {
     uint64_t submitted, low; /* pieces handed to the queue; the first one not dealt with */
     uint64_t input_live, spool_live; /* bytes of stream pieces in the pool; pieces in the spool */
     bool fed;                /* nothing more will be submitted */
-    int feed_error;
+    _Atomic int feed_error;  /* with feed_text; written before */
     char feed_text[512];
 };
 

@@ -154,7 +154,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
         *code = EIO;
         return;
     }
-    weft_span span = {bytes, in->length, piece->offset};
+    weft_span span = {bytes, in->length, piece->offset - job->inputs[piece->input].start};
     weft_out out = {map_capture_write, &slot->capture};
     int rc = job->kernel->run(&span, job->kernel_arg, &out);
     *kind = rc ? MAP_NO_RESULT : MAP_OK;

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft map: its options and its help. The work is in src/map/.
+ */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "kernel/kernel.h"
+#include "map/map.h"
+
+static const char help[] =
+    "Usage: weft map [OPTIONS] FILE... -- COMMAND [ARG...]\n"
+    "       weft map [OPTIONS] --kernel NAME[:TEXT] FILE...\n"
+    "\n"
+    "Cuts the FILEs in pieces, runs COMMAND on every piece (the piece is its standard input), several at once on the\n"
+    "nodes of a cluster made for it, and prints the outputs in the order of the input. FILE - is standard input.\n"
+    "A failed command is tried again; a node that dies is replaced by the others; nothing of a failed attempt is\n"
+    "printed.\n"
+    "\n"
+    "Pieces:\n"
+    "  --block SIZE       about how large they are (4M); a piece ends behind the first newline from there on\n"
+    "  --separator TEXT   pieces end behind TEXT instead; \\n, \\t, \\r, \\0 and \\\\ are understood\n"
+    "  --exact            pieces end wherever SIZE says\n"
+    "  --dry-run          print the pieces and stop\n"
+    "\n"
+    "Work:\n"
+    "  --kernel NAME      run a built-in function instead of a command, at the speed of memory:\n";
+
+static const char help_more[] =
+    "  --nodes N          processes that share the work, this one included (2 to 4, by the processors)\n"
+    "  --slots N          commands at once on a node (processors / nodes)\n"
+    "  --memory SIZE      of all nodes together (1G, at most an eighth of the machine's); what does not fit goes\n"
+    "                     through temporary files in $TMPDIR\n"
+    "  --retries N        how often a failed piece is tried again (2)\n"
+    "  --timeout TIME     a command that takes longer has failed: 30, 500ms, 5m\n"
+    "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs as they are; else they become\n"
+    "                     the piece's number (from 1), its file, its first byte, its length, and the node's number\n"
+    "\n"
+    "Output:\n"
+    "  --output FILE      instead of standard output; FILE appears when it is whole\n"
+    "  --unordered        print outputs as they come\n"
+    "  --stats            a summary at the end, on standard error; --json: as JSON; --stats-file FILE: JSON in a file\n"
+    "  --progress         show progress even when standard error is no terminal; --no-progress: never\n"
+    "  --help             this text\n"
+    "\n"
+    "  weft map access.log -- grep -c ' 500 '\n"
+    "  weft map --block 1M big.txt -- sh -c 'tr A-Z a-z | sort' > runs.txt\n"
+    "  zcat big.gz | weft map --kernel wc -\n"
+    "\n"
+    "Exit status: 0; 1 when a piece failed, or the job; 2 when the command line is wrong; 126 when COMMAND cannot be\n"
+    "executed, 127 when there is none; 128 + N when signal N ended the job.\n";
+
+static int print_help(void)
+{
+    size_t count;
+    const weft_kernel *k = weft_kernels(&count);
+    fputs(help, stdout);
+    for (size_t i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s%s", k[i].name, k[i].takes_arg ? ":TEXT" : "");
+        printf("                       %-13s %s\n", name, k[i].help);
+    }
+    fputs(help_more, stdout);
+    return cli_flush("map");
+}
+
+enum {
+    BLOCK = 256, SEPARATOR, EXACT, DRY_RUN, KERNEL, NODES, SLOTS, MEMORY, RETRIES, TIMEOUT, LITERAL, OUTPUT, UNORDERED,
+    STATS, JSON, STATS_FILE, PROGRESS, NO_PROGRESS, HELP
+};
+
+static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
+                                      {"separator", required_argument, NULL, SEPARATOR},
+                                      {"exact", no_argument, NULL, EXACT},
+                                      {"dry-run", no_argument, NULL, DRY_RUN},
+                                      {"kernel", required_argument, NULL, KERNEL},
+                                      {"nodes", required_argument, NULL, NODES},
+                                      {"slots", required_argument, NULL, SLOTS},
+                                      {"memory", required_argument, NULL, MEMORY},
+                                      {"retries", required_argument, NULL, RETRIES},
+                                      {"timeout", required_argument, NULL, TIMEOUT},
+                                      {"literal", no_argument, NULL, LITERAL},
+                                      {"output", required_argument, NULL, OUTPUT},
+                                      {"unordered", no_argument, NULL, UNORDERED},
+                                      {"stats", no_argument, NULL, STATS},
+                                      {"json", no_argument, NULL, JSON},
+                                      {"stats-file", required_argument, NULL, STATS_FILE},
+                                      {"progress", no_argument, NULL, PROGRESS},
+                                      {"no-progress", no_argument, NULL, NO_PROGRESS},
+                                      {"help", no_argument, NULL, HELP},
+                                      {0}};
+
+/* A whole number from `least` to `most`; false after a message. */
+static bool number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *out)
+{
+    char *end;
+    errno = 0;
+    unsigned long n = strtoul(text, &end, 10);
+    if (text[0] >= '0' && text[0] <= '9' && !*end && !errno && n >= least && n <= most) {
+        *out = (uint32_t)n;
+        return true;
+    }
+    cli_usage("map", "--%s %s: expected a whole number from %u to %u", option, text, least, most);
+    return false;
+}
+
+static bool size(const char *option, const char *text, uint64_t *out)
+{
+    if (base_parse_bytes(text, out)) {
+        cli_usage("map", "--%s: %s", option, base_error());
+        return false;
+    }
+    if (*out == 0) {
+        cli_usage("map", "--%s 0: expected at least one byte", option);
+        return false;
+    }
+    return true;
+}
+
+/* \n and its like, in place; false after a message. A zero byte is no text in C: refused. */
+static bool unescape(char *text)
+{
+    char *to = text;
+    for (char *p = text; *p; p++) {
+        if (*p != '\\') {
+            *to++ = *p;
+            continue;
+        }
+        switch (*++p) {
+        case 'n': *to++ = '\n'; break;
+        case 't': *to++ = '\t'; break;
+        case 'r': *to++ = '\r'; break;
+        case '\\': *to++ = '\\'; break;
+        default:
+            cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\\\", p);
+            return false;
+        }
+    }
+    *to = '\0';
+    if (text[0])
+        return true;
+    cli_usage("map", "--separator: an empty text ends nothing; --exact cuts anywhere");
+    return false;
+}
+
+/* One option; 0, or the exit status. */
+static int take_option(struct map_options *o, int c)
+{
+    switch (c) {
+    case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
+    case MEMORY: return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
+    case SEPARATOR:
+        o->separator = optarg;
+        if (o->cut == MAP_CUT_EXACT)
+            return cli_usage("map", "--separator and --exact exclude each other");
+        o->cut = MAP_CUT_SEPARATOR;
+        return unescape(optarg) ? 0 : CLI_USAGE;
+    case EXACT:
+        if (o->cut == MAP_CUT_SEPARATOR)
+            return cli_usage("map", "--separator and --exact exclude each other");
+        o->cut = MAP_CUT_EXACT;
+        return 0;
+    case NODES: return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
+    case SLOTS: return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
+    case RETRIES: return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
+    case TIMEOUT:
+        if (base_parse_duration(optarg, &o->timeout_ns))
+            return cli_usage("map", "--timeout: %s", base_error());
+        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: no command is that quick");
+    case DRY_RUN: o->dry_run = true; return 0;
+    case KERNEL: o->kernel = optarg; return 0;
+    case LITERAL: o->literal = true; return 0;
+    case OUTPUT: o->output = optarg; return 0;
+    case UNORDERED: o->unordered = true; return 0;
+    case STATS: o->stats = true; return 0;
+    case JSON: o->json = true; return 0;
+    case STATS_FILE: o->stats_file = optarg; return 0;
+    case PROGRESS: o->progress = MAP_ALWAYS; return 0;
+    case NO_PROGRESS: o->progress = MAP_NEVER; return 0;
+    default: return CLI_USAGE;
+    }
+}
+
+int cli_map(int argc, char **argv)
+{
+    struct map_options o = {.block_bytes = MAP_BLOCK_DEFAULT, .retries = MAP_RETRIES_DEFAULT};
+    /* Ours ends at the first "--"; what follows is the command and none of our business. */
+    int ours = 1;
+    while (ours < argc && strcmp(argv[ours], "--"))
+        ours++;
+    char **files = calloc((size_t)argc + 1, sizeof *files);
+    if (!files)
+        return cli_error("map", "no memory");
+    int status = 0, c;
+    bool started = false, asked = false;
+    /* Options may stand behind files; each scan stops at a file. */
+    char *const whole_end = argv[ours];
+    argv[ours] = NULL;
+    for (int at = 0; !status && !asked;) {
+        c = cli_option("map", ours, argv, "", longs, &started);
+        if (c == HELP) {
+            asked = true;
+        } else if (c != -1) {
+            status = take_option(&o, c);
+        } else if (optind < ours) {
+            files[o.file_count++] = argv[optind++];
+        } else {
+            break;
+        }
+        (void)at;
+    }
+    argv[ours] = whole_end;
+    if (asked) {
+        free(files);
+        return print_help();
+    }
+    if (!status) {
+        o.files = files;
+        o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
+        if (o.file_count == 0)
+            status = cli_usage("map", "no FILE; - is standard input");
+        else if (o.kernel && o.command)
+            status = cli_usage("map", "--kernel and a COMMAND exclude each other");
+        else if (!o.kernel && !o.command && !o.dry_run)
+            status = cli_usage("map", "no COMMAND; it stands behind --, as in: weft map FILE -- wc -l");
+        else
+            status = map_run(&o);
+    }
+    free(files);
+    return status;
+}

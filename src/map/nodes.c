@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The nodes of the job: starting them, seeing them end, and ending all at once. The board is plain memory that the
+ * forks share, because it must be read after a node has died, and by signal handlers.
+ *
+ * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but what the command has
+ * started does not. So each command has a process group, its number is on the board, and whoever outlives a node
+ * kills the groups of that node: the owner when a worker dies, every worker when the owner dies.
+ */
+#include "map/job.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+int map_board_create(struct map_job *job)
+{
+    job->board_bytes = sizeof *job->board + (size_t)job->nodes * job->slots * sizeof(struct map_line);
+    void *p = mmap(NULL, job->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return base_fail(-errno, "no memory for %u nodes of %u slots", job->nodes, job->slots);
+    job->board = p;
+    return 0;
+}
+
+void map_board_destroy(struct map_job *job)
+{
+    if (job->board)
+        munmap(job->board, job->board_bytes);
+    job->board = NULL;
+}
+
+void map_nodes_kill_groups(struct map_job *job, uint32_t node)
+{
+    for (uint32_t i = 0; i < job->slots; i++) {
+        int32_t group = atomic_exchange_explicit(&job->board->lines[node * job->slots + i].group, 0,
+                                                 memory_order_seq_cst);
+        if (group > 0)
+            kill(-group, SIGKILL);
+    }
+}
+
+/* The job that a signal ends. */
+static struct map_job *signalled;
+
+/* In a worker: the owner is gone, or wants this node to go. */
+static void on_worker_signal(int sig)
+{
+    (void)sig;
+    struct map_job *job = signalled;
+    atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
+    if (getppid() != job->owner_pid) {
+        for (uint32_t node = 0; node < job->nodes; node++)
+            map_nodes_kill_groups(job, node);
+    } else {
+        map_nodes_kill_groups(job, job->rank);
+    }
+    _exit(1);
+}
+
+static void on_owner_signal(int sig)
+{
+    map_end_all(signalled);
+    _exit(128 + sig);
+}
+
+void map_end_all(struct map_job *job)
+{
+    if (!job->board)
+        return;
+    atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
+    for (uint32_t node = 0; node < job->nodes; node++)
+        map_nodes_kill_groups(job, node);
+    if (job->emit.temporary_path)
+        unlink(job->emit.temporary_path);
+    map_progress_clear(job);
+    /* They end at once; the patience is for a machine that is very busy. */
+    for (int round = 0; round < 400; round++) {
+        bool left = false;
+        for (uint32_t node = 1; node < job->nodes; node++) {
+            int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
+            if (pid <= 0)
+                continue;
+            if (round == 0 || round == 200)
+                kill(pid, round ? SIGKILL : SIGTERM);
+            if (waitpid(pid, NULL, WNOHANG) == 0)
+                left = true;
+            else
+                atomic_store_explicit(&job->board->pids[node], 0, memory_order_relaxed);
+        }
+        if (!left)
+            break;
+        struct timespec ms = {0, 1000000};
+        nanosleep(&ms, NULL);
+    }
+    /* What a node started while it was being ended. */
+    for (uint32_t node = 0; node < job->nodes; node++)
+        map_nodes_kill_groups(job, node);
+}
+
+static void on_signal(int sig, void (*handler)(int))
+{
+    struct sigaction sa = {.sa_handler = handler};
+    sigfillset(&sa.sa_mask);
+    sigaction(sig, &sa, NULL);
+}
+
+/* An ignored signal stays ignored: nohup means it. */
+static void on_signal_unless_ignored(int sig, void (*handler)(int))
+{
+    struct sigaction sa;
+    if (sigaction(sig, NULL, &sa) == 0 && sa.sa_handler != SIG_IGN)
+        on_signal(sig, handler);
+}
+
+/* The owner is done with outcomes of this node. */
+static void on_release(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                       size_t payload_len, void *arg)
+{
+    (void)header, (void)header_len, (void)arg;
+    weft_gaddr at;
+    for (size_t i = 0; from == 0 && i + sizeof at <= payload_len; i += sizeof at) {
+        memcpy(&at, (const char *)payload + i, sizeof at);
+        weft_free(w, at);
+    }
+}
+
+static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+{
+    (void)w, (void)epoch;
+    struct map_job *job = arg;
+    if (!died)
+        return;
+    if (job->rank == 0)
+        map_nodes_kill_groups(job, node);
+    else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
+        kill(getpid(), SIGTERM); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
+}
+
+int map_nodes_open(struct map_job *job)
+{
+    weft_config config = {.coord = job->coord,
+                          .secret = job->coord,
+                          .rank = job->rank,
+                          .size = job->nodes,
+                          .pool_bytes = job->pool_bytes,
+                          .join_timeout_ns = 20 * WEFT_SECOND};
+    int rc = weft_open(&job->w, &config);
+    if (rc)
+        return rc;
+    rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
+    if (!rc)
+        rc = weft_on_change(job->w, on_member, job);
+    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .submit_only = job->rank != 0};
+    if (!rc)
+        rc = weft_queue_open(job->w, "map", &q, &job->queue);
+    if (rc) {
+        weft_close(job->w);
+        job->w = NULL;
+    }
+    return rc;
+}
+
+static _Noreturn void node_main(struct map_job *job)
+{
+#if defined(__linux__)
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+    if (getppid() != job->owner_pid)
+        _exit(1);
+    on_signal(SIGTERM, on_worker_signal);
+    /* The owner decides what these mean. */
+    on_signal(SIGINT, SIG_IGN);
+    on_signal(SIGHUP, SIG_IGN);
+    on_signal(SIGQUIT, SIG_IGN);
+    int null = open("/dev/null", O_RDWR);
+    if (null >= 0) { /* else the reader of our output would wait for this node too */
+        dup2(null, STDIN_FILENO);
+        dup2(null, STDOUT_FILENO);
+        if (null > 2)
+            close(null);
+    }
+    /* Nor would its writer, or the reader of a pipe given to --output, see that the owner is gone. */
+    close(job->emit.fd);
+    for (uint32_t i = 0; i < job->input_count; i++)
+        if (job->inputs[i].stream)
+            close(job->inputs[i].fd);
+    sigset_t none;
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
+
+    int rc = map_nodes_open(job);
+    if (!rc)
+        rc = map_slots_start(job);
+    if (rc) {
+        map_say(job, "node %u: %s", job->rank, weft_error());
+        _exit(1);
+    }
+    map_slots_join(job);
+    weft_queue_close(job->queue);
+    weft_close(job->w);
+    _exit(0);
+}
+
+int map_nodes_start(struct map_job *job)
+{
+    uint64_t random[2];
+    int rc = base_random(random, sizeof random);
+    if (rc)
+        return rc;
+    /* The name cannot be guessed, and is the secret as well. */
+    snprintf(job->coord, sizeof job->coord, "unix:@weft-map-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+    job->owner_pid = getpid();
+    signalled = job;
+#if defined(__linux__)
+    /* What a dead node leaves comes to us: then its process groups keep their numbers until they are killed. */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+#endif
+    on_signal(SIGPIPE, SIG_IGN);
+    on_signal(SIGXFSZ, SIG_IGN);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    on_signal(SIGTERM, on_owner_signal);
+    on_signal_unless_ignored(SIGINT, on_owner_signal);
+    on_signal_unless_ignored(SIGHUP, on_owner_signal);
+    fflush(NULL);
+    for (uint32_t node = 1; !rc && node < job->nodes; node++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            job->rank = node;
+            node_main(job);
+        }
+        if (pid < 0)
+            rc = base_fail(-errno, "cannot start node %u: %s", node, base_strerror(errno));
+        else
+            atomic_store_explicit(&job->board->pids[node], pid, memory_order_relaxed);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+void map_nodes_check(struct map_job *job)
+{
+    for (uint32_t node = 1; node < job->nodes; node++) {
+        int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
+        int status;
+        if (pid <= 0 || waitpid(pid, &status, WNOHANG) != pid)
+            continue;
+        atomic_store_explicit(&job->board->pids[node], 0, memory_order_relaxed);
+        map_nodes_kill_groups(job, node);
+        for (uint32_t i = 0; i < job->slots; i++)
+            atomic_store_explicit(&job->board->lines[node * job->slots + i].busy, 0, memory_order_relaxed);
+        if (job->over && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            continue;
+        job->counts.nodes_died++;
+        if (WIFSIGNALED(status))
+            map_say(job, "node %u (process %d) was killed by signal %d (%s); its pieces run again elsewhere", node,
+                    (int)pid, WTERMSIG(status), strsignal(WTERMSIG(status)));
+        else
+            map_say(job, "node %u (process %d) ended with status %d; its pieces run again elsewhere", node, (int)pid,
+                    WEXITSTATUS(status));
+    }
+}
+
+void map_nodes_wait(struct map_job *job)
+{
+    job->over = true;
+    int64_t deadline = base_deadline(3 * WEFT_SECOND), nap = 50 * WEFT_US;
+    for (;;) {
+        map_nodes_check(job);
+        bool left = false;
+        for (uint32_t node = 1; node < job->nodes; node++)
+            left = left || atomic_load_explicit(&job->board->pids[node], memory_order_relaxed) > 0;
+        if (!left)
+            return;
+        if (base_now_ns() > deadline)
+            break;
+        base_sleep_ns(nap);
+        nap = nap < WEFT_MS ? 2 * nap : WEFT_MS;
+    }
+    for (uint32_t node = 1; node < job->nodes; node++) {
+        int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
+        if (pid > 0) {
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+        }
+    }
+}

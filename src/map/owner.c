@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The owner: a feeder thread cuts the inputs and submits the pieces; the main thread takes completions, has failed
+ * pieces run again, and prints the outputs in order. What is printed goes back to the node it came from.
+ */
+#include "map/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_NS         (100 * WEFT_MS)
+#define REAP_MAX        64u
+#define KIND_PIECE      1u
+
+enum state { FREE, SUBMITTED, COMPLETE };
+
+struct record { /* one piece in work */
+    struct map_piece piece;
+    enum state state;
+    uint32_t attempts, worker;
+    int32_t status;
+    uint64_t result, result_len;
+};
+
+struct owner {
+    struct map_job *job;
+    struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
+    pthread_t feeder;
+    uint8_t *copy;      /* for what cannot be read in place */
+    size_t copy_room;
+    void *fold_state;
+    uint8_t *fold_input;
+    size_t fold_room;
+    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* for one node, not sent yet */
+    uint32_t release_count, release_node;
+};
+
+/* --- submitting --- */
+
+static int submit(struct owner *o, const struct record *r)
+{
+    const struct map_piece *p = &r->piece;
+    weft_task task = {.kind = KIND_PIECE,
+                      .arg = {p->number, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
+                      .tag = p->number};
+    int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_DEFAULT);
+    return n < 0 ? n : 0;
+}
+
+/* Called by the feeder: waits while the window is full. */
+static int feed_piece(struct owner *o, const struct map_piece *piece)
+{
+    struct map_job *job = o->job;
+    pthread_mutex_lock(&job->lock);
+    while (job->submitted - job->low >= MAP_WINDOW)
+        pthread_cond_wait(&job->changed, &job->lock);
+    struct record *r = &o->window[job->submitted % MAP_WINDOW];
+    *r = (struct record){.piece = *piece, .state = SUBMITTED};
+    r->piece.number = job->submitted++;
+    job->counts.pieces++;
+    job->counts.bytes_in += piece->length;
+    pthread_mutex_unlock(&job->lock);
+    return submit(o, r);
+}
+
+static int feed_inputs(struct owner *o)
+{
+    struct map_job *job = o->job;
+    struct map_stream stream = {0};
+    int rc = 0;
+    for (uint32_t i = 0; i < job->input_count && !rc; i++) {
+        const struct map_input *in = &job->inputs[i];
+        struct map_piece piece = {.input = i};
+        if (in->stream) {
+            map_stream_reset(&stream);
+            while ((rc = map_stream_next(job, &stream, in, &piece)) == 1) {
+                rc = feed_piece(o, &piece);
+                if (rc)
+                    break;
+            }
+            continue;
+        }
+        for (uint64_t at = in->start, end; at < in->size && !rc; at = end) {
+            rc = map_cut_file(job, in, at, &end);
+            if (rc)
+                break;
+            piece.offset = at;
+            piece.length = end - at;
+            rc = feed_piece(o, &piece);
+        }
+    }
+    map_stream_close(&stream);
+    return rc;
+}
+
+static void *feeder_main(void *arg)
+{
+    struct owner *o = arg;
+    struct map_job *job = o->job;
+    int rc = feed_inputs(o);
+    pthread_mutex_lock(&job->lock);
+    if (rc)
+        snprintf(job->feed_text, sizeof job->feed_text, "%s", weft_error());
+    job->feed_error = rc;
+    job->fed = true;
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+    return NULL;
+}
+
+/* --- reading what nodes have left for us --- */
+
+/* Bytes at a gaddr: in place where the node's pool is mapped here (a dead node's too), else fetched. */
+static const uint8_t *bytes_at(struct owner *o, weft_gaddr at, size_t len)
+{
+    const void *p = weft_ptr(o->job->w, at, len);
+    if (p)
+        return p;
+    if (len > o->copy_room) {
+        uint8_t *more = realloc(o->copy, len);
+        if (!more)
+            return NULL;
+        o->copy = more;
+        o->copy_room = len;
+    }
+    return weft_get_now(o->job->w, o->copy, at, len) ? NULL : o->copy;
+}
+
+/* The outcome of a piece, in memory of our own. */
+static int read_outcome(struct owner *o, const struct record *r, struct map_outcome **out)
+{
+    size_t len = r->result_len;
+    if (r->status < 0)
+        return base_fail(r->status, "node %u could not keep the outcome of a piece: %s", r->worker,
+                         base_strerror(r->status));
+    struct map_outcome *oc = malloc(len);
+    if (!oc || len < sizeof *oc) {
+        free(oc);
+        return base_fail(oc ? -EPROTO : -ENOMEM, "the outcome of a piece has %zu bytes", len);
+    }
+    if (r->status == MAP_STATUS_SPILLED) {
+        int rc = map_scratch_read(&o->job->spill, r->result, oc, len);
+        if (rc) {
+            free(oc);
+            return rc;
+        }
+    } else {
+        const uint8_t *p = bytes_at(o, r->result, len);
+        if (!p) {
+            free(oc);
+            return base_fail(-ECONNRESET, "the outcome of a piece is lost with node %u", r->worker);
+        }
+        memcpy(oc, p, len);
+    }
+    if (sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len != len) {
+        free(oc);
+        return base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+    }
+    *out = oc;
+    return 0;
+}
+
+/* --- giving memory back --- */
+
+static void send_releases(struct owner *o)
+{
+    /* A node that is gone needs none. */
+    if (o->release_count)
+        weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release,
+                  o->release_count * sizeof *o->release, NULL);
+    o->release_count = 0;
+}
+
+static void release(struct owner *o, uint32_t node, weft_gaddr at)
+{
+    if (node == 0) {
+        weft_free(o->job->w, at);
+        return;
+    }
+    if (o->release_count && (o->release_node != node || o->release_count == sizeof o->release / sizeof *o->release))
+        send_releases(o);
+    o->release_node = node;
+    o->release[o->release_count++] = at;
+}
+
+static void release_outcome(struct owner *o, const struct record *r, const struct map_outcome *oc)
+{
+    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
+    for (uint32_t i = 0; oc && i < oc->parts; i++)
+        if (part[i].len & MAP_SPILLED)
+            map_scratch_drop(&o->job->spill, part[i].at, part[i].len & ~MAP_SPILLED);
+        else
+            release(o, r->worker, part[i].at);
+    if (r->status == 0)
+        release(o, r->worker, r->result);
+    else if (r->status == MAP_STATUS_SPILLED)
+        map_scratch_drop(&o->job->spill, r->result, r->result_len);
+}
+
+/* --- printing --- */
+
+static int fold_bytes(struct owner *o, uint64_t at, const void *bytes, size_t len, uint64_t whole)
+{
+    if (whole > o->fold_room) {
+        uint8_t *more = realloc(o->fold_input, whole);
+        if (!more)
+            return base_fail(-ENOMEM, "no memory for the results of the kernel");
+        o->fold_input = more;
+        o->fold_room = whole;
+    }
+    memcpy(o->fold_input + at, bytes, len);
+    return 0;
+}
+
+static int take_bytes(struct owner *o, const struct map_outcome *oc, uint64_t *at, const void *bytes, size_t len)
+{
+    int rc = o->fold_state ? fold_bytes(o, *at, bytes, len, oc->output_len) : map_emit_write(&o->job->emit, bytes, len);
+    *at += len;
+    return rc;
+}
+
+static int print_spilled(struct owner *o, const struct map_outcome *oc, uint64_t *at, const struct map_part *part)
+{
+    uint64_t left = part->len & ~MAP_SPILLED, from = part->at;
+    uint8_t *buffer = malloc(MAP_CHUNK_BYTES);
+    int rc = buffer ? 0 : base_fail(-ENOMEM, "no memory to read temporary files");
+    while (!rc && left) {
+        size_t n = left < MAP_CHUNK_BYTES ? (size_t)left : MAP_CHUNK_BYTES;
+        rc = map_scratch_read(&o->job->spill, from, buffer, n);
+        if (!rc)
+            rc = take_bytes(o, oc, at, buffer, n);
+        from += n;
+        left -= n;
+    }
+    free(buffer);
+    return rc;
+}
+
+static int print_outcome(struct owner *o, const struct map_outcome *oc)
+{
+    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
+    const char *error = (const char *)(part + oc->parts);
+    uint64_t at = 0;
+    int rc = 0;
+    for (uint32_t i = 0; i < oc->parts && !rc; i++) {
+        if (part[i].len & MAP_SPILLED) {
+            rc = print_spilled(o, oc, &at, &part[i]);
+            continue;
+        }
+        const uint8_t *bytes = bytes_at(o, part[i].at, part[i].len);
+        rc = bytes ? take_bytes(o, oc, &at, bytes, part[i].len)
+                   : base_fail(-ECONNRESET, "output of a piece is lost with node %u", weft_gaddr_node(part[i].at));
+    }
+    if (!rc && oc->tail_len)
+        rc = take_bytes(o, oc, &at, error + oc->error_len, oc->tail_len);
+    if (!rc && o->fold_state)
+        rc = o->job->kernel->fold(o->fold_state, o->fold_input, oc->output_len);
+    if (oc->error_len) {
+        map_progress_clear(o->job);
+        (void)!write(STDERR_FILENO, error, oc->error_len);
+    }
+    return rc;
+}
+
+/* The piece is dealt with. */
+static void finish_piece(struct owner *o, struct record *r)
+{
+    struct map_job *job = o->job;
+    job->counts.bytes_done += r->piece.length;
+    map_piece_release(job, &r->piece);
+    pthread_mutex_lock(&job->lock);
+    r->state = FREE;
+    while (job->low < job->submitted && o->window[job->low % MAP_WINDOW].state == FREE)
+        job->low++;
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+}
+
+static int print_piece(struct owner *o, struct record *r)
+{
+    struct map_outcome *oc;
+    int rc = read_outcome(o, r, &oc);
+    if (rc)
+        return rc;
+    rc = print_outcome(o, oc);
+    release_outcome(o, r, oc);
+    free(oc);
+    if (!rc) {
+        o->job->counts.done++;
+        finish_piece(o, r);
+    }
+    return rc;
+}
+
+/* --- completions --- */
+
+/* What the job cannot go on after: returns the error, having said it. */
+static int fatal(struct owner *o, const struct map_outcome *oc, const char *error)
+{
+    const char *name = o->job->options->command ? o->job->options->command[0] : "";
+    if (oc->kind == MAP_NO_START) {
+        map_say(o->job, "cannot start '%s': %s%s", name, base_strerror(oc->code),
+                oc->code == E2BIG ? "; its arguments and the environment are too large" : "");
+        return oc->code == ENOENT ? -ENOENT : -EACCES;
+    }
+    map_say(o->job, "%.*s", (int)oc->error_len, error);
+    return -ENOSPC;
+}
+
+static int handle_done(struct owner *o, const weft_done *d, int *status)
+{
+    struct map_job *job = o->job;
+    struct record *r = &o->window[d->tag % MAP_WINDOW];
+    if (r->state != SUBMITTED || r->piece.number != d->tag)
+        return base_fail(-EPROTO, "a completion came for a piece that is not in work");
+    r->worker = d->worker;
+    r->status = d->status;
+    r->result = d->result;
+    r->result_len = d->result_len;
+    r->attempts++;
+    struct map_outcome *oc = NULL;
+    int rc = read_outcome(o, r, &oc);
+    if (rc == -ECONNRESET) { /* as if it had never run */
+        job->counts.retried++;
+        return submit(o, r);
+    }
+    if (rc)
+        return rc;
+    if (oc->kind == MAP_OK) {
+        r->state = COMPLETE;
+        free(oc);
+        return 0;
+    }
+    const char *error = (const char *)(oc + 1) + oc->parts * sizeof(struct map_part);
+    if (oc->kind == MAP_NO_START || oc->kind == MAP_NO_SPACE) {
+        rc = fatal(o, oc, error);
+        *status = oc->kind == MAP_NO_SPACE ? 1 : rc == -ENOENT ? 127 : 126;
+    } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
+        job->counts.retried++;
+        release_outcome(o, r, oc);
+        rc = submit(o, r);
+    } else {
+        map_report_failure(job, &r->piece, oc, error, r->attempts);
+        job->counts.failed++;
+        release_outcome(o, r, oc);
+        finish_piece(o, r);
+    }
+    free(oc);
+    return rc;
+}
+
+/* Print what may be printed now: all that is complete, or in order, up to the first piece that is not. */
+static int print_ready(struct owner *o, const weft_done *done, int count)
+{
+    struct map_job *job = o->job;
+    int rc = 0;
+    if (job->options->unordered) {
+        for (int i = 0; i < count && !rc; i++) {
+            struct record *r = &o->window[done[i].tag % MAP_WINDOW];
+            if (r->state == COMPLETE && r->piece.number == done[i].tag)
+                rc = print_piece(o, r);
+        }
+        return rc;
+    }
+    while (!rc) {
+        struct record *r = &o->window[job->low % MAP_WINDOW];
+        if (r->state != COMPLETE || r->piece.number != job->low)
+            break;
+        rc = print_piece(o, r);
+        map_progress_show(job);
+    }
+    return rc;
+}
+
+/* Nothing is outstanding: wait for the feeder. True at the end of the job. */
+static bool wait_for_feeder(struct map_job *job)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += TICK_NS;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    pthread_mutex_lock(&job->lock);
+    bool end = job->fed && job->low == job->submitted;
+    if (!end && job->low == job->submitted)
+        pthread_cond_timedwait(&job->changed, &job->lock, &t);
+    pthread_mutex_unlock(&job->lock);
+    return end;
+}
+
+static int main_loop(struct owner *o, int *status)
+{
+    struct map_job *job = o->job;
+    for (;;) {
+        weft_done done[REAP_MAX];
+        int rc = 0, n = weft_reap(job->queue, done, REAP_MAX, 0);
+        if (n == -ETIMEDOUT || n == -ENOENT) { /* time to do what can wait */
+            rc = map_emit_flush(&job->emit);
+            if (rc)
+                return rc;
+            send_releases(o);
+            if (n == -ETIMEDOUT)
+                n = weft_reap(job->queue, done, REAP_MAX, TICK_NS);
+        }
+        if (n == -ENOENT && wait_for_feeder(job))
+            return 0;
+        if (n < 0 && n != -ENOENT && n != -ETIMEDOUT)
+            return n;
+        for (int i = 0; i < n && !rc; i++)
+            rc = handle_done(o, &done[i], status);
+        if (!rc && n > 0)
+            rc = print_ready(o, done, n);
+        if (rc)
+            return rc;
+        if (job->feed_error)
+            return base_fail(job->feed_error, "%s", job->feed_text);
+        map_nodes_check(job);
+        map_progress_show(job);
+    }
+}
+
+static int emit_out(void *arg, const void *bytes, size_t len)
+{
+    return map_emit_write(arg, bytes, len);
+}
+
+/* --- the whole --- */
+
+/* Returns the exit status, or a negative errno with a sentence not yet said. */
+static int run_job(struct owner *o)
+{
+    struct map_job *job = o->job;
+    int rc = map_nodes_start(job);
+    if (!rc)
+        rc = map_nodes_open(job);
+    job->counts.open_ns = base_now_ns();
+    if (!rc)
+        rc = map_slots_start(job);
+    if (!rc) {
+        rc = -pthread_create(&o->feeder, NULL, feeder_main, o);
+        if (rc)
+            base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
+    }
+    int status = 0;
+    if (!rc)
+        rc = main_loop(o, &status);
+    if (!rc && o->fold_state) {
+        weft_out out = {emit_out, &job->emit};
+        rc = job->kernel->finish(o->fold_state, &out);
+    }
+    if (!rc)
+        rc = map_emit_close(&job->emit);
+    map_progress_clear(job);
+    if (rc) {
+        if (status)
+            return status; /* said already */
+        return rc;
+    }
+    pthread_join(o->feeder, NULL);
+    job->counts.end_ns = base_now_ns();
+    job->over = true;
+    weft_queue_shutdown(job->queue);
+    map_slots_join(job);
+    map_nodes_wait(job);
+    weft_queue_close(job->queue);
+    weft_close(job->w);
+    if (job->counts.failed)
+        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed,
+                job->counts.pieces);
+    rc = map_report_stats(job);
+    return rc ? rc : job->counts.failed ? 1 : 0;
+}
+
+static int dry_run(struct map_job *job)
+{
+    uint64_t number = 0;
+    printf("piece\toffset\tlength\tfile\n");
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        const struct map_input *in = &job->inputs[i];
+        if (in->stream) {
+            printf("-\t-\t-\t%s (a stream: its pieces show only when it is read)\n", in->name);
+            continue;
+        }
+        for (uint64_t at = in->start, end; at < in->size; at = end) {
+            int rc = map_cut_file(job, in, at, &end);
+            if (rc)
+                return rc;
+            printf("%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%s\n", ++number, at, end - at, in->name);
+        }
+    }
+    if (fflush(stdout) || ferror(stdout))
+        return base_fail(-errno, "cannot write to standard output: %s", base_strerror(errno));
+    return 0;
+}
+
+/* Everything that can be wrong with the options, before anything starts. */
+static int prepare(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    unsigned cpus = base_cpus();
+    job->nodes = o->nodes ? o->nodes : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
+    job->slots = o->slots ? o->slots : cpus > job->nodes ? cpus / job->nodes : 1;
+    uint64_t memory = o->memory_bytes;
+    uint64_t least = MAP_POOL_MIN + (uint64_t)job->slots * 2 * MAP_CHUNK_BYTES;
+    if (!memory) {
+        memory = base_memory_total() / 8;
+        if (memory > UINT64_C(1) << 30)
+            memory = UINT64_C(1) << 30;
+        if (memory < least * job->nodes)
+            memory = least * job->nodes;
+    }
+    job->pool_bytes = memory / job->nodes;
+    if (job->pool_bytes < least) {
+        char need[32];
+        base_format_bytes(least * job->nodes, need, sizeof need);
+        return base_fail(-EINVAL, "--memory is too small: %u nodes of %u slots need %s at least", job->nodes, job->slots,
+                         need);
+    }
+    static const uint8_t newline = '\n';
+    job->separator = o->cut == MAP_CUT_SEPARATOR ? (const uint8_t *)o->separator : &newline;
+    job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : strlen(o->separator);
+    job->progress = o->progress == MAP_ALWAYS || (o->progress == MAP_AUTO && isatty(STDERR_FILENO));
+    if (o->kernel) {
+        size_t name_len = strcspn(o->kernel, ":");
+        job->kernel = kernel_find(o->kernel, name_len);
+        job->kernel_arg = o->kernel[name_len] ? o->kernel + name_len + 1 : NULL;
+        if (!job->kernel) {
+            char names[256] = "";
+            size_t count, n = 0;
+            const weft_kernel *all = weft_kernels(&count);
+            for (size_t i = 0; i < count && n < sizeof names; i++)
+                n += (size_t)snprintf(names + n, sizeof names - n, "%s%s%s", i ? ", " : "", all[i].name,
+                                      all[i].takes_arg ? ":TEXT" : "");
+            return base_fail(-EINVAL, "there is no kernel '%.*s'; there are %s", (int)name_len, o->kernel, names);
+        }
+        if (!job->kernel->takes_arg && job->kernel_arg)
+            return base_fail(-EINVAL, "kernel %s takes nothing behind a colon", job->kernel->name);
+        if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
+            return base_fail(-EINVAL, "kernel %s needs a text: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
+        if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
+            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator",
+                             job->kernel->name);
+    }
+    return 0;
+}
+
+int map_run(const struct map_options *options)
+{
+    struct owner *o = calloc(1, sizeof *o);
+    struct map_job *job = calloc(1, sizeof *job);
+    int rc = -ENOMEM, status = 1;
+    if (!o || !job) {
+        fprintf(stderr, "weft map: no memory\n");
+        goto out;
+    }
+    o->job = job;
+    job->options = options;
+    job->counts.start_ns = base_now_ns();
+    job->emit.fd = job->spill.fd = job->spool.fd = -1;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->changed, NULL);
+
+    rc = prepare(job);
+    if (!rc && options->command) {
+        rc = map_command_resolve(&job->command, options->command, options->literal);
+        if (rc)
+            status = rc == -ENOENT ? 127 : 126;
+    }
+    if (!rc && job->kernel && job->kernel->fold) {
+        o->fold_state = calloc(1, job->kernel->state_bytes);
+        rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory");
+    }
+    if (!rc)
+        rc = map_inputs_open(job);
+    if (!rc && options->dry_run) {
+        rc = dry_run(job);
+        status = rc ? 1 : 0;
+        goto said;
+    }
+    if (!rc)
+        rc = map_emit_open(&job->emit, options->output);
+    if (!rc)
+        rc = map_board_create(job);
+    if (!rc) {
+        map_signals_save();
+        map_scratch_open(&job->spill);
+        map_scratch_open(&job->spool);
+        rc = run_job(o);
+        if (rc >= 0) {
+            status = rc;
+            rc = 0;
+        }
+        if (rc < 0 || !job->over) {
+            /* In the middle of things: threads and nodes are at work. Nothing outlives this process. */
+            bool quiet = rc == -EPIPE && !options->output;
+            if (rc < 0 && !quiet)
+                map_say(job, "%s", weft_error());
+            map_end_all(job);
+            if (quiet) { /* as any filter whose reader has gone */
+                signal(SIGPIPE, SIG_DFL);
+                raise(SIGPIPE);
+            }
+            _exit(status);
+        }
+    }
+said:
+    if (rc)
+        map_say(job, "%s", weft_error());
+    map_emit_abandon(&job->emit);
+    map_inputs_close(job);
+    map_scratch_close(&job->spill);
+    map_scratch_close(&job->spool);
+    map_board_destroy(job);
+    pthread_cond_destroy(&job->changed);
+    pthread_mutex_destroy(&job->lock);
+out:
+    if (o) {
+        free(o->copy);
+        free(o->fold_state);
+        free(o->fold_input);
+    }
+    free(o);
+    free(job);
+    return status;
+}

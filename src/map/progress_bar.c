@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The progress bar: one line on a terminal, erased before anything else is said and at the end.
+ */
+#include "map/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define EVERY_NS (100 * WEFT_MS)
+
+void map_progress_clear(struct map_job *job) /* async-signal-safe */
+{
+    if (job->progress_shown)
+        (void)!write(STDERR_FILENO, "\r\033[K", 4);
+    job->progress_shown = false;
+}
+
+static void format_left(double seconds, char *text, size_t room)
+{
+    unsigned s = seconds < 0 ? 0 : seconds > 359999 ? 359999 : (unsigned)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(text, room, "%u:%02u:%02u", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(text, room, "%u:%02u", s / 60, s % 60);
+}
+
+void map_progress_show(struct map_job *job)
+{
+    int64_t now = base_now_ns();
+    if (!job->progress || now - job->progress_ns < EVERY_NS)
+        return;
+    job->progress_ns = now;
+    const struct map_counts *c = &job->counts;
+    unsigned running = 0;
+    for (uint32_t i = 0; i < job->nodes * job->slots; i++)
+        running += atomic_load_explicit(&job->board->lines[i].busy, memory_order_relaxed);
+    double seconds = (double)(now - c->start_ns) / 1e9, rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
+    char done[32], total[32], a_second[32], left[24] = "", line[256], retried[40] = "", failed[40] = "";
+    base_format_bytes(c->bytes_done, done, sizeof done);
+    base_format_bytes((uint64_t)rate, a_second, sizeof a_second);
+    if (c->retried)
+        snprintf(retried, sizeof retried, ", %" PRIu64 " retried", c->retried);
+    if (c->failed)
+        snprintf(failed, sizeof failed, ", %" PRIu64 " failed", c->failed);
+    int n;
+    if (c->bytes_total) {
+        double part = (double)c->bytes_done / (double)c->bytes_total;
+        char bar[21];
+        for (int i = 0; i < 20; i++)
+            bar[i] = i < (int)(part * 20) ? '#' : '.';
+        bar[20] = '\0';
+        base_format_bytes(c->bytes_total, total, sizeof total);
+        if (c->bytes_done)
+            format_left((double)(c->bytes_total - c->bytes_done) / rate, left, sizeof left);
+        n = snprintf(line, sizeof line, "\r\033[K[%s] %3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", bar, part * 100,
+                     done, total, a_second, running, retried, failed, left[0] ? left : "-:--");
+    } else {
+        n = snprintf(line, sizeof line, "\r\033[K%s  %s/s  %u running%s%s  %.0f s", done, a_second, running, retried,
+                     failed, seconds);
+    }
+    /* A line that wraps cannot be erased. */
+    struct winsize size;
+    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+    if (n > columns + 3)
+        n = columns + 3;
+    (void)!write(STDERR_FILENO, line, (size_t)n);
+    job->progress_shown = true;
+}
