@@ -16,6 +16,7 @@ struct command {
 
 /* In the order of the help; add a row to add a subcommand. */
 static const struct command commands[] = {
+    {"map", "run a command on pieces of files, on several nodes; the output in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
@@ -33,6 +34,7 @@ static void print_help(FILE *to)
     for (size_t i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-8s  %s\n", commands[i].name, commands[i].help);
     fputs("\n"
+          "  weft map big.txt -- grep -c word   count in every piece of a file, on all processors\n"
           "  weft run -n 4 -- ./program       start four nodes here; the program calls weft_open() to join\n"
           "  weft config                      what is set, and by whom\n"
           "\n"

@@ -119,8 +119,8 @@ static bool size(const char *option, const char *text, uint64_t *out)
     return true;
 }
 
-/* \n and its like, in place; false after a message. A zero byte is no text in C: refused. */
-static bool unescape(char *text)
+/* \n and its like, in place; the length, 0 after a message. */
+static size_t unescape(char *text)
 {
     char *to = text;
     for (char *p = text; *p; p++) {
@@ -132,17 +132,16 @@ static bool unescape(char *text)
         case 'n': *to++ = '\n'; break;
         case 't': *to++ = '\t'; break;
         case 'r': *to++ = '\r'; break;
+        case '0': *to++ = '\0'; break;
         case '\\': *to++ = '\\'; break;
         default:
-            cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\\\", p);
-            return false;
+            cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\0, \\\\", p);
+            return 0;
         }
     }
-    *to = '\0';
-    if (text[0])
-        return true;
-    cli_usage("map", "--separator: an empty text ends nothing; --exact cuts anywhere");
-    return false;
+    if (to == text)
+        cli_usage("map", "--separator: an empty text ends nothing; --exact cuts anywhere");
+    return (size_t)(to - text);
 }
 
 /* One option; 0, or the exit status. */
@@ -156,7 +155,8 @@ static int take_option(struct map_options *o, int c)
         if (o->cut == MAP_CUT_EXACT)
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_SEPARATOR;
-        return unescape(optarg) ? 0 : CLI_USAGE;
+        o->separator_len = unescape(optarg);
+        return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
         if (o->cut == MAP_CUT_SEPARATOR)
             return cli_usage("map", "--separator and --exact exclude each other");
@@ -198,7 +198,7 @@ int cli_map(int argc, char **argv)
     /* Options may stand behind files; each scan stops at a file. */
     char *const whole_end = argv[ours];
     argv[ours] = NULL;
-    for (int at = 0; !status && !asked;) {
+    while (!status && !asked) {
         c = cli_option("map", ours, argv, "", longs, &started);
         if (c == HELP) {
             asked = true;
@@ -209,7 +209,6 @@ int cli_map(int argc, char **argv)
         } else {
             break;
         }
-        (void)at;
     }
     argv[ours] = whole_end;
     if (asked) {

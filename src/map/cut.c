@@ -84,9 +84,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
         *scan = len;
         return len >= nominal ? (size_t)nominal : 0;
     }
-    size_t from = nominal > n ? (size_t)(nominal - n) : 0; /* the separator may end right at the nominal end */
-    if (from < *scan)
-        from = *scan;
+    size_t from = nominal > *scan ? (size_t)nominal : *scan;
     if (from + n > len)
         return 0;
     const uint8_t *hit = n == 1 ? memchr(bytes + from, job->separator[0], len - from)
@@ -113,7 +111,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t
     if (!window)
         return base_fail(-ENOMEM, "no memory to look for the end of a piece");
     /* The first look is short: most lines are. */
-    uint64_t at = block > n ? start + block - n : start;
+    uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
     int rc = 0;
     for (;;) {

@@ -49,8 +49,8 @@ int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
 /* Where the piece that starts at `start` ends. */
 int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t start, uint64_t *end);
-/* The end (behind the separator) of the first separator in bytes [0, len) that ends at `nominal` or later, looking
- * from `*scan` on; 0 when there is none, `*scan` is then where to look next time. */
+/* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later, looking
+ * from `*scan` on; 0 when there is none, `*scan` is then where to look next time. So GNU parallel cuts, too. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
@@ -177,7 +177,7 @@ struct map_slot {
     struct map_capture capture;
     struct map_errors errors;
     char *text;           /* [MAP_STDERR_BYTES + 64] */
-    const weft_claim *claim;
+    weft_claim *claim;
     bool lost;            /* the claim is no longer ours */
     bool script;          /* the command has no interpreter line: the shell runs it */
     char **argv;          /* with placeholders filled in */

@@ -32,6 +32,7 @@ struct map_options {
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;
+    size_t separator_len;
     uint32_t retries;
     int64_t timeout_ns; /* 0: none */
     const char *output; /* NULL: standard output */

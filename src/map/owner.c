@@ -524,7 +524,7 @@ static int prepare(struct map_job *job)
     }
     static const uint8_t newline = '\n';
     job->separator = o->cut == MAP_CUT_SEPARATOR ? (const uint8_t *)o->separator : &newline;
-    job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : strlen(o->separator);
+    job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : o->separator_len;
     job->progress = o->progress == MAP_ALWAYS || (o->progress == MAP_AUTO && isatty(STDERR_FILENO));
     if (o->kernel) {
         size_t name_len = strcspn(o->kernel, ":");

@@ -163,7 +163,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
         munmap(mapped, mapped_len);
 }
 
-static int do_piece(struct map_slot *slot, const weft_claim *claim, weft_result *result)
+static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *result)
 {
     struct map_job *job = slot->job;
     const weft_task *t = &claim->task;
