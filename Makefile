@@ -1,13 +1,41 @@
 # SPDX-License-Identifier: MIT
 # weft: `make run` does the main job, `make test` proves it. Everything else is for those who want more.
 BUILD ?= build
+PREFIX ?= /usr/local
+FILE ?=
 
-.PHONY: all run test bench lint install clean deps
+.PHONY: all run test bench lint install clean deps help
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD)
 
 $(BUILD)/build.ninja:
-	@meson setup $(BUILD)
+	@tools/deps build
+	@meson setup $(BUILD) --prefix $(PREFIX) -Dtests=$$(pkg-config --exists cmocka && echo true || echo false)
+
+run: all ## the main job on a text of this machine, or on FILE=...
+	@BUILD=$(BUILD) tools/demo $(FILE)
+
+test: ## everything that is checked, with sanitizers and fuzzers: under ten minutes
+	@tools/deps build test
+	@tests/run
+
+bench: all ## weft beside its peers: tables, and bench/out/*.json
+	@tools/deps bench
+	@bench/run all
+
+lint: ## warnings of two compilers, clang-tidy, cppcheck
+	@tools/deps build test lint
+	@tools/lint
+
+install: all ## to PREFIX (/usr/local)
+	@meson configure $(BUILD) --prefix $(PREFIX) >/dev/null
+	meson install -C $(BUILD)
+
+deps: ## install what all of these need
+	@tools/deps build test lint bench
 
 clean:
 	rm -rf build build-* bench/out
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
