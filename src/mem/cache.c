@@ -366,7 +366,7 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
 static __attribute__((noinline)) int alloc_slow(struct mem_pool *p, uint64_t bytes, uint64_t origin,
                                                 uint64_t *out)
 {
-    uint64_t offset;
+    uint64_t offset = 0;
     int rc = bytes - 1 < MEM_SMALL_MAX ? alloc_small(p, class_of(bytes), bytes, &offset)
                                        : alloc_other(p, bytes, 1, &offset);
     if (rc == 0)

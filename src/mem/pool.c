@@ -115,11 +115,11 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     rc = check_size(bytes, o->huge);
     if (rc)
         return rc;
-    if (o->heap_offset > o->bytes || bytes <= heap)
+    uint64_t least = heap + MEM_EXTENT_BYTES;
+    if (o->heap_offset > o->bytes || bytes < least)
         return base_fail(
             -EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
-            (unsigned long long)o->bytes, (unsigned long long)heap,
-            (unsigned long long)(heap + MEM_EXTENT_BYTES));
+            (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p)
@@ -209,7 +209,8 @@ void mem_stat(struct mem_pool *p, struct mem_stats *out)
     out->live_bytes = p->large_bytes;
     out->live_buffers = p->large_buffers;
     for (uint32_t i = 0; i < CLASSES; i++) {
-        uint64_t live = p->class[i].out - cache_blocks(p, i);
+        uint64_t cached = cache_blocks(p, i);
+        uint64_t live = p->class[i].out > cached ? p->class[i].out - cached : 0;
         out->live_bytes += live * p->class[i].size;
         out->live_buffers += live;
     }

@@ -191,7 +191,15 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     struct mem_slab *s = p->extent[block.offset >> EXTENT_SHIFT].slab;
     struct mem_class *c = &p->class[s->class];
     uint32_t g = (uint32_t)(block.mark - s->marks);
-    s->map[g / 64] |= UINT64_C(1) << (g % 64);
+    uint64_t bit = UINT64_C(1) << (g % 64);
+    if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
+        /* Two threads freed one buffer at the same moment, and both kept it: at least the books stay right.
+         */
+        base_log(BASE_LOG_ERROR, "the buffer at pool offset 0x%llx was freed by two threads at once",
+                 (unsigned long long)block.offset);
+        return;
+    }
+    s->map[g / 64] |= bit;
     if (g / 64 < s->hint)
         s->hint = g / 64;
     c->out--;
