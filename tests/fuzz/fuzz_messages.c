@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What another process can write over shared memory. The first byte chooses:
+ *   even: the rest lies in the cells of a ring, as a peer may have scribbled it; taking messages out must end, and
+ *         give only lengths that are allowed;
+ *   odd:  the rest is a row of messages to the rooms' own handlers (lock, queue), sent to a node of one through its
+ *         ring: they may be refused or obeyed, and must not harm the process.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fabric/fabric.h"
+#include "fabric/ring.h"
+#include "weft.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void scribbled_ring(const uint8_t *data, size_t size)
+{
+    static struct ring *ring;
+    static struct ring_message message;
+    if (!ring)
+        ring = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *ring, BASE_CACHE_LINE));
+    if (!ring)
+        abort();
+    memset(ring, 0, sizeof *ring);
+    struct ring_receiver r = {.ring = ring, .head = size > 1 ? data[1] * UINT64_C(0x0101010101) : 0};
+    /* From the receiver's place on, so that the first word is where it looks. */
+    size_t at = r.head % RING_CELLS * RING_CELL_BYTES;
+    for (size_t i = 0; i < size; i++)
+        ((uint8_t *)ring->cells)[(at + i) % sizeof ring->cells] = data[i];
+    int rc;
+    unsigned taken = 0;
+    while ((rc = ring_pop(&r, &message)) == 1) {
+        if (message.header_len > WEFT_HEADER_MAX || message.payload_len > WEFT_PAYLOAD_MAX || ++taken > RING_CELLS)
+            abort();
+    }
+    struct ring_sender s = {.ring = ring};
+    atomic_store(&ring->head, size > 9 ? data[9] * UINT64_C(0x0123456789abcd) : 0);
+    for (unsigned i = 0; i < 70 && rc != -EPROTO; i++)
+        rc = ring_push(&s, 1, NULL, 0, message.body, WEFT_PAYLOAD_MAX);
+}
+
+static void odd_messages(const uint8_t *data, size_t size)
+{
+    static weft *w;
+    static weft_queue *q;
+    if (!w) {
+        weft_config c = {.pool_bytes = 16 << 20, .size = 1};
+        weft_queue_config qc = {.slots = 64};
+        if (weft_open(&w, &c) || weft_queue_open(w, "fuzz", &qc, &q))
+            abort();
+        base_log_set("error");
+    }
+    /* a message: id (1), header length (1), payload length (2), header, payload */
+    while (size >= 4) {
+        uint32_t id = WEFT_HANDLERS + data[0] % 3;
+        size_t header = data[1] % (WEFT_HEADER_MAX + 1), payload = ((size_t)data[2] << 8 | data[3]) % (WEFT_PAYLOAD_MAX + 1);
+        data += 4, size -= 4;
+        if (header > size)
+            header = size;
+        if (payload > size - header)
+            payload = size - header;
+        uint8_t bytes[WEFT_HEADER_MAX];
+        memcpy(bytes, data, header);
+        /* Now and then a name that exists, or the lock would never be found. */
+        if (header >= 8 && data[0] % 2)
+            memcpy(bytes, &(uint64_t){weft_gaddr_make(0, 0, 65536 + (uint64_t)(data[0] / 2) * 8)}, 8);
+        if (id != FAB_HANDLER_MAP && fab_send(w, 0, id, bytes, header, data + header, payload, NULL))
+            abort();
+        data += header + payload, size -= header + payload;
+    }
+    if (weft_flush(w, 0, WEFT_DEFAULT))
+        abort();
+    while (weft_progress(w))
+        ;
+    /* It still works. */
+    weft_claim claim;
+    (void)weft_claim_tasks(q, &claim, 1, 0);
+    if (!weft_alive(w, 0))
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    if (data[0] & 1)
+        odd_messages(data + 1, size - 1);
+    else
+        scribbled_ring(data, size);
+    return 0;
+}
