@@ -240,7 +240,8 @@ def best_variant(variants, better):
 
 
 def ratio_of(ours, theirs):
-    return ours / theirs if theirs else None
+    """None where it would say nothing: a difference of two times can be zero or below."""
+    return ours / theirs if ours > 0 and theirs > 0 else None
 
 
 def judge(row, samples, peers, limits):
@@ -261,7 +262,7 @@ def judge(row, samples, peers, limits):
                             "theirs": [min(figures), max(figures)], "ratio": None}}
         if ours:
             entry["ratio"] = ratio_of(entry["ours"], entry["theirs"])
-            each = [ratio_of(a, b) for a, b in zip(ours[1], figures) if b]
+            each = [r for r in (ratio_of(a, b) for a, b in zip(ours[1], figures)) if r]
             entry["spread"]["ratio"] = [min(each), max(each)] if each else None
         found.append(entry)
     rivals = [e for e in found if (e["peer"] in row.against if row.against else not e["limit"])]
@@ -285,8 +286,7 @@ def number(x):
     if x is None:
         return "-"
     if x == 0 or 1e-3 <= abs(x) < 1e5:
-        digits = 4 if abs(x) < 1 else 3
-        text = f"{x:.{digits}g}"
+        text = f"{x:.3g}"
         return f"{x:.0f}" if "e" in text else text
     return f"{x:.3g}" if abs(x) < 1e-3 else f"{x / 1e6:.3g}M" if abs(x) >= 1e6 else f"{x / 1e3:.3g}k"
 

@@ -55,7 +55,8 @@ def rows(context):
         found.append(Row(f"cat {block} to null", f"cat, {block} pieces, to /dev/null", "MB/s", "higher", target))
         found.append(Row(f"cat {block} to file", f"cat, {block} pieces, to a file", "MB/s", "higher", target))
     found.append(Row("wc", "count lines, words, bytes", "MB/s", "higher"))
-    found.append(Row("piece", "a piece beyond its command's own start, one slot", "us", "lower"))
+    found.append(Row("piece", "a piece of `true`, one slot", "us", "lower"))
+    found.append(Row("beyond", "of that, beyond a bare vfork, exec and wait", "us", "lower"))
     found.append(Row("start", "one piece of `true`, whole command", "ms", "lower"))
     for block in BLOCKS:
         found.append(Row(f"own {block}", f"peak memory, cat, {block} pieces", "MB", "lower"))
@@ -66,6 +67,12 @@ def rows(context):
 def groups(context):
     return ([f"cat {b} to {to}" for b in BLOCKS for to in ("null", "file")] + ["wc", "piece"]
             + [f"memory {b}" for b in BLOCKS])
+
+
+def bare(context, scale):
+    """Microseconds for a vfork, exec and wait of `true`."""
+    word = f"spawn:0:{scaled(PIECES, scale, 50)}:20"
+    return values(run([context.program("bench_spawn"), word, "true"]), lambda line: 0)[0]
 
 
 def timed(argv, env=None, out=None, timeout=300):
@@ -80,6 +87,7 @@ def timed(argv, env=None, out=None, timeout=300):
 class Mapper(Side):
     """What ours and GNU parallel have in common: the same file, blocks and number of commands at once."""
     checked = False
+    pieces = PIECES
 
     def __init__(self, context):
         self.context = context
@@ -121,13 +129,14 @@ class Mapper(Side):
         return self.words(path, size)
 
     def piece(self, scale):
-        """The whole time of N pieces less that of one, by N - 1, less a bare vfork, exec and wait."""
-        count = scaled(PIECES, scale, 50)
+        """The whole time of N pieces less that of one, by N - 1; and less a bare start, measured next to it. That can
+        be below zero: the bare one starts the next only when the last has ended, on one core at a time."""
+        count = scaled(self.pieces, scale, 50)
         many, one = lines_file(count), lines_file(1)
         took = timed(self.true(many))
         alone = timed(self.true(one))
-        bare = values(run([self.context.program("bench_spawn"), f"spawn:0:{count}:20", "true"]), lambda line: 0)[0]
-        return {"piece": (took - alone) * 1e6 / (count - 1) - bare, "start": alone * 1e3}
+        each = (took - alone) * 1e6 / (count - 1)
+        return {"piece": each, "beyond": each - bare(self.context, scale), "start": alone * 1e3}
 
     def words(self, path, size):
         return {}
@@ -156,6 +165,7 @@ class Weft(Mapper):
 
 class Parallel(Mapper):
     peer = "GNU parallel"
+    pieces = PIECES // 10  # a job of its takes milliseconds
 
     def missing(self):
         if not shutil.which("parallel"):
@@ -175,8 +185,19 @@ class Parallel(Mapper):
     def true(self, path):
         return self.argv(1, str(len(LINE)), path, "true")
 
-    def piece(self, scale):
-        return super().piece(scale / 10)  # a job of its takes milliseconds
+class Bare(Side):
+    """The start of a command and nothing else."""
+    peer = "bare start"
+    limit = True
+
+    def __init__(self, context):
+        self.context = context
+
+    def missing(self):
+        return self.context.need(self.context.program("bench_spawn"))
+
+    def measure(self, group, scale):
+        return {"piece": bare(self.context, scale)} if group == "piece" else {}
 
 
 class Words(Side):
@@ -196,4 +217,4 @@ class Words(Side):
 
 
 def sides(context):
-    return [Weft(context), Parallel(context), Words("C"), Words("C.UTF-8")]
+    return [Weft(context), Parallel(context), Bare(context), Words("C"), Words("C.UTF-8")]
