@@ -78,9 +78,10 @@ def _pinned(core):
 
 
 def start(argv, core=None, env=None, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=None):
-    """Start a process in a session of its own, so that end() reaches what it started."""
+    """Start a process in a group of its own, so that end() reaches what it started. Not in a session of its own: Linux
+    schedules sessions against each other (autogroup), and a yield in one would not let the others run."""
     return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=cwd,
-                            env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=_pinned(core))
+                            env={**os.environ, **(env or {})}, process_group=0, preexec_fn=_pinned(core))
 
 
 def end(process):

@@ -9,7 +9,7 @@
 #include <sched.h>
 
 #define SLICE_NS          (10 * WEFT_MS)
-#define YIELDS            4u /* rounds of giving the processor away before sleeping, when nodes outnumber cores */
+#define YIELD_FOR         16 /* times the spin time: giving the processor away, when nodes outnumber cores */
 #define LOOKS_PER_CLOCK   32u
 
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
@@ -53,11 +53,15 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
     if (w->oversubscribed) {
-        for (unsigned i = 0; i < YIELDS && !done; i++) {
+        /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
+         * others come soon. */
+        int64_t start = base_now_ns(), now = start;
+        while (!done && now < deadline && now - start < YIELD_FOR * w->spin_ns) {
             fab_progress(w);
             done = ready(arg);
             if (!done)
                 sched_yield();
+            now = base_now_ns();
         }
     } else {
         int64_t start = base_now_ns(), now = start;
