@@ -52,7 +52,7 @@ struct cluster_settings {
     size_t secret_len;
     uint64_t pool_bytes;
     uint32_t pool_flags;
-    int64_t deadline_ns, join_timeout_ns, liveness_ns, spin_ns;
+    int64_t deadline_ns, join_timeout_ns, spin_ns;
     struct cluster_hostfile *hosts; /* NULL: none */
 };
 /* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */

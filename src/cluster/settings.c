@@ -21,7 +21,7 @@ enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, PATH, SECRET };
 /* Order of the rows in `weft config`. */
 enum id {
     RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, POOL, POOL_HUGE, POOL_LOCK, POOL_PREFAULT,
-    DEADLINE, JOIN_TIMEOUT, LIVENESS, SPIN, LOG, COUNT
+    DEADLINE, JOIN_TIMEOUT, SPIN, LOG, COUNT
 };
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
@@ -70,9 +70,6 @@ static const struct setting table[COUNT] = {
     [JOIN_TIMEOUT] = {.name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
                       .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                       .help = "how long a node waits for the others to come"},
-    [LIVENESS] = {.name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
-                  .min = 50 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
-                  .help = "a node silent for so long is dead, from 50ms"},
     [SPIN] = {.name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
     [LOG] = {.name = "log", .variable = "WEFT_LOG", .fallback = "warn", .kind = CHOICE,
@@ -443,9 +440,8 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         int64_t *out;
     } durations[] = {{DEADLINE, &out->deadline_ns},
                      {JOIN_TIMEOUT, &out->join_timeout_ns},
-                     {LIVENESS, &out->liveness_ns},
                      {SPIN, &out->spin_ns}};
-    for (int i = 0; rc == 0 && i < 4; i++)
+    for (int i = 0; rc == 0 && i < 3; i++)
         rc = read_duration(durations[i].id, &found[durations[i].id], durations[i].out);
     if (rc == 0 && found[TRANSPORT].text[0])
         rc = read_choice(TRANSPORT, &found[TRANSPORT]);

@@ -129,7 +129,7 @@ struct fab_handler {
 
 struct weft {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
-    int64_t deadline_ns, liveness_ns, spin_ns;
+    int64_t deadline_ns, spin_ns;
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
@@ -164,7 +164,7 @@ struct weft {
 /* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
-    int64_t deadline_ns, liveness_ns, spin_ns;
+    int64_t deadline_ns, spin_ns;
     const char *transport; /* NULL: choose */
     struct mem_options pool;
 };

@@ -40,7 +40,6 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->size = config->size;
     w->size_here = 1;
     w->deadline_ns = config->deadline_ns;
-    w->liveness_ns = config->liveness_ns;
     w->spin_ns = config->spin_ns;
     w->transports = all_transports;
     w->wake_fd[0] = w->wake_fd[1] = -1;

@@ -33,7 +33,6 @@ int weft_open(weft **out, const weft_config *config)
         .rank = s.rank,
         .size = s.size,
         .deadline_ns = s.deadline_ns,
-        .liveness_ns = s.liveness_ns,
         .spin_ns = s.spin_ns,
         .transport = s.transport,
         .pool = {.bytes = s.pool_bytes,

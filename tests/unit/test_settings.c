@@ -22,7 +22,7 @@ static char hosts[64], secret[64];
 static const char *const variables[] = {
     "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
     "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_JOIN_TIMEOUT",
-    "WEFT_LIVENESS", "WEFT_SPIN", "WEFT_LOG", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
+    "WEFT_SPIN", "WEFT_LOG", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
     "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
 
 static int setup(void **state)
@@ -74,7 +74,6 @@ static void alone_by_default(void **state)
     assert_int_equal(s.pool_flags, 0);
     assert_int_equal(s.deadline_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
-    assert_int_equal(s.liveness_ns, 2 * WEFT_SECOND);
     assert_int_equal(s.spin_ns, 20 * WEFT_US);
     cluster_settings_clear(&s);
     setenv("WEFT_POOL", "", 1); /* as good as not set */
@@ -99,7 +98,6 @@ static void option_environment_hostfile_default(void **state)
     assert_int_equal(s.deadline_ns, 4 * WEFT_SECOND);
     assert_int_equal(s.spin_ns, 0);
     assert_int_equal(s.pool_flags, 0);
-    assert_int_equal(s.liveness_ns, 2 * WEFT_SECOND);
     assert_non_null(s.hosts);
     cluster_settings_clear(&s);
 
@@ -127,7 +125,7 @@ static void option_environment_hostfile_default(void **state)
             assert_string_equal(rows[i].from, "environment WEFT_HOSTFILE");
         else if (strcmp(rows[i].name, "spin") == 0)
             assert_string_equal(rows[i].from, file);
-        else if (strcmp(rows[i].name, "liveness") == 0)
+        else if (strcmp(rows[i].name, "join_timeout") == 0)
             assert_string_equal(rows[i].from, "default");
     }
 }
@@ -228,7 +226,6 @@ static void names_the_wrong_one(void **state)
         {"WEFT_SIZE", "0", "WEFT_SIZE='0': expected a number from 1 to 1024"},
         {"WEFT_SIZE", "99999999999999999999", "WEFT_SIZE='99999999999999999999': expected a number from 1 to 1024"},
         {"WEFT_DEADLINE", "0", "WEFT_DEADLINE='0': expected a duration from 1ms to 1000h, as in 500ms or 2s"},
-        {"WEFT_LIVENESS", "1ms", "WEFT_LIVENESS='1ms': expected a duration from 50ms to 1h, as in 500ms or 2s"},
         {"WEFT_SPIN", "2s", "WEFT_SPIN='2s': expected a duration from 0 to 1s, as in 500ms or 2s"},
         {"WEFT_POOL_LOCK", "maybe", "WEFT_POOL_LOCK='maybe': expected 0, 1, yes, no, true or false"},
         {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected shm"},
