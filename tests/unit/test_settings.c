@@ -113,7 +113,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
-    assert_int_equal(n, 16);
+    assert_int_equal(n, 15);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {
@@ -125,7 +125,7 @@ static void option_environment_hostfile_default(void **state)
             assert_string_equal(rows[i].from, "environment WEFT_HOSTFILE");
         else if (strcmp(rows[i].name, "spin") == 0)
             assert_string_equal(rows[i].from, file);
-        else if (strcmp(rows[i].name, "join_timeout") == 0)
+        else if (strcmp(rows[i].name, "pool_huge") == 0)
             assert_string_equal(rows[i].from, "default");
     }
 }
