@@ -125,7 +125,7 @@ static void option_environment_hostfile_default(void **state)
             assert_string_equal(rows[i].from, "environment WEFT_HOSTFILE");
         else if (strcmp(rows[i].name, "spin") == 0)
             assert_string_equal(rows[i].from, file);
-        else if (strcmp(rows[i].name, "pool_huge") == 0)
+        else if (strcmp(rows[i].name, "join_timeout") == 0)
             assert_string_equal(rows[i].from, "default");
     }
 }
