@@ -51,18 +51,17 @@ void map_nodes_kill_groups(struct map_job *job, uint32_t node)
 /* The job that a signal ends. */
 static struct map_job *signalled;
 
-/* In a worker: the owner is gone, or wants this node to go. */
+/* In a worker. The owner's death has a signal of its own, for then all is over; SIGTERM means this node only. */
+#define OWNER_DIED SIGUSR1
+
 static void on_worker_signal(int sig)
 {
-    (void)sig;
     struct map_job *job = signalled;
-    atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
-    if (getppid() != job->owner_pid) {
-        for (uint32_t node = 0; node < job->nodes; node++)
+    if (sig == OWNER_DIED)
+        atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
+    for (uint32_t node = 0; node < job->nodes; node++)
+        if (sig == OWNER_DIED || node == job->rank)
             map_nodes_kill_groups(job, node);
-    } else {
-        map_nodes_kill_groups(job, job->rank);
-    }
     _exit(1);
 }
 
@@ -142,7 +141,7 @@ static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *a
     if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
-        kill(getpid(), SIGTERM); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
+        kill(getpid(), OWNER_DIED); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
 }
 
 int map_nodes_open(struct map_job *job)
@@ -156,6 +155,8 @@ int map_nodes_open(struct map_job *job)
     int rc = weft_open(&job->w, &config);
     if (rc)
         return rc;
+    if (!getenv("WEFT_LOG"))
+        base_log_set("error"); /* we say ourselves who died, in words of the job */
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
     if (!rc)
         rc = weft_on_change(job->w, on_member, job);
@@ -172,11 +173,12 @@ int map_nodes_open(struct map_job *job)
 static _Noreturn void node_main(struct map_job *job)
 {
 #if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    prctl(PR_SET_PDEATHSIG, OWNER_DIED);
 #endif
     if (getppid() != job->owner_pid)
         _exit(1);
     on_signal(SIGTERM, on_worker_signal);
+    on_signal(OWNER_DIED, on_worker_signal);
     /* The owner decides what these mean. */
     on_signal(SIGINT, SIG_IGN);
     on_signal(SIGHUP, SIG_IGN);
