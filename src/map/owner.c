@@ -437,8 +437,6 @@ static int run_job(struct owner *o)
 {
     struct map_job *job = o->job;
     int rc = map_nodes_start(job);
-    if (!rc)
-        rc = map_nodes_open(job);
     job->counts.open_ns = base_now_ns();
     if (!rc)
         rc = map_slots_start(job);

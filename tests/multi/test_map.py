@@ -195,9 +195,10 @@ class Map(unittest.TestCase):
                 self.check(other, "--block", str(block), Map.text, "--", *command)
 
     def test_unordered(self):
-        code, out, _ = run("--unordered", "--block", "100K", "--nodes", "3", Map.text, "--", "cat")
+        lines = self.path("lines", Map.bytes + b"\n")
+        code, out, _ = run("--unordered", "--block", "100K", "--nodes", "3", lines, "--", "cat")
         self.assertEqual(code, 0)
-        self.assertEqual(sorted(out.split(b"\n")), sorted(Map.bytes.split(b"\n")))
+        self.assertTrue(sorted(out.split(b"\n")) == sorted((Map.bytes + b"\n").split(b"\n")))
 
     def test_edges(self):
         self.check(b"", self.path("empty", b""), "--", "cat")
@@ -522,6 +523,19 @@ class Map(unittest.TestCase):
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 0, err)
         self.assertTrue(out == Map.bytes)
+
+    def test_node_killed_while_joining(self):
+        some = self.path("some", b"a\nb\n")
+        for _ in range(10):
+            p = start("--nodes", "4", "--block", "1", some, "--", "cat")
+            nodes = until("a node is there", lambda: nodes_of(p.pid) or p.poll() is not None)
+            if isinstance(nodes, list):
+                try:
+                    os.kill(rng.choice(nodes), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            out, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, out), (0, b"a\nb\n"), err)
 
     def test_nodes_killed_over_kernels_and_streams(self):
         expected = run("--kernel", "wc", Map.text)[1]
