@@ -30,6 +30,19 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * this thread (weft_error()) and returns the code. Callers pass the code on; base_context() puts words in front. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
+#if defined(__clang_analyzer__)
+/* An analyzer sees one file at a time: it must be told that these return the code they were given, and no success. */
+#define BASE_FAILURE(f, code, ...)                                                                           \
+    ({                                                                                                       \
+        int code_ = (code);                                                                                  \
+        (f)(code_, __VA_ARGS__);                                                                             \
+        if (code_ >= 0)                                                                                      \
+            __builtin_unreachable();                                                                         \
+        code_;                                                                                               \
+    })
+#define base_fail(code, ...) BASE_FAILURE(base_fail, code, __VA_ARGS__)
+#define base_context(code, ...) BASE_FAILURE(base_context, code, __VA_ARGS__)
+#endif
 const char *base_error(void);
 void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */

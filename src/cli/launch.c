@@ -61,13 +61,12 @@ struct launcher {
 static void say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3);
 static void say(struct launcher *s, const char *format, ...)
 {
-    char line[1024];
-    int n = snprintf(line, sizeof line, "%s: ", s->l->who);
+    char text[1024], line[1100];
     va_list args;
     va_start(args, format);
-    vsnprintf(line + n, sizeof line - (size_t)n - 1, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    strcat(line, "\n");
+    snprintf(line, sizeof line, "%s: %s\n", s->l->who, text);
     relay_say(&s->err, line, strlen(line));
     relay_write(&s->err);
 }

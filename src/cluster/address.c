@@ -94,12 +94,13 @@ static int lookup(const char *text, const struct address *a, int flags, struct a
 {
     struct addrinfo hints = {
         .ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    *list = NULL;
     int rc = getaddrinfo(a->name, a->port, &hints, list);
     if (rc == EAI_NONAME) {
         hints.ai_flags &= ~AI_NUMERICHOST;
         rc = getaddrinfo(a->name, a->port, &hints, list);
     }
-    if (rc == 0)
+    if (rc == 0 && *list)
         return 0;
     return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH, "address '%s': cannot resolve '%s': %s", text,
                      a->name, rc == EAI_SYSTEM ? base_strerror(errno) : gai_strerror(rc));
@@ -284,7 +285,7 @@ int cluster_connect(const char *address, int64_t deadline)
 {
     struct address a;
     struct sockaddr_un un;
-    struct addrinfo *list = NULL, local;
+    struct addrinfo *list = NULL, local = {0};
     int why = -ETIMEDOUT; /* the last answer that says more than that there was none */
     int fd = parse(address, &a);
     if (fd)
@@ -297,7 +298,7 @@ int cluster_connect(const char *address, int64_t deadline)
     }
     for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
         bool again = false;
-        for (struct addrinfo *i = list ? list : &local; i; i = i->ai_next) {
+        for (const struct addrinfo *i = a.local ? &local : list; i; i = i->ai_next) {
             fd = attempt(i->ai_addr, i->ai_addrlen, deadline);
             if (fd >= 0)
                 goto out;

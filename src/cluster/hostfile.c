@@ -471,7 +471,7 @@ static int expand_slots(struct reader *r)
     uint32_t nodes = 0;
     for (uint32_t i = 0; i < h->machines; i++)
         nodes += r->slots[i];
-    if (nodes == h->machines)
+    if (nodes <= h->machines) /* equal: no slots */
         return 0;
     if (nodes > WEFT_MAX_NODES)
         return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u slots", r->name,

@@ -99,12 +99,12 @@ static void take(struct found *f, const char *text, enum cluster_source source, 
 {
     f->text = text;
     f->source = source;
-    snprintf(f->from, sizeof f->from, "%s%s%s", where, what[0] ? " " : "", what);
+    snprintf(f->from, sizeof f->from, "%s%s%s", where, what ? " " : "", what ? what : "");
 }
 
 static void take_option(struct found *f, const char *text)
 {
-    take(f, text, CLUSTER_OPTION, "option", "");
+    take(f, text, CLUSTER_OPTION, "option", NULL);
 }
 
 static void take_number(struct found *f, long long value, const char *unit)
@@ -256,8 +256,9 @@ static int read_choice(enum id id, const struct found *f)
 {
     char what[96];
     size_t len = strlen(f->text);
-    for (const char *p = table[id].choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
-        if (strcspn(p, "|") == len && memcmp(p, f->text, len) == 0)
+    const char *p = table[id].choices;
+    for (size_t n; (n = strcspn(p, "|")) > 0; p += n + (p[n] == '|'))
+        if (n == len && memcmp(p, f->text, len) == 0)
             return 0;
     snprintf(what, sizeof what, "%s%s", strchr(table[id].choices, '|') ? "one of " : "", table[id].choices);
     return bad(id, f, what);
@@ -298,7 +299,7 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
     }
     close(fd);
     if (rc == 0) {
-        if (len && bytes[len - 1] == '\n')
+        if (len > 0 && bytes[len - 1] == '\n')
             len--;
         if (len == 0 || len > SECRET_MAX)
             rc = base_fail(-EINVAL, "%s='%s': expected a secret of 1 to %u bytes", who, path, SECRET_MAX);
@@ -423,7 +424,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         rc = read_place(out, found, is_node);
     for (int i = 0; i < COUNT; i++)
         if (!found[i].text)
-            take(&found[i], table[i].fallback, CLUSTER_DEFAULT, "default", "");
+            take(&found[i], table[i].fallback, CLUSTER_DEFAULT, "default", NULL);
 
     if (rc == 0)
         rc = read_secret(found, out);

@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     base_error_clear();
     int rc = cluster_hostfile_parse(&h, (const char *)data, size, "fuzz");
     if (rc) {
-        if (h || rc != -EINVAL || strncmp(base_error(), "fuzz:", 5))
+        if (h || rc != -EINVAL || strncmp(base_error(), "fuzz:", 5) != 0)
             abort();
         return 0;
     }

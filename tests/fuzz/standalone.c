@@ -6,6 +6,7 @@
  * Usage: fuzz_NAME [-mutations N] DIRECTORY...
  */
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,14 +39,10 @@ static uint32_t any(size_t below)
 /* Leaves what failed in a file, as libFuzzer does. */
 static void on_crash(int sig)
 {
-    FILE *f = fopen("crash-input", "w");
-    if (f) {
-        fwrite(now.bytes, 1, now.len, f);
-        fclose(f);
-    }
     static const char note[] = "the input that failed is in ./crash-input\n";
-    ssize_t n = write(STDERR_FILENO, note, sizeof note - 1);
-    (void)n;
+    int fd = open("crash-input", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd >= 0 && write(fd, now.bytes, now.len) == (ssize_t)now.len && write(STDERR_FILENO, note, sizeof note - 1) > 0)
+        close(fd);
     signal(sig, SIG_DFL);
     raise(sig);
 }

@@ -44,7 +44,7 @@ static void knows_a_well_formed_address(void **state)
     memset(longest + 6, 'x', 200);
     assert_int_equal(cluster_address_check(longest), -EINVAL);
     memset(longest, 'h', 300);
-    strcpy(longest + 300, ":1");
+    memcpy(longest + 300, ":1", 3);
     assert_int_equal(cluster_address_check(longest), -EINVAL);
 }
 
