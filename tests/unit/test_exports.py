@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The shared library exports the functions of the public headers, and nothing else.
+
+Usage: test_exports.py LIBRARY INCLUDE-DIRECTORY
+"""
+import glob
+import os
+import re
+import subprocess
+import sys
+
+library, include = sys.argv[1:3]
+darwin = sys.platform == "darwin"
+command = ["nm", "-gU", library] if darwin else ["nm", "-D", "--defined-only", library]
+lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+exported = {line.split()[-1].split("@")[0].removeprefix("_" if darwin else "") for line in lines if line.strip()}
+# Names that begin with an underscore are the toolchain's (sanitizers and coverage add some); ours never do.
+exported = {name for name in exported if not name.startswith("_")}
+
+declared = set()
+for path in glob.glob(os.path.join(include, "**", "*.h"), recursive=True):
+    with open(path, encoding="utf-8") as f:
+        declared |= {re.search(r"(\w+)\(", line)[1] for line in f if line.startswith("WEFT_API ")}
+
+for name in sorted(exported - declared):
+    print(f"exported, but in no public header: {name}")
+for name in sorted(declared - exported):
+    print(f"in a public header, but not exported: {name}")
+print(f"{len(exported)} exported, {len(declared)} declared")
+sys.exit(exported != declared or not declared or any(not n.startswith("weft_") for n in exported))

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The manual agrees with the headers and with the command.
+
+Usage: test_man.py PATH-OF-WEFT SOURCE-ROOT
+"""
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+WEFT, ROOT = (os.path.abspath(a) for a in sys.argv[1:3])
+MAN = os.path.join(ROOT, "man")
+
+
+def read(*path):
+    with open(os.path.join(*path), encoding="utf-8") as f:
+        return f.read()
+
+
+def output(*args):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}
+    return subprocess.run([WEFT, *args], stdout=subprocess.PIPE, text=True, check=True, timeout=60, env=env).stdout
+
+
+def macros(page):
+    """The lines of a page, without comments."""
+    return [line for line in read(MAN, page).splitlines() if not line.startswith('.\\"')]
+
+
+class Functions(unittest.TestCase):
+    def setUp(self):
+        self.named, self.shown = {}, {}
+        for path in glob.glob(os.path.join(MAN, "*.3")):
+            page = os.path.basename(path)
+            names, _, rest = "\n".join(macros(page)).partition(".Sh SYNOPSIS")
+            for name in re.findall(r"^\.Nm (\w+)", names, re.M):
+                self.named[name] = page
+            for name in re.findall(r"^\.F[no] (weft_\w+)", rest.partition(".Sh DESCRIPTION")[0], re.M):
+                self.shown[name] = page
+        self.declared = set()
+        for path in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
+            for line in read(path).splitlines():
+                if line.startswith(("WEFT_API ", "static inline ")):
+                    self.declared.add(re.search(r"(\w+)\(", line)[1])
+
+    def test_every_function_has_a_page(self):
+        self.assertGreater(len(self.declared), 40)
+        self.assertEqual(self.declared - set(self.named), set())
+
+    def test_every_function_on_a_page_exists(self):
+        self.assertEqual(set(self.named) - self.declared, set())
+
+    def test_synopsis_shows_what_the_name_section_names(self):
+        self.assertEqual(self.named, self.shown)
+
+    def test_synopsis_has_the_parameters_of_the_header(self):
+        """Types and names of every parameter, as in the header."""
+        text = "\n".join(read(p) for p in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")))
+        for name, page in self.shown.items():
+            m = re.search(r"^(?:WEFT_API|static inline) [^;{(]*?\b" + name + r"\(([^)]*)\)", text, re.M)
+            wanted = [" ".join(a.split()) for a in m[1].split(",")]
+            lines = read(MAN, page)
+            one = re.search(r"^\.Fn " + name + r"\b(.*)$", lines, re.M)
+            many = re.search(r"^\.Fo " + name + r"\n(.*?)\.Fc$", lines, re.M | re.S)
+            got = re.findall(r'"([^"]*)"', many[1] if many else one[1]) or one[1].split()
+            self.assertEqual(got, wanted, f"{name} in {page}")
+
+
+class Command(unittest.TestCase):
+    def subcommands(self):
+        names = re.search(r"^Commands:\n((?:  .*\n)+)", output("--help"), re.M)[1]
+        return [line.split()[0] for line in names.splitlines()]
+
+    def test_every_subcommand_is_on_the_command_s_page(self):
+        self.assertGreaterEqual(len(self.subcommands()), 3)
+        for name in self.subcommands():
+            self.assertIn(f".It Cm {name}", macros("weft.1"))
+
+    def test_every_option_is_on_its_page(self):
+        for sub in self.subcommands():
+            page = "\n".join(macros(f"weft-{sub}.1"))
+            documented = set(re.findall(r"Fl (-?[\w-]+)", page))
+            options = set()
+            for line in output(sub, "--help").splitlines():
+                # a line that begins with an option tells of it, and of those named again in its text
+                if re.match(r" +-", line):
+                    options |= set(re.findall(r"(?<![\w-])-(-?[a-z][a-z-]*)", line))
+            self.assertTrue(options)
+            self.assertEqual(options - documented, set(), f"weft-{sub}.1")
+
+    def test_every_variable_is_on_the_command_s_page(self):
+        wanted = {row["variable"] for row in json.loads(output("config", "--json"))}
+        documented = {m[1] for line in macros("weft.1") if (m := re.match(r"\.It Ev (WEFT_\w+)", line))}
+        self.assertEqual(documented, wanted)
+
+    def test_the_defaults_are_right(self):
+        text = " ".join(macros("weft.1"))
+        for row in json.loads(output("config", "--json")):
+            m = re.search(r"\.It Ev " + row["variable"] + r" (.*?)(?=\.It Ev|\.El)", text)
+            said = re.search(r"The default is (?:\.Ql )?(\w+)", m[1])
+            if said:
+                self.assertEqual(said[1], row["default"], row["variable"])
+
+    def test_variables_elsewhere_exist(self):
+        wanted = {row["variable"] for row in json.loads(output("config", "--json"))}
+        for path in glob.glob(os.path.join(MAN, "*.[137]")):
+            for name in re.findall(r"Ev (WEFT_\w+)", read(path)):
+                self.assertIn(name, wanted | {"WEFT_"}, path)
+
+
+class Format(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("mandoc"), "mandoc is not installed")
+    def test_mandoc_finds_nothing(self):
+        pages = sorted(glob.glob(os.path.join(MAN, "*.[137]")))
+        p = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *pages], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertEqual(p.stdout, "")
+
+    def test_references_lead_somewhere(self):
+        pages = {os.path.basename(p) for p in glob.glob(os.path.join(MAN, "*.[137]"))}
+        functions = {n for p in pages for n in re.findall(r"^\.Nm (weft_\w+)", read(MAN, p), re.M)}
+        for page in sorted(pages):
+            for name, section in re.findall(r"\bXr (weft\S*) (\d)", read(MAN, page)):
+                known = f"{name}.{section}" in pages or (section == "3" and name in functions)
+                self.assertTrue(known, f"{page} refers to {name}({section})")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
