@@ -76,13 +76,13 @@ struct map_board {
     _Atomic uint32_t ending;                                 /* no command may start any more */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
     _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
+    char errors[MAP_NODES_MAX][256];                         /* why a node could not start; read after its end */
     struct map_line lines[];                                 /* [nodes * slots] */
 };
 int map_board_create(struct map_job *job);
 void map_board_destroy(struct map_job *job);
-/* Start the nodes 1..; returns 0 in the owner; does not return in a node. */
+/* Start the other nodes, and join them; in the owner. */
 int map_nodes_start(struct map_job *job);
-int map_nodes_open(struct map_job *job); /* weft_open() and the queue, in any node */
 /* Has a node ended? Its commands are killed; says so on stderr unless the job is over. */
 void map_nodes_check(struct map_job *job);
 void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */

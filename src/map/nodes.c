@@ -51,18 +51,17 @@ void map_nodes_kill_groups(struct map_job *job, uint32_t node)
 /* The job that a signal ends. */
 static struct map_job *signalled;
 
-/* In a worker: the owner is gone, or wants this node to go. */
+/* In a worker. The owner's death has a signal of its own, for then all is over; SIGTERM means this node only. */
+#define OWNER_DIED SIGUSR1
+
 static void on_worker_signal(int sig)
 {
-    (void)sig;
     struct map_job *job = signalled;
-    atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
-    if (getppid() != job->owner_pid) {
-        for (uint32_t node = 0; node < job->nodes; node++)
+    if (sig == OWNER_DIED)
+        atomic_store_explicit(&job->board->ending, 1, memory_order_seq_cst);
+    for (uint32_t node = 0; node < job->nodes; node++)
+        if (sig == OWNER_DIED || node == job->rank)
             map_nodes_kill_groups(job, node);
-    } else {
-        map_nodes_kill_groups(job, job->rank);
-    }
     _exit(1);
 }
 
@@ -142,20 +141,23 @@ static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *a
     if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
-        kill(getpid(), SIGTERM); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
+        kill(getpid(), OWNER_DIED); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
 }
 
-int map_nodes_open(struct map_job *job)
+/* weft_open() and the queue, in any node. */
+static int open_node(struct map_job *job, int64_t timeout_ns)
 {
     weft_config config = {.coord = job->coord,
                           .secret = job->coord,
                           .rank = job->rank,
                           .size = job->nodes,
                           .pool_bytes = job->pool_bytes,
-                          .join_timeout_ns = 20 * WEFT_SECOND};
+                          .join_timeout_ns = timeout_ns};
     int rc = weft_open(&job->w, &config);
     if (rc)
         return rc;
+    if (!getenv("WEFT_LOG"))
+        base_log_set("error"); /* we say ourselves who died, in words of the job */
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
     if (!rc)
         rc = weft_on_change(job->w, on_member, job);
@@ -169,14 +171,15 @@ int map_nodes_open(struct map_job *job)
     return rc;
 }
 
-static _Noreturn void node_main(struct map_job *job)
+static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
 {
 #if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    prctl(PR_SET_PDEATHSIG, OWNER_DIED);
 #endif
     if (getppid() != job->owner_pid)
         _exit(1);
     on_signal(SIGTERM, on_worker_signal);
+    on_signal(OWNER_DIED, on_worker_signal);
     /* The owner decides what these mean. */
     on_signal(SIGINT, SIG_IGN);
     on_signal(SIGHUP, SIG_IGN);
@@ -197,11 +200,11 @@ static _Noreturn void node_main(struct map_job *job)
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
 
-    int rc = map_nodes_open(job);
+    int rc = open_node(job, timeout_ns);
     if (!rc)
         rc = map_slots_start(job);
     if (rc) {
-        map_say(job, "node %u: %s", job->rank, weft_error());
+        snprintf(job->board->errors[job->rank], sizeof job->board->errors[0], "%s", weft_error());
         _exit(1);
     }
     map_slots_join(job);
@@ -210,15 +213,9 @@ static _Noreturn void node_main(struct map_job *job)
     _exit(0);
 }
 
-int map_nodes_start(struct map_job *job)
+/* What the owner does with signals, and what is set once. */
+static void prepare_owner(struct map_job *job)
 {
-    uint64_t random[2];
-    int rc = base_random(random, sizeof random);
-    if (rc)
-        return rc;
-    /* The name cannot be guessed, and is the secret as well. */
-    snprintf(job->coord, sizeof job->coord, "unix:@weft-map-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
     job->owner_pid = getpid();
     signalled = job;
 #if defined(__linux__)
@@ -227,18 +224,29 @@ int map_nodes_start(struct map_job *job)
 #endif
     on_signal(SIGPIPE, SIG_IGN);
     on_signal(SIGXFSZ, SIG_IGN);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     on_signal(SIGTERM, on_owner_signal);
     on_signal_unless_ignored(SIGINT, on_owner_signal);
     on_signal_unless_ignored(SIGHUP, on_owner_signal);
-    fflush(NULL);
+}
+
+static int fork_nodes(struct map_job *job, int64_t timeout_ns)
+{
+    uint64_t random[2];
+    int rc = base_random(random, sizeof random);
+    if (rc)
+        return rc;
+    /* The name cannot be guessed, and is the secret as well. */
+    snprintf(job->coord, sizeof job->coord, "unix:@weft-map-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+    memset(job->board->errors, 0, sizeof job->board->errors);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours runs in a node */
     for (uint32_t node = 1; !rc && node < job->nodes; node++) {
         pid_t pid = fork();
         if (pid == 0) {
             job->rank = node;
-            node_main(job);
+            node_main(job, timeout_ns);
         }
         if (pid < 0)
             rc = base_fail(-errno, "cannot start node %u: %s", node, base_strerror(errno));
@@ -246,6 +254,48 @@ int map_nodes_start(struct map_job *job)
             atomic_store_explicit(&job->board->pids[node], pid, memory_order_relaxed);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+/* The joining has failed: end all nodes. True when one of them was killed, which a new try may not meet. */
+static bool stop_nodes(struct map_job *job)
+{
+    bool killed = false;
+    for (uint32_t node = 1; node < job->nodes; node++) {
+        int32_t pid = atomic_exchange_explicit(&job->board->pids[node], 0, memory_order_relaxed);
+        int status;
+        if (pid <= 0)
+            continue;
+        if (waitpid(pid, &status, WNOHANG) == pid) {
+            killed = killed || WIFSIGNALED(status);
+        } else {
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+        }
+    }
+    return killed;
+}
+
+int map_nodes_start(struct map_job *job)
+{
+    /* A node that is killed while all join makes the joining fail, at the latest at its deadline; nothing is lost
+     * then but time. The deadline grows, for a machine that is very busy. */
+    static const int64_t timeouts[] = {2 * WEFT_SECOND, 6 * WEFT_SECOND, 30 * WEFT_SECOND};
+    prepare_owner(job);
+    fflush(NULL);
+    int rc = 0;
+    for (size_t i = 0; i < sizeof timeouts / sizeof timeouts[0]; i++) {
+        rc = fork_nodes(job, timeouts[i]);
+        if (!rc)
+            rc = open_node(job, timeouts[i]);
+        if (!rc)
+            return 0;
+        if (!stop_nodes(job) && rc != -ETIMEDOUT)
+            break;
+    }
+    for (uint32_t node = 1; node < job->nodes; node++)
+        if (job->board->errors[node][0])
+            return base_fail(rc, "node %u: %s", node, job->board->errors[node]);
     return rc;
 }
 

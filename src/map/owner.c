@@ -408,7 +408,7 @@ static int main_loop(struct owner *o, int *status)
             if (n == -ETIMEDOUT)
                 n = weft_reap(job->queue, done, REAP_MAX, TICK_NS);
         }
-        if (n == -ENOENT && wait_for_feeder(job))
+        if (n == -ENOENT && wait_for_feeder(job) && !job->feed_error)
             return 0;
         if (n < 0 && n != -ENOENT && n != -ETIMEDOUT)
             return n;
@@ -437,8 +437,6 @@ static int run_job(struct owner *o)
 {
     struct map_job *job = o->job;
     int rc = map_nodes_start(job);
-    if (!rc)
-        rc = map_nodes_open(job);
     job->counts.open_ns = base_now_ns();
     if (!rc)
         rc = map_slots_start(job);

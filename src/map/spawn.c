@@ -16,7 +16,7 @@
 extern char **environ;
 
 /* What this program changes for itself and commands must not inherit. */
-static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ};
+static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ, SIGUSR1};
 #define CHANGED (sizeof changed_signals / sizeof changed_signals[0])
 static struct sigaction original[CHANGED];
 static sigset_t original_mask;

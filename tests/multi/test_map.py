@@ -1,0 +1,659 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft map: the output is the input's, in order, whatever is killed, fails or fills up; and nothing stays behind.
+
+Usage: test_map.py PATH-OF-WEFT [TEST...]
+WEFT_TEST_LONG=1: the same on a text of 200 MB and one of 5 GB (needs 15 GB of disk and some minutes).
+"""
+import collections
+import hashlib
+import json
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
+LONG = os.environ.get("WEFT_TEST_LONG", "") not in ("", "0")
+LIMIT = 600 if LONG else 120  # seconds until a wait that should have ended is called a failure
+MARK = f"weft-map-test-{os.getpid()}"
+SIZE = 200_000_000 if LONG else 6_000_000
+PARALLEL = shutil.which("parallel")
+seed = int(os.environ.get("WEFT_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+rng = random.Random(seed)
+
+
+def make_text(path, size):
+    """Lines of words; the same text repeated, after the first two megabytes."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    r = random.Random(7)
+    words = ["".join(r.choice(letters) for _ in range(r.randint(1, 10))) for _ in range(3000)]
+    base, n = [], 0
+    while n < 2_000_000:
+        line = " ".join(r.choice(words) for _ in range(r.randint(0, 14))) + "\n"
+        base.append(line)
+        n += len(line)
+    data = "".join(base).encode()
+    with open(path, "wb") as f:
+        while f.tell() < size:
+            f.write(data)
+        f.write(b"the last line has no end")
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def digest(path):
+    h = hashlib.blake2b()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 20):
+            h.update(block)
+    return h.hexdigest()
+
+
+def environment(**more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
+    env.update({"WEFT_TEST_MARK": MARK, "TMPDIR": Map.tmp, "LC_ALL": "C"})
+    env.update(more)
+    return env
+
+
+def start(*args, **kw):
+    kw.setdefault("stdin", subprocess.DEVNULL)
+    kw.setdefault("stdout", subprocess.PIPE)
+    kw.setdefault("stderr", subprocess.PIPE)
+    kw.setdefault("env", environment())
+    return subprocess.Popen([WEFT, "map", *args], **kw)
+
+
+def run(*args, **kw):
+    data = kw.pop("input", None)
+    p = start(*args, **({"stdin": subprocess.PIPE} if data is not None else {}), **kw)
+    out, err = p.communicate(data, timeout=LIMIT)
+    return p.returncode, out, err.decode(errors="replace") if err is not None else ""
+
+
+def theirs(path, *command):
+    """What another program makes of a file."""
+    with open(path, "rb") as f:
+        return subprocess.run(command, stdin=f, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}).stdout
+
+
+def until(what, condition, limit=LIMIT):
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.005)
+    raise AssertionError("waited in vain until " + what)
+
+
+def marked():
+    """Processes started by a job of these tests, this one's own children apart from jobs included."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if MARK.encode() not in f.read():
+                    continue
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rsplit(")", 1)[1].split()[0] in "ZX":
+                    continue
+            found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def nodes_of(owner):
+    """The other nodes of a job: children of the owner that are still the same program."""
+    try:
+        exe = os.readlink(f"/proc/{owner}/exe")
+        children = []
+        for task in os.listdir(f"/proc/{owner}/task"):
+            with open(f"/proc/{owner}/task/{task}/children") as f:
+                children += map(int, f.read().split())
+    except OSError:
+        return []
+    nodes = []
+    for pid in children:
+        try:
+            if os.readlink(f"/proc/{pid}/exe") == exe:
+                nodes.append(pid)
+        except OSError:
+            pass
+    return nodes
+
+
+class Map(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        Map.dir = tempfile.mkdtemp(prefix="weft-map-")
+        Map.tmp = os.path.join(Map.dir, "tmp")
+        os.mkdir(Map.tmp)
+        Map.text = os.path.join(Map.dir, "text")
+        make_text(Map.text, SIZE)
+        Map.bytes = read(Map.text)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(Map.dir)
+
+    def tearDown(self):
+        try:
+            until("no process of the job is left", lambda: not marked(), 10)
+        except AssertionError:
+            left = [read(f"/proc/{p}/cmdline") for p in marked()]
+            for pid in marked():
+                os.kill(pid, signal.SIGKILL)
+            self.fail(f"left behind: {left}")
+        self.assertEqual(os.listdir(Map.tmp), [], "temporary files are left behind")
+        self.assertEqual([n for n in os.listdir(Map.dir) if "weft-" in n], [], "half an output is left behind")
+
+    def path(self, name, data=None):
+        path = os.path.join(Map.dir, name)
+        if data is not None:
+            with open(path, "wb") as f:
+                f.write(data)
+            self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
+        return path
+
+    def check(self, expected, *args, **kw):
+        code, out, err = run(*args, **kw)
+        self.assertEqual(code, 0, err)
+        if out != expected:
+            n = next((i for i, (a, b) in enumerate(zip(out, expected)) if a != b), min(len(out), len(expected)))
+            self.fail(f"{len(out)} bytes, {len(expected)} expected; they differ from byte {n} on. {err}")
+        return err
+
+    # --- what comes out ---
+
+    def test_cat_is_the_input(self):
+        for block in ("64K", "1M", "1G"):
+            self.check(Map.bytes, "--block", block, Map.text, "--", "cat")
+        self.check(Map.bytes, "--exact", "--block", "100001", "--nodes", "4", "--slots", "3", Map.text, "--", "cat")
+        self.check(Map.bytes * 2, "--block", "300K", Map.text, Map.text, "--", "cat")
+
+    @unittest.skipUnless(PARALLEL, "GNU parallel is not installed")
+    def test_like_gnu_parallel(self):
+        for block in (200_000, 1_000_000):
+            for command in (["wc"], ["sort"], ["tr", "a-z", "A-Z"], ["grep", "-c", "ab"], ["head", "-n3"], ["md5sum"],
+                            ["gzip", "-nc1"]):
+                other = subprocess.run([PARALLEL, "--will-cite", "--pipepart", "--keep-order", "--block", str(block), "-j2",
+                                         "-a", Map.text, *command], stdout=subprocess.PIPE, check=True,
+                                        env={**os.environ, "LC_ALL": "C"}).stdout
+                self.check(other, "--block", str(block), Map.text, "--", *command)
+
+    def test_unordered(self):
+        lines = self.path("lines", Map.bytes + b"\n")
+        code, out, _ = run("--unordered", "--block", "100K", "--nodes", "3", lines, "--", "cat")
+        self.assertEqual(code, 0)
+        self.assertTrue(sorted(out.split(b"\n")) == sorted((Map.bytes + b"\n").split(b"\n")))
+
+    def test_edges(self):
+        self.check(b"", self.path("empty", b""), "--", "cat")
+        self.check(b"", self.path("empty", b""), "--", "echo", "never")
+        self.check(b"x", self.path("one", b"x"), "--", "cat")
+        self.check(b"\n\n\n", "--block", "1", self.path("lines", b"\n\n\n"), "--", "cat")
+        for n in range(1, 12):
+            self.check(b"ab\ncdefg\n\nh", "--block", str(n), self.path("few", b"ab\ncdefg\n\nh"), "--", "cat")
+        # /proc says that its files are empty.
+        self.check(read("/proc/version"), "/proc/version", "--", "cat")
+
+    def test_long_lines(self):
+        data = b"".join(b"x" * rng.randrange(300_000) + b"\n" for _ in range(30)) + b"y" * 100_000
+        path = self.path("long", data)
+        self.check(data, "--block", "10K", path, "--", "cat")
+        self.check(data, "--block", "10K", "-", "--", "cat", input=data)
+        self.check(b"1\n" * 30 + b"0\n", "--block", "1", path, "--", "wc", "-l")
+
+    def test_separators(self):
+        for separator, given in ((b"END", "END"), (b"\0", "\\0"), (b"\r\n", "\\r\\n"), (b"aab", "aab")):
+            parts = [b"a" * rng.randrange(2000) + b"\n" * rng.randrange(3) + separator for _ in range(400)]
+            data = b"".join(parts) + b"rest"
+            path = self.path("separated", data)
+            for block in ("1", "777", "70K"):
+                self.check(data, "--separator", given, "--block", block, path, "--", "cat")
+                self.check(data, "--separator", given, "--block", block, "-", "--", "cat", input=data)
+            code, out, _ = run("--separator", given, "--block", "5000", path, "--", "tail", "-c", str(len(separator)))
+            pieces = len(out) // len(separator)
+            self.assertEqual(code, 0)
+            self.assertTrue(out.startswith(separator * (pieces - 1)), out[:100])
+
+    def test_streams(self):
+        self.check(Map.bytes, "--block", "333K", "-", "--", "cat", input=Map.bytes)
+        self.check(Map.bytes, "--exact", "--block", "333333", "-", "--", "cat", input=Map.bytes)
+        self.check(b"", "-", "--", "cat", input=b"")
+        with open(Map.text, "rb") as f:  # a file as standard input, from where it stands
+            f.seek(1000)
+            os.lseek(f.fileno(), 1000, os.SEEK_SET)
+            self.check(Map.bytes[1000:], "--block", "400K", "-", "--", "cat", stdin=f)
+        fifo = os.path.join(Map.dir, "fifo")
+        os.mkfifo(fifo)
+        self.addCleanup(os.unlink, fifo)
+        writer = subprocess.Popen(["cp", Map.text, fifo])
+        self.check(Map.bytes + b"a\n", fifo, self.path("a", b"a\n"), "--", "cat")
+        writer.wait()
+
+    def test_slow_stream(self):
+        p = start("--block", "10", "-", "--", "cat", stdin=subprocess.PIPE)
+        for i in range(5):
+            p.stdin.write(b"line %d of five\n" % i)
+            p.stdin.flush()
+            time.sleep(0.02)
+        out, _ = p.communicate(timeout=LIMIT)
+        self.assertEqual(out, b"".join(b"line %d of five\n" % i for i in range(5)))
+
+    def test_larger_than_memory(self):
+        """Pieces and outputs that do not fit in the pools go through the disk."""
+        small = ["--memory", "10M", "--nodes", "2", "--slots", "1"]
+        data = Map.bytes[:6_000_000] * 4
+        path = self.path("large", data)
+        self.check(data, *small, "--block", "8M", path, "--", "cat")
+        self.check(data, *small, "--block", "8M", "-", "--", "cat", input=data)
+        self.check(data, *small, "--block", "1G", "-", "--", "cat", input=data)
+        self.check(data, *small, "--block", "100K", "-", "--", "cat", input=data)
+        self.check(data, *small, "--exact", "--block", "7000001", "-", "--", "cat", input=data)
+        # Outputs wait for the first piece, and are far more than there is memory.
+        err = self.check(data, *small, "--json", "--block", "300K", path, "--", "sh", "-c",
+                         "if [ {#} = 1 ]; then sleep 0.5; fi; cat")
+        self.assertGreater(json.loads(err)["spilled_bytes"], 1_000_000)
+        expected = run("--kernel", "wc", path)[1]
+        self.check(expected, *small, "--kernel", "wc", "--block", "1G", path)
+        self.check(expected, *small, "--kernel", "wc", "--block", "1G", "-", input=data)
+        self.check(data, *small, "--block", "1G", "--separator", "no such text", "-", "--", "cat", input=data)
+
+    def test_no_room_for_temporary_files(self):
+        code, out, err = run("--memory", "10M", "--nodes", "2", "--slots", "1", "--block", "1G", "-", "--", "cat",
+                             input=Map.bytes, env=environment(TMPDIR="/nowhere"))
+        self.assertEqual(code, 1)
+        self.assertIn("cannot make a temporary file in /nowhere", err)
+        self.assertIn("TMPDIR", err)
+
+    # --- kernels ---
+
+    def test_kernels(self):
+        lines, words = Map.bytes.count(b"\n"), len(Map.bytes.split())
+        expected = b"%7d %7d %7d\n" % (lines, words, len(Map.bytes))
+        for more in (["--block", "1G"], ["--block", "100K", "--nodes", "4"], ["--exact", "--block", "65537"]):
+            self.check(expected, "--kernel", "wc", *more, Map.text)
+        self.check(expected, "--kernel", "wc", "-", "--block", "77K", input=Map.bytes)
+        self.assertEqual(theirs(Map.text, "wc").split(), expected.split())
+        both = self.path("both", b"word")
+        self.check(b"%7d %7d %7d\n" % (0, 2, 8), "--kernel", "wc", both, both)
+        self.check(b"%7d %7d %7d\n" % (0, 0, 0), "--kernel", "wc", self.path("empty", b""))
+
+        counts = collections.Counter(Map.bytes)
+        self.check(b"".join(b"%d %d\n" % (b, counts[b]) for b in sorted(counts)), "--kernel", "histogram",
+                   "--block", "300K", Map.text)
+        self.check(theirs(Map.text, "grep", "-F", "abc"), "--kernel", "grep:abc", "--block", "100K", Map.text)
+        self.check(theirs(Map.text, "grep", "-F", "e"), "--kernel", "grep:e", "--memory", "10M", Map.text)
+        code, out, _ = run("--kernel", "xxh64", "--block", "500K", "--exact", Map.text)
+        rows = [line.split() for line in out.decode().splitlines()]
+        self.assertEqual(sum(int(r[1]) for r in rows), len(Map.bytes))
+        self.assertEqual([int(r[0]) for r in rows], list(range(0, len(Map.bytes), 500 << 10)))
+
+    # --- failures ---
+
+    def test_a_failing_piece(self):
+        code, out, err = run("--block", "500K", "--retries", "1", Map.text, "--", "sh", "-c",
+                             'if [ {#} = 3 ]; then echo partly; echo "no luck" >&2; echo "at all" >&2; exit 3; fi; cat')
+        self.assertEqual(code, 1)
+        m = re.search(r"weft map: piece 3, bytes (\d+)-(\d+) of (\S+): 'sh -c .*' exited 3 \(2 attempts\)\n"
+                      r"    no luck\n    at all\n", err)
+        self.assertTrue(m, err)
+        a, b = int(m[1]), int(m[2]) + 1
+        self.assertEqual(m[3], Map.text)
+        self.assertTrue(out == Map.bytes[:a] + Map.bytes[b:])
+        self.assertRegex(err, r"weft map: 1 of \d+ pieces failed")
+
+    def test_a_piece_that_works_the_second_time(self):
+        once = os.path.join(Map.dir, "once")
+        err = self.check(Map.bytes, "--json", "--block", "500K", Map.text, "--", "sh", "-c",
+                         f"if [ {{#}} = 2 ] && mkdir {once} 2>/dev/null; then head -c 1000; kill -SEGV $$; fi; cat")
+        os.rmdir(once)
+        stats = json.loads(err)
+        self.assertEqual((stats["retried"], stats["failed"]), (1, 0))
+
+    def test_signals_and_time(self):
+        some = self.path("some", b"a\nb\n")
+        code, out, err = run("--retries", "0", some, "--", "sh", "-c", "kill -SEGV $$")
+        self.assertEqual((code, out), (1, b""))
+        self.assertIn("was killed by SIGSEGV", err)
+        code, out, err = run("--retries", "0", "--timeout", "100ms", some, "--", "sh", "-c", "echo a; sleep 100; echo b")
+        self.assertEqual((code, out), (1, b""))
+        self.assertIn("timed out after 0.1 s", err)
+
+    def test_stderr_of_commands(self):
+        code, out, err = run("--block", "1M", Map.text, "--", "sh", "-c", "echo note {#} >&2; cat")
+        self.assertEqual(code, 0)
+        self.assertEqual(err, "".join(f"note {i + 1}\n" for i in range(err.count("\n"))))
+        code, out, err = run(self.path("some", b"a\n"), "--", "sh", "-c", "seq 100000 >&2")
+        self.assertTrue(err.startswith("1\n2\n") and err.endswith("99999\n100000\n"))
+        self.assertIn("bytes left out", err)
+        self.assertLess(len(err), 70000)
+
+    def test_a_command_that_does_not_read(self):
+        self.check(b"x\n", self.path("all", Map.bytes), "--block", "1G", "--", "echo", "x")
+        self.check(b"x\n", self.path("all", Map.bytes), "--block", "1G", "--", "sh", "-c", "exec <&-; sleep 0.05; echo x")
+
+    def test_what_a_command_leaves_running(self):
+        began = time.monotonic()
+        self.check(b"x\n", self.path("some", b"a\n"), "--", "sh", "-c", "sleep 1000 & echo x")
+        self.assertLess(time.monotonic() - began, LIMIT / 2)
+
+    def test_bad_commands(self):
+        some = self.path("some", b"a\nb\n")
+        script = self.path("script", b"echo from the shell\n")
+        os.chmod(script, 0o755)
+        self.check(b"from the shell\n", some, "--", script)
+        for code, word, args in (
+                (127, "there is no command 'no-such-command'", [some, "--", "no-such-command"]),
+                (127, "sh -c", [some, "--", "sort | uniq"]),
+                (126, "cannot be executed", [some, "--", some]),
+                (126, "cannot be executed", [some, "--", "/tmp"])):
+            got, out, err = run(*args)
+            self.assertEqual((got, out), (code, b""), err)
+            self.assertIn(word, err)
+            self.assertEqual(err.count("weft map:"), 1, err)
+        vanishing = self.path("vanishing", b"#!/no/such/interpreter\n")
+        os.chmod(vanishing, 0o755)
+        got, out, err = run("--block", "1", some, "--", vanishing)
+        self.assertEqual((got, out), (127, b""), err)
+        self.assertEqual(err.count("weft map:"), 1, err)
+
+    def test_bad_options(self):
+        some = self.path("some", b"a\n")
+        for word, args in (
+                ("no FILE", []), ("no FILE", ["--", "cat"]), ("no COMMAND", [some]), ("no COMMAND", [some, "--"]),
+                ("--block", ["--block", "0", some, "--", "cat"]), ("is not a size", ["--block", "x", some, "--", "cat"]),
+                ("--nodes", ["--nodes", "0", some, "--", "cat"]), ("--nodes", ["--nodes", "1x", some, "--", "cat"]),
+                ("--slots", ["--slots", "-1", some, "--", "cat"]),
+                ("exclude", ["--kernel", "wc", some, "--", "cat"]), ("unknown option", ["--frob", some, "--", "cat"]),
+                ("exclude", ["--exact", "--separator", "x", some, "--", "cat"]),
+                ("empty text", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
+                ("needs a value", [some, "--block"])):
+            code, out, err = run(*args)
+            self.assertEqual((code, out), (2, b""), (args, err))
+            self.assertIn(word, err)
+        for word, args in (
+                ("No such file", ["/nowhere", "--", "cat"]), ("is a directory", ["/tmp", "--", "cat"]),
+                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs a text", ["--kernel", "grep", some]),
+                ("nothing behind a colon", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
+                ("--memory is too small", ["--memory", "1M", some, "--", "cat"]),
+                ("No such file", ["--output", "/nowhere/x", some, "--", "cat"]),
+                ("Is a directory", ["--output", "/tmp", some, "--", "cat"])):
+            code, out, err = run(*args)
+            self.assertEqual((code, out), (1, b""), (args, err))
+            self.assertIn(word, err)
+
+    # --- the output file ---
+
+    def test_output_file(self):
+        out = self.path("out", b"before")
+        os.chmod(out, 0o640)
+        self.check(b"", "--output", out, Map.text, "--", "cat")
+        self.assertTrue(read(out) == Map.bytes)
+        self.assertEqual(os.stat(out).st_mode & 0o777, 0o640)
+        new = os.path.join(Map.dir, "new")
+        self.check(b"", "--output", new, Map.text, "--", "cat")
+        self.assertTrue(read(new) == Map.bytes)
+        self.check(b"", "--output", new, new, "--", "tr", "a-z", "A-Z")  # onto its own input
+        self.assertTrue(read(new) == Map.bytes.upper())
+        link = os.path.join(Map.dir, "link")
+        os.symlink(new, link)
+        self.check(b"", "--output", link, Map.text, "--", "wc", "-c")
+        self.assertTrue(os.path.islink(link))
+        os.unlink(link)
+        os.unlink(new)
+        self.check(Map.bytes, "--output", "/dev/stdout", Map.text, "--", "cat")
+
+    def test_full_disk(self):
+        code, _, err = run("--output", "/dev/full", Map.text, "--", "cat")
+        self.assertEqual(code, 1)
+        self.assertIn("cannot write to /dev/full: No space left on device", err)
+        with open("/dev/full", "wb") as full:
+            code, _, err = run(Map.text, "--", "cat", stdout=full)
+        self.assertEqual(code, 1)
+        self.assertIn("cannot write to standard output: No space left on device", err)
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("mount"), "only root can mount")
+    def test_full_file_system(self):
+        disk = os.path.join(Map.dir, "disk")
+        os.mkdir(disk)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], stderr=subprocess.DEVNULL).returncode:
+            os.rmdir(disk)
+            self.skipTest("mounting is not allowed here")
+        try:
+            out = os.path.join(disk, "out")
+            code, _, err = run("--output", out, Map.text, "--", "cat")
+            self.assertEqual(code, 1)
+            self.assertIn(f"cannot write to {out}: No space left on device", err)
+            self.assertEqual(os.listdir(disk), [])
+            with open(out, "wb") as f:
+                f.write(b"before")
+            self.assertEqual(run("--output", out, Map.text, "--", "cat")[0], 1)
+            self.assertEqual(read(out), b"before")
+            os.unlink(out)
+            code, _, err = run("--memory", "10M", "--nodes", "2", "--slots", "1", "--block", "1G", "-", "--", "cat",
+                               input=Map.bytes, env=environment(TMPDIR=disk))
+            self.assertEqual(code, 1)
+            self.assertIn(f"in {disk}: No space left on device; set TMPDIR", err)
+            code, out, err = run("--memory", "10M", "--nodes", "2", "--slots", "1", "--block", "1G", Map.text, "--", "sh", "-c",
+                                 "cat; head -c 20000000 /dev/zero", env=environment(TMPDIR=disk))
+            self.assertEqual((code, out), (1, b""))
+            self.assertIn(f"in {disk}: No space left on device; set TMPDIR", err)
+        finally:
+            subprocess.run(["umount", disk], check=True)
+            os.rmdir(disk)
+
+    # --- ends ---
+
+    def test_reader_gone(self):
+        p = start("--block", "100K", Map.text, "--", "cat")
+        self.assertEqual(p.stdout.readline(), Map.bytes.split(b"\n")[0] + b"\n")
+        p.stdout.close()
+        self.assertEqual(p.wait(LIMIT), -signal.SIGPIPE)
+        self.assertEqual(p.stderr.read(), b"")
+        p.stderr.close()
+
+    def slow_job(self, *more, **kw):
+        """All nodes in the middle of a piece that never ends, with children of the command's own."""
+        ready = tempfile.mkdtemp(dir=Map.dir)
+        self.addCleanup(shutil.rmtree, ready)
+        p = start("--nodes", "4", "--slots", "1", "--block", "300K", *more, Map.text, "--", "sh", "-c",
+                  f"touch {ready}/{{node}}; cat; sleep 1000 | sleep 1000", **kw)
+        self.addCleanup(p.stderr.close)
+        self.addCleanup(p.stdout.close)
+        until("all nodes work", lambda: len(os.listdir(ready)) == 4)
+        return p
+
+    def test_ctrl_c(self):
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            p = self.slow_job()
+            p.send_signal(sig)
+            self.assertEqual(p.wait(LIMIT), 128 + sig)
+            until("all is gone", lambda: not marked(), 5)
+
+    def test_owner_killed(self):
+        for output in ([], ["--output", os.path.join(Map.dir, "out")]):
+            p = self.slow_job(*output)
+            p.kill()
+            p.wait()
+            until("all is gone", lambda: not marked(), 5)
+            self.assertFalse(os.path.exists(os.path.join(Map.dir, "out")))
+
+    def test_nodes_killed(self):
+        """Two of four nodes, at random moments: the output is the same to the byte."""
+        for _ in range(8 if LONG else 5):
+            with tempfile.TemporaryFile(dir=Map.dir) as out:
+                p = start("--nodes", "4", "--slots", "2", "--block", "100K", "--stats-file", self.path("stats"), Map.text,
+                          "--", "sh", "-c", "sleep 0.0$(({#} % 4)); cat", stdout=out)
+                nodes = until("the nodes run", lambda: len(n := nodes_of(p.pid)) >= 3 and n)
+                killed = 0
+                for pid in rng.sample(nodes, 2):
+                    time.sleep(rng.random() * 0.2)
+                    try:
+                        if pid in nodes_of(p.pid):
+                            os.kill(pid, signal.SIGKILL)
+                            killed += 1
+                    except OSError:
+                        pass
+                err = p.communicate(timeout=LIMIT)[1].decode()
+                self.assertEqual(p.returncode, 0, err)
+                out.seek(0)
+                self.assertTrue(out.read() == Map.bytes, f"seed {seed}: the output differs: {err}")
+                self.assertEqual(err.count("was killed by signal 9"), killed, err)
+        os.unlink(self.path("stats"))
+
+    def test_all_other_nodes_killed(self):
+        p = start("--nodes", "4", "--block", "200K", Map.text, "--", "sh", "-c", "sleep 0.05; cat")
+        for pid in until("the nodes run", lambda: len(n := nodes_of(p.pid)) >= 3 and n)[:3]:
+            os.kill(pid, signal.SIGKILL)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 0, err)
+        self.assertTrue(out == Map.bytes)
+
+    def test_node_killed_while_joining(self):
+        some = self.path("some", b"a\nb\n")
+        for _ in range(10):
+            p = start("--nodes", "4", "--block", "1", some, "--", "cat")
+            nodes = until("a node is there", lambda: nodes_of(p.pid) or p.poll() is not None)
+            if isinstance(nodes, list):
+                try:
+                    os.kill(rng.choice(nodes), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            out, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, out), (0, b"a\nb\n"), err)
+
+    def test_nodes_killed_over_kernels_and_streams(self):
+        expected = run("--kernel", "wc", Map.text)[1]
+        p = start("--nodes", "4", "--block", "16K", "--kernel", "wc", Map.text)
+        n = until("the nodes run", lambda: nodes_of(p.pid) or p.poll() is not None)
+        if isinstance(n, list):
+            os.kill(n[0], signal.SIGKILL)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out), (0, expected), err)
+        p = start("--nodes", "4", "--block", "200K", "--memory", "24M", "-", "--", "sh", "-c", "sleep 0.02; cat",
+                  stdin=subprocess.PIPE)
+        nodes = until("the nodes run", lambda: len(n := nodes_of(p.pid)) >= 3 and n)
+        os.kill(nodes[1], signal.SIGKILL)
+        out, err = p.communicate(Map.bytes, timeout=LIMIT)
+        self.assertEqual(p.returncode, 0, err)
+        self.assertTrue(out == Map.bytes)
+
+    # --- words ---
+
+    def test_dry_run(self):
+        code, out, err = run("--dry-run", "--block", "1M", Map.text)
+        rows = [line.split("\t") for line in out.decode().splitlines()][1:]
+        self.assertEqual(code, 0, err)
+        at = 0
+        for i, (number, offset, length, name) in enumerate(rows):
+            self.assertEqual((int(number), int(offset), name), (i + 1, at, Map.text))
+            at += int(length)
+            self.assertTrue(at == len(Map.bytes) or Map.bytes[at - 1] == 10)
+        self.assertEqual(at, len(Map.bytes))
+
+    def test_placeholders(self):
+        some = self.path("some", b"abc\ndef\n")
+        self.check(f"1 {some} 0 4\n2 {some} 4 4\n".encode(), "--block", "1", some, "--", "echo", "{#} {file}", "{offset}",
+                   "{length}")
+        self.check(b"{#} {x} {{}\n" * 1, "--literal", some, "--", "echo", "{#}", "{x}", "{{}")
+
+    def test_summary(self):
+        err = self.check(Map.bytes, "--json", "--stats-file", self.path("stats"), "--nodes", "3", "--block", "500K", Map.text,
+                         "--", "cat")
+        stats = json.loads(err)
+        pieces = len(run("--dry-run", "--block", "500K", Map.text)[1].splitlines()) - 1
+        self.assertEqual((stats["pieces"], stats["done"], stats["failed"]), (pieces, pieces, 0))
+        self.assertEqual((stats["bytes_in"], stats["bytes_out"]), (len(Map.bytes), len(Map.bytes)))
+        self.assertEqual(sum(n["pieces"] for n in stats["by_node"]), pieces)
+        self.assertEqual(len(stats["by_node"]), 3)
+        self.assertEqual(json.loads(read(self.path("stats"))), stats)
+        os.unlink(self.path("stats"))
+        err = self.check(Map.bytes, "--stats", Map.text, "--", "cat")
+        self.assertIn("overhead", err)
+
+    def test_progress(self):
+        def terminal(*args):
+            main, other = pty.openpty()
+            p = start(*args, stderr=other, stdout=subprocess.DEVNULL)
+            os.close(other)
+            seen = b""
+            while True:
+                try:
+                    part = os.read(main, 4096)
+                except OSError:
+                    part = b""
+                if not part:
+                    break
+                seen += part
+            os.close(main)
+            self.assertEqual(p.wait(LIMIT), 0)
+            return seen
+
+        args = ("--block", "500K", "--nodes", "2", Map.text, "--", "sh", "-c", "sleep 0.1; cat")
+        seen = terminal(*args)
+        self.assertRegex(seen, rb"%.*of .*/s.*running.*left")
+        self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
+        self.assertEqual(terminal("--no-progress", *args), b"")
+        self.check(Map.bytes, *args)
+        self.assertEqual(run(*args)[2], "")
+
+    def test_help(self):
+        code, out, _ = run("--help")
+        self.assertEqual(code, 0)
+        self.assertIn(b"histogram", out)
+
+    # --- the long form ---
+
+    @unittest.skipUnless(LONG, "WEFT_TEST_LONG=1 runs it")
+    def test_five_gigabytes(self):
+        huge = os.path.join(Map.dir, "huge")
+        make_text(huge, 5_000_000_000)
+        self.addCleanup(os.unlink, huge)
+        expected = digest(huge)
+        out = os.path.join(Map.dir, "huge.out")
+        code, _, err = run("--stats", "--nodes", "4", "--output", out, huge, "--", "cat")
+        sys.stderr.write(err)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(digest(out), expected)
+        p = start("--nodes", "4", "--output", out, huge, "--", "cat")
+        nodes = until("the nodes run", lambda: len(n := nodes_of(p.pid)) >= 3 and n)
+        for pid in nodes[:2]:
+            time.sleep(rng.random())
+            os.kill(pid, signal.SIGKILL)
+        err = p.communicate(timeout=LIMIT)[1].decode()
+        self.assertEqual(p.returncode, 0, err)
+        self.assertEqual(digest(out), expected, err)
+        if PARALLEL:
+            other = os.path.join(Map.dir, "huge.theirs")
+            with open(other, "wb") as f:
+                subprocess.run([PARALLEL, "--will-cite", "--pipepart", "--keep-order", "--block", "4M", "-j2", "-a", huge, "wc"],
+                               stdout=f, check=True)
+            code, _, err = run("--output", out, huge, "--", "wc")
+            self.assertEqual(code, 0, err)
+            self.assertEqual(digest(out), digest(other))
+            os.unlink(other)
+        with open(huge, "rb") as f:
+            code, counted, err = run("--kernel", "wc", "--stats", "-", stdin=f)
+        sys.stderr.write(err)
+        self.assertEqual(counted.split(), theirs(huge, "wc").split())
+        os.unlink(out)
+
+
+if __name__ == "__main__":
+    print(f"seed {seed} (WEFT_TEST_SEED)", file=sys.stderr)
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=1)
