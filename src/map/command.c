@@ -253,7 +253,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     rc = feed(&r);
     int64_t start = base_now_ns();
     if (!rc) {
-        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &r.pid);
+        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->spawn_error, &r.pid);
         if (start_rc) {
             *kind = MAP_NO_START;
             *code = -start_rc;

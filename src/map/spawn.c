@@ -85,7 +85,8 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
 
 /* Everything in the child is safe after vfork: it only makes system calls, on memory that was prepared. Its own
  * function, so that no variable of the caller lives in a register that the child may change. */
-static __attribute__((noinline)) pid_t start(const char *path, char *const *argv, const int fds[3], int *error)
+static __attribute__((noinline)) pid_t start(const char *path, char *const *argv, const int fds[3],
+                                              _Atomic int32_t *error)
 {
     pid_t parent = getpid();
     pid_t pid = vfork(); /* NOLINT: posix_spawn() cannot set the death signal */
@@ -107,21 +108,21 @@ static __attribute__((noinline)) pid_t start(const char *path, char *const *argv
         sigaction(changed_signals[i], &original[i], NULL);
     sigprocmask(SIG_SETMASK, &original_mask, NULL);
     execve(path, argv, environ);
-    *error = errno;
+    atomic_store_explicit(error, errno, memory_order_relaxed);
     _exit(127);
 }
 
-int map_spawn(const char *path, char *const *argv, const int fds[3], pid_t *pid)
+int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, pid_t *pid)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = 0;
-    pid_t child = start(path, argv, fds, &error);
+    atomic_store_explicit(error, 0, memory_order_relaxed);
+    pid_t child = start(path, argv, fds, error);
     int failed = child < 0 ? errno : 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (child < 0)
         return -failed;
     *pid = child;
-    return -error; /* the child is a zombie then, for the caller to reap */
+    return -atomic_load_explicit(error, memory_order_relaxed); /* the child is a zombie then, for the caller to reap */
 }
