@@ -71,17 +71,20 @@ class Context:
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
-def _pinned(core):
-    if core is None or not hasattr(os, "sched_setaffinity"):
-        return None
-    return lambda: os.sched_setaffinity(0, {core})
+def _placed(core):
+    """Runs in the child: a process group of its own, and a core."""
+    def place():
+        os.setpgid(0, 0)
+        if core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core})
+    return place
 
 
 def start(argv, core=None, env=None, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=None):
     """Start a process in a group of its own, so that end() reaches what it started. Not in a session of its own: Linux
     schedules sessions against each other (autogroup), and a yield in one would not let the others run."""
     return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=cwd,
-                            env={**os.environ, **(env or {})}, process_group=0, preexec_fn=_pinned(core))
+                            env={**os.environ, **(env or {})}, preexec_fn=_placed(core))
 
 
 def end(process):
@@ -336,6 +339,7 @@ def revision():
 
 def measure(suite, context, rounds, scale, say):
     """Run a suite; returns its report."""
+    load = os.getloadavg()[0]
     rows, groups, sides = suite.rows(context), suite.groups(context), suite.sides(context)
     able, missing = [], []
     try:
@@ -361,7 +365,7 @@ def measure(suite, context, rounds, scale, say):
     for row in rows:
         found += judge(row, samples, peers, limits)
     return {"benchmark": suite.NAME, "title": suite.TITLE, "revision": revision(), "rounds": rounds,
-            "quick": scale < 1, "machine": machine(), "rows": found, "missing": missing}
+            "quick": scale < 1, "load_before": round(load, 2), "machine": machine(), "rows": found, "missing": missing}
 
 
 def write(report, folder=OUT):
