@@ -25,12 +25,17 @@ def clean_env(**more):
     return env
 
 
+started = []  # so that a test that fails leaves nothing for the next
+
+
 def start(*args, **kw):
     kw.setdefault("stdin", subprocess.DEVNULL)
     kw.setdefault("stdout", subprocess.PIPE)
     kw.setdefault("stderr", subprocess.PIPE)
     kw.setdefault("env", clean_env())
-    return subprocess.Popen([WEFT, "run", *args], text=True, **kw)
+    p = subprocess.Popen([WEFT, "run", *args], text=True, **kw)
+    started.append(p)
+    return p
 
 
 def run(*args, **kw):
@@ -71,6 +76,14 @@ class Base(unittest.TestCase):
         self.dir = self.temp.name
 
     def tearDown(self):
+        for p in started:
+            if p.poll() is None:
+                p.kill()
+                p.wait()
+            for stream in (p.stdin, p.stdout, p.stderr):
+                if stream:
+                    stream.close()
+        started.clear()
         self.temp.cleanup()
 
     def pids(self, count):
@@ -374,7 +387,7 @@ class Ending(Base):
             p.communicate(timeout=LIMIT)  # ends when the last who holds its output is gone
 
     def test_stop_and_go_on(self):
-        p = start("-n", "2", *self.node(SLEEP))
+        p = start("-n", "2", *self.node("exec sleep 1000"))  # a shell would be in vfork() now and then: not in T
         pids = self.pids(2)
         p.send_signal(signal.SIGTSTP)
         until("launcher and nodes have stopped", lambda: all(state(x) == "T" for x in [p.pid, *pids]))
