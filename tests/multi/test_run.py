@@ -143,8 +143,10 @@ class ExitCodes(Base):
         self.assertRegex(err, r"^weft run: node 1 \(pid \d+\) was killed by SIGKILL\n$")
 
     def test_kill_on_failure(self):
-        code, _, err = run("-n", "3", "--kill-on-failure", "--", "sh", "-c",
-                           "test $WEFT_RANK = 1 && exit 5; exec sleep 100")
+        # Node 1 waits for node 2: a failure before all are started would end fewer.
+        code, _, err = run("-n", "3", "--kill-on-failure", "--", "sh", "-c", f"echo > {self.dir}/$WEFT_RANK; "
+                           f"test $WEFT_RANK = 1 || exec sleep 1000; "
+                           f"until test -e {self.dir}/0 -a -e {self.dir}/2; do sleep 0.01; done; exit 5")
         self.assertEqual(code, 5)
         self.assertIn("exited with 5", err)
         self.assertIn("ending nodes 0 and 2", err)
