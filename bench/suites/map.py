@@ -17,6 +17,7 @@ TEXT_BYTES = 200_000_000
 BLOCKS = {"256 KiB": (256, 8.0), "4 MiB": (4096, 2.0)}  # KiB, times GNU parallel's speed to reach
 PIECES = 2000  # of the run that measures what a piece costs
 LINE = b"x" * 63 + b"\n"
+BLOCK_OF_A_LINE = "32"  # bytes: less than a line, so that each line is a piece, for both
 
 
 def text(scale):
@@ -130,7 +131,7 @@ class Mapper(Side):
 
     def piece(self, scale):
         """The whole time of N pieces less that of one, by N - 1; and less a bare start, measured next to it. That can
-        be below zero: the bare one starts the next only when the last has ended, on one core at a time."""
+        be below zero: the bare one starts nothing before the last has been waited for."""
         count = scaled(self.pieces, scale, 50)
         many, one = lines_file(count), lines_file(1)
         took = timed(self.true(many))
@@ -157,7 +158,7 @@ class Weft(Mapper):
         return self.argv("--block", f"{block_kib}K", "--nodes", str(self.jobs), "--slots", "1", path, "--", "cat")
 
     def true(self, path):
-        return self.argv("--block", str(len(LINE)), "--nodes", "1", "--slots", "1", path, "--", "true")
+        return self.argv("--block", BLOCK_OF_A_LINE, "--nodes", "1", "--slots", "1", path, "--", "true")
 
     def words(self, path, size):
         return {"wc": size / 1e6 / timed(self.argv("--nodes", str(self.jobs), "--slots", "1", "--kernel", "wc", path))}
@@ -183,7 +184,7 @@ class Parallel(Mapper):
         return self.argv(self.jobs, f"{block_kib}k", path, "cat")
 
     def true(self, path):
-        return self.argv(1, str(len(LINE)), path, "true")
+        return self.argv(1, BLOCK_OF_A_LINE, path, "true")
 
 class Bare(Side):
     """The start of a command and nothing else."""
