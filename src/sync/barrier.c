@@ -125,6 +125,29 @@ static int rounds(struct weft *w, struct sync *s, int64_t deadline)
     return 0;
 }
 
+struct news_wait {
+    const struct weft *w;
+    uint64_t epoch;
+};
+
+static bool news(void *arg)
+{
+    const struct news_wait *n = arg;
+    return weft_epoch(n->w) != n->epoch;
+}
+
+/* Others may have given this set up before we noticed who went. Until we have, the set would stay the same, and its
+ * words say "given up": the barrier would fail a second time for one death. */
+static int hear_who_went(struct weft *w, struct sync *s, int64_t deadline)
+{
+    struct news_wait n = {w, s->epoch};
+    int rc = s->generation == GIVEN_UP ? fab_wait(w, news, &n, deadline) : 0;
+    if (rc == -ETIMEDOUT)
+        return base_fail(rc, "barrier: another node gave up the last one because a node had gone, and this node has not "
+                         "noticed until the deadline which");
+    return rc;
+}
+
 int weft_barrier(weft *w, int64_t timeout_ns)
 {
     struct sync *s = w->sync;
@@ -132,8 +155,13 @@ int weft_barrier(weft *w, int64_t timeout_ns)
         return base_fail(-EDEADLK, "weft_barrier() must not be called from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in weft_barrier()");
+    int64_t deadline = fab_timeout(w, timeout_ns);
+    int rc = hear_who_went(w, s, deadline);
+    if (rc) {
+        pthread_mutex_unlock(&s->barrier_lock);
+        return rc;
+    }
     uint64_t epoch = weft_epoch(w);
-    int rc = 0;
     if (BASE_UNLIKELY(epoch != s->epoch || s->generation >= GIVEN_UP - 1)) {
         uint32_t dead = s->dead;
         s->epoch = epoch;
@@ -145,7 +173,7 @@ int weft_barrier(weft *w, int64_t timeout_ns)
     }
     if (rc == 0) {
         s->generation++;
-        rc = rounds(w, s, fab_timeout(w, timeout_ns));
+        rc = rounds(w, s, deadline);
         if (rc == -ECONNRESET)
             s->told = true;
     }

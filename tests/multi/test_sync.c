@@ -63,6 +63,48 @@ static void test_leave(void **state)
         assert_int_equal(nodes_failed(3, leave_early, NULL), 0);
 }
 
+/* Node 1 learns of the death of node 2 from node 0, which is in the barrier of those that are left, before it notices
+ * itself: its progress thread is held in a handler. For one death it gets one failed barrier all the same. */
+static void hold_until_failed(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                              size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    _Atomic int *at = arg;
+    for (*at = 1; *at < 2; usleep(1000))
+        ;
+    usleep(50000); /* meanwhile the program is in its next barrier */
+}
+
+static void hear_late(weft *w, void *arg)
+{
+    _Atomic int *at = arg; /* 1: node 1 is held; 2: its barrier has failed */
+    if (weft_rank(w) == 1)
+        OK(weft_handle(w, 0, hold_until_failed, arg));
+    if (weft_rank(w) == 0)
+        OK(weft_send(w, 1, 0, NULL, 0, NULL, 0, NULL));
+    while (*at < 1)
+        usleep(1000);
+    if (weft_rank(w) == 2)
+        raise(SIGKILL);
+    while (weft_rank(w) == 0 && weft_alive(w, 2))
+        usleep(1000);
+    CHECK(weft_barrier(w, WEFT_DEFAULT) == -ECONNRESET);
+    if (weft_rank(w) == 1)
+        *at = 2;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_hear_late(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(3, hear_late, shared_words(4096), NULL, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+    assert_true(WIFSIGNALED(status[2]));
+}
+
 struct guarded {
     uint64_t inside, count; /* changed without atomics, under the lock */
 };
@@ -262,7 +304,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave),        cmocka_unit_test(test_lock),
         cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit),
-        cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),
+        cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

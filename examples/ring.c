@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ring: a token goes round the nodes twice; whoever has it prints one line and passes it on.
+ *
+ * Shown: weft_put_signal() as "here are the bytes, and now wake up": whoever sees the signal sees the bytes. And
+ * messages that tell the neighbour where to put them.
+ *
+ * Run:
+ *     weft run -n 4 -- ./ring
+ * It prints:
+ *     hop 1: node 0 to node 1
+ *     hop 2: node 1 to node 2
+ *     hop 3: node 2 to node 3
+ *     hop 4: node 3 to node 0
+ *     hop 5: node 0 to node 1
+ *     hop 6: node 1 to node 2
+ *     hop 7: node 2 to node 3
+ *     hop 8: node 3 to node 0
+ *     home after 8 hops
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <weft.h>
+
+#define ADDRESS 0 /* our handler's id */
+#define LAPS    2
+
+/* What every node has in its pool. */
+struct place {
+    uint64_t next;   /* gaddr of the next node's place; 0: not known yet */
+    uint64_t signal; /* how often the token has come here */
+    uint64_t hops;   /* the token: hops so far */
+};
+
+static void check(int rc, const char *what)
+{
+    if (rc < 0) {
+        fprintf(stderr, "ring: %s: %s\n", what, weft_error());
+        exit(1);
+    }
+}
+
+static void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                       size_t payload_len, void *arg)
+{
+    uint64_t next;
+    (void)from, (void)payload, (void)payload_len;
+    if (header_len != sizeof next)
+        return;
+    memcpy(&next, header, sizeof next);
+    weft_swap(w, *(weft_gaddr *)arg + offsetof(struct place, next), next, NULL, NULL);
+}
+
+int main(void)
+{
+    weft *w;
+    weft_gaddr mine;
+    uint64_t next;
+    check(weft_open(&w, NULL), "open");
+    uint32_t me = weft_rank(w), nodes = weft_size(w);
+
+    check(weft_alloc(w, sizeof(struct place), &mine), "alloc");
+    struct place *place = weft_ptr(w, mine, sizeof *place);
+    memset(place, 0, sizeof *place);
+    check(weft_handle(w, ADDRESS, on_address, &mine), "handle");
+
+    /* The node before us puts the token into our place: tell it where that is. */
+    check(weft_send(w, (me + nodes - 1) % nodes, ADDRESS, &mine, sizeof mine, NULL, 0, NULL), "send");
+    check(weft_wait_until(w, mine + offsetof(struct place, next), WEFT_NE, 0, &next, WEFT_DEFAULT), "meet");
+
+    for (uint64_t lap = 1; lap <= LAPS; lap++) {
+        uint64_t hops = 0;
+        if (me > 0 || lap > 1) { /* node 0 has it at the start */
+            check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, me > 0 ? lap : lap - 1, NULL,
+                                  WEFT_DEFAULT), "wait");
+            hops = place->hops;
+        }
+        hops++;
+        printf("hop %u: node %u to node %u\n", (unsigned)hops, me, (me + 1) % nodes);
+        fflush(stdout); /* before the next node can print */
+        check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops,
+                              next + offsetof(struct place, signal), 1, NULL), "put");
+        check(weft_flush(w, (me + 1) % nodes, WEFT_DEFAULT), "flush"); /* `hops` may go out of scope now */
+    }
+    if (me == 0) {
+        check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_DEFAULT), "wait");
+        printf("home after %u hops\n", (unsigned)place->hops);
+    }
+    check(weft_close(w), "close");
+    return 0;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * spans: weft from C++17. Every node fills a vector's worth of numbers in its own memory; node 0 fetches them all and
+ * adds them up. The node and its buffers are objects that clean up after themselves.
+ *
+ * Run:
+ *     weft run -n 4 -- ./spans
+ * It prints:
+ *     4 spans of 1000 numbers: the sum is 7998000
+ */
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+#include <weft.h>
+
+namespace
+{
+
+constexpr uint32_t ADDRESS = 0; /* our handler's id */
+constexpr size_t NUMBERS = 1000;
+
+void check(int rc, const char *what)
+{
+    if (rc < 0)
+        throw std::runtime_error(std::string(what) + ": " + weft_error());
+}
+
+using node = std::unique_ptr<weft, decltype(&weft_close)>;
+
+node open_node()
+{
+    weft *w = nullptr;
+    check(weft_open(&w, nullptr), "open");
+    return node(w, weft_close);
+}
+
+/* `count` values of T in this node's pool. */
+template <typename T> class span
+{
+public:
+    span(weft *w, size_t count) : w_(w), count_(count)
+    {
+        check(weft_alloc(w, count * sizeof(T), &at_), "alloc");
+        std::memset(weft_ptr(w, at_, count * sizeof(T)), 0, count * sizeof(T));
+    }
+    ~span()
+    {
+        weft_free(w_, at_);
+    }
+    span(const span &) = delete;
+    span &operator=(const span &) = delete;
+
+    weft_gaddr at() const
+    {
+        return at_;
+    }
+    T *begin()
+    {
+        return static_cast<T *>(weft_ptr(w_, at_, count_ * sizeof(T)));
+    }
+    T *end()
+    {
+        return begin() + count_;
+    }
+
+private:
+    weft *w_;
+    size_t count_;
+    weft_gaddr at_ = WEFT_NULL;
+};
+
+/* Node 0: where the span of each node is, and how many have said so (a word that can be waited for). */
+struct directory {
+    std::vector<weft_gaddr> spans;
+    weft_gaddr known;
+};
+
+void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *, size_t, void *arg)
+{
+    auto *d = static_cast<directory *>(arg);
+    if (header_len != sizeof(weft_gaddr) || from >= d->spans.size())
+        return;
+    std::memcpy(&d->spans[from], header, sizeof(weft_gaddr));
+    weft_fetch_add(w, d->known, 1, nullptr, nullptr);
+}
+
+void run()
+{
+    node w = open_node();
+    const uint32_t me = weft_rank(w.get()), nodes = weft_size(w.get());
+
+    span<uint64_t> known(w.get(), 1), mine(w.get(), NUMBERS);
+    directory d{std::vector<weft_gaddr>(nodes), known.at()};
+    if (me == 0)
+        check(weft_handle(w.get(), ADDRESS, on_address, &d), "handle");
+
+    std::iota(mine.begin(), mine.end(), me * NUMBERS);
+    const weft_gaddr at = mine.at();
+    check(weft_send(w.get(), 0, ADDRESS, &at, sizeof at, nullptr, 0, nullptr), "send");
+
+    if (me == 0) {
+        check(weft_wait_until(w.get(), d.known, WEFT_EQ, nodes, nullptr, WEFT_DEFAULT), "wait for the addresses");
+        uint64_t sum = 0;
+        for (weft_gaddr address : d.spans) {
+            std::array<uint64_t, NUMBERS> copy;
+            check(weft_get_now(w.get(), copy.data(), address, sizeof copy), "get");
+            sum = std::accumulate(copy.begin(), copy.end(), sum);
+        }
+        std::cout << nodes << " spans of " << NUMBERS << " numbers: the sum is " << sum << "\n";
+    }
+    check(weft_barrier(w.get(), WEFT_DEFAULT), "barrier"); /* node 0 has read; now the spans may go */
+}
+
+} // namespace
+
+int main()
+{
+    try {
+        run();
+    } catch (const std::exception &e) {
+        std::cerr << "spans: " << e.what() << "\n";
+        return 1;
+    }
+    return 0;
+}
