@@ -18,7 +18,8 @@ static int open_input(struct map_input *in, const char *name)
     in->name = standard ? "standard input" : name;
     in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(name, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
-        return base_fail(-errno, "cannot open %s: %s", in->name, base_strerror(errno));
+        return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
+                         errno == EMFILE ? "; all files are open at once: raise the limit (ulimit -n)" : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))

@@ -37,6 +37,7 @@ static const char *command_text(const struct map_job *job, char *text, size_t ro
         return text;
     }
     size_t n = 0;
+    text[0] = '\0';
     for (char *const *a = job->options->command; *a && n + 1 < room; a++)
         n += (size_t)snprintf(text + n, room - n, "%s%s", a == job->options->command ? "" : " ", *a);
     if (n >= room && room > 4)

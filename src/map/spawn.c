@@ -42,6 +42,8 @@ static int executable(const char *path)
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
 {
     const char *name = argv[0];
+    if (!name)
+        return base_fail(-ENOENT, "there is no command");
     c->argv = argv;
     for (int i = 0; argv[i] && !literal; i++)
         if (strstr(argv[i], "{#}") || strstr(argv[i], "{file}") || strstr(argv[i], "{offset}") ||
