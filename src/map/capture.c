@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The output of one piece: chunks of this node's pool, and where the pool is full, of the spill file that all nodes
- * share. So a node never waits for memory, and what is captured outlives the node: the owner has its pool mapped.
+ * share. So a node that cannot wait for memory need not, and what is captured outlives the node: the owner has its
+ * pool mapped.
  */
 #include "map/job.h"
 
@@ -57,7 +58,7 @@ static int store_chunk(struct map_capture *c)
     return 0;
 }
 
-int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room)
+int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room, bool may_wait)
 {
     if (c->chunk && c->used == MAP_CHUNK_BYTES) {
         int rc = store_chunk(c);
@@ -69,6 +70,8 @@ int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room)
             c->chunk = weft_ptr(c->job->w, c->at, MAP_CHUNK_BYTES);
         } else {
             c->at = WEFT_NULL;
+            if (may_wait && atomic_load_explicit(&c->job->board->printing, memory_order_relaxed))
+                return -EAGAIN;
             if (!c->spare)
                 c->spare = malloc(MAP_CHUNK_BYTES);
             if (!c->spare)
@@ -95,7 +98,7 @@ int map_capture_write(void *capture, const void *bytes, size_t len)
     while (len) {
         uint8_t *at;
         size_t room;
-        int rc = map_capture_room(c, &at, &room);
+        int rc = map_capture_room(c, &at, &room, false);
         if (rc)
             return rc;
         size_t n = len < room ? len : room;

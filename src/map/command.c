@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define RENEW_NS (15 * WEFT_SECOND) /* a lease holds for 60 s */
+#define FULL_MS  2                  /* until the next look for memory */
 
 enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
 
@@ -23,6 +24,7 @@ struct running {
     /* What is not fed yet. */
     struct map_span in;
     bool copy;      /* splice does not work on this input */
+    bool full;      /* output is left in the pipe until the owner has written some */
     enum map_kind failed; /* why the piece fails though the command does not; MAP_OK: it does not */
 };
 
@@ -115,12 +117,15 @@ static int feed(struct running *r)
 }
 
 /* Read what is there now. 0: no more now, or the end (then the pipe is closed). */
-static int take_output(struct running *r)
+static int take_output(struct running *r, bool may_wait)
 {
     for (;;) {
         uint8_t *at;
         size_t room;
-        int rc = map_capture_room(&r->slot->capture, &at, &room);
+        int rc = map_capture_room(&r->slot->capture, &at, &room, may_wait);
+        r->full = rc == -EAGAIN;
+        if (r->full)
+            return 0;
         if (rc) {
             r->failed = MAP_NO_SPACE;
             return rc;
@@ -177,7 +182,7 @@ static int drain(struct running *r)
     int rc = 0;
     for (uint64_t before = UINT64_MAX; !rc && r->fds[OUR_OUT] >= 0 && before != r->slot->capture.total;) {
         before = r->slot->capture.total;
-        rc = take_output(r);
+        rc = take_output(r, false);
     }
     for (uint64_t before = UINT64_MAX; r->fds[OUR_ERR] >= 0 && before != r->slot->errors.total;) {
         before = r->slot->errors.total;
@@ -198,20 +203,24 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
 {
     struct map_slot *slot = r->slot;
     int64_t renew = base_now_ns() + RENEW_NS;
+    /* A command that is held up would miss a deadline that is not its fault. */
+    const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
     int rc = 0;
     for (;;) {
         struct pollfd p[4] = {{r->fds[OUR_IN], POLLOUT, 0},
-                              {r->fds[OUR_OUT], POLLIN, 0},
+                              {r->full ? -1 : r->fds[OUR_OUT], POLLIN, 0},
                               {r->fds[OUR_ERR], POLLIN, 0},
                               {r->fds[PROCESS], POLLIN, 0}};
         int64_t until = killed || renew < deadline ? renew : deadline, now = base_now_ns();
         int64_t wait_ms = until > now ? (until - now) / WEFT_MS + 1 : 0;
         if (r->fds[PROCESS] < 0 && wait_ms > 5)
             wait_ms = 5; /* no descriptor tells of its end here */
+        if (r->full && wait_ms > FULL_MS)
+            wait_ms = FULL_MS;
         int n = poll(p, 4, wait_ms > 60000 ? 60000 : (int)wait_ms);
-        if (n > 0 && p[1].revents && !rc)
-            rc = take_output(r);
+        if (((n > 0 && p[1].revents) || r->full) && !rc)
+            rc = take_output(r, may_wait);
         if (n > 0 && p[2].revents)
             take_errors(r);
         if (n > 0 && p[0].revents && r->fds[OUR_IN] >= 0 && !rc)

@@ -75,6 +75,7 @@ struct map_line { /* one a slot; written by the slot only */
 };
 struct map_board {
     _Atomic uint32_t ending;                                 /* no command may start any more */
+    _Atomic uint32_t printing;                               /* the owner is writing output, and giving memory back */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
     _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
     char errors[MAP_NODES_MAX][256];                         /* why a node could not start; read after its end */
@@ -144,8 +145,9 @@ struct map_capture {
     uint8_t *outcome;  /* built here */
     size_t outcome_room;
 };
-/* Where the next output may be written, at least one byte. */
-int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room);
+/* Where the next output may be written, at least one byte. With `may_wait`: -EAGAIN (without a sentence) while the
+ * pool is full only because the output is written more slowly than it is made; memory will come free by itself. */
+int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room, bool may_wait);
 void map_capture_commit(struct map_capture *c, size_t len);
 int map_capture_write(void *capture, const void *bytes, size_t len); /* for struct weft_out */
 void map_capture_drop(struct map_capture *c);

@@ -286,8 +286,11 @@ static int print_piece(struct owner *o, struct record *r)
     int rc = read_outcome(o, r, &oc);
     if (rc)
         return rc;
+    atomic_store_explicit(&o->job->board->printing, 1, memory_order_relaxed);
     rc = print_outcome(o, oc);
     release_outcome(o, r, oc);
+    if (oc->parts)
+        send_releases(o); /* somebody may wait for so much memory */
     free(oc);
     if (!rc) {
         o->job->counts.done++;
@@ -405,6 +408,7 @@ static int main_loop(struct owner *o, int *status)
             if (rc)
                 return rc;
             send_releases(o);
+            atomic_store_explicit(&job->board->printing, 0, memory_order_relaxed);
             if (n == -ETIMEDOUT)
                 n = weft_reap(job->queue, done, REAP_MAX, TICK_NS);
         }
