@@ -43,6 +43,13 @@ int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define base_fail(code, ...) BASE_FAILURE(base_fail, code, __VA_ARGS__)
 #define base_context(code, ...) BASE_FAILURE(base_context, code, __VA_ARGS__)
 #endif
+/* A code that is a failure for sure. Says so to the compiler and to analyzers, where they cannot see it. */
+static inline int base_failure(int code)
+{
+    if (code >= 0)
+        __builtin_unreachable();
+    return code;
+}
 const char *base_error(void);
 void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */

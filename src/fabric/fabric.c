@@ -28,11 +28,11 @@ int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
     if (BASE_UNLIKELY(node >= w->size || weft_gaddr_space(addr) != 0))
-        return refuse(w, addr, bytes);
+        return base_failure(refuse(w, addr, bytes));
     struct fab_link *l = &w->links[node];
     if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < FAB_NULL_BYTES ||
                       offset > l->pool_bytes || bytes > l->pool_bytes - offset))
-        return refuse(w, addr, bytes);
+        return base_failure(refuse(w, addr, bytes));
     *link = l;
     return 0;
 }

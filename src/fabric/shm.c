@@ -231,7 +231,7 @@ static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, const vo
         s->control = shm->control;
         l->pool_bytes = w->pool_bytes;
     } else {
-        struct hello mine = {CONTROL_MAGIC, w->pool_bytes, shm->control_bytes, w->rank, w->size}, theirs;
+        struct hello mine = {CONTROL_MAGIC, w->pool_bytes, shm->control_bytes, w->rank, w->size}, theirs = {0};
         int fds[2] = {-1, -1};
         int rc = send_hello(side_fd, &mine, mem_fd(w->pool), shm->control_fd);
         if (!rc)
