@@ -87,6 +87,7 @@ int main(void)
         check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_DEFAULT), "wait");
         printf("home after %u hops\n", (unsigned)place->hops);
     }
+    check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* nobody leaves while another still flushes to it */
     check(weft_close(w), "close");
     return 0;
 }
