@@ -16,15 +16,12 @@
  */
 #include <errno.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <weft.h>
 
 #define READY 0 /* our handler's id */
-
-static _Atomic uint32_t dead = UINT32_MAX;
 
 static void check(int rc, const char *what)
 {
@@ -34,12 +31,21 @@ static void check(int rc, const char *what)
     }
 }
 
-/* Runs on a thread of weft's. */
+/* A word of our own pool, zero at first. */
+static weft_gaddr make_word(weft *w)
+{
+    weft_gaddr word;
+    check(weft_alloc(w, sizeof(uint64_t), &word), "alloc");
+    memset(weft_ptr(w, word, sizeof(uint64_t)), 0, sizeof(uint64_t));
+    return word;
+}
+
+/* Runs on a thread of weft's, and leaves word of the dead where main() can wait for it. */
 static void on_change(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
-    (void)w, (void)epoch, (void)arg;
+    (void)epoch;
     if (died)
-        atomic_store(&dead, node);
+        weft_swap(w, *(weft_gaddr *)arg, 1 + (uint64_t)node, NULL, NULL);
 }
 
 /* At the last node: another one has installed its callback. */
@@ -53,14 +59,12 @@ static void on_ready(weft *w, uint32_t from, const void *header, size_t header_l
 int main(void)
 {
     weft *w;
-    weft_gaddr ready;
     check(weft_open(&w, NULL), "open");
-    check(weft_on_change(w, on_change, NULL), "on_change");
+    weft_gaddr dead = make_word(w), ready = make_word(w);
+    check(weft_on_change(w, on_change, &dead), "on_change");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
 
     if (me == nodes - 1) {
-        check(weft_alloc(w, sizeof(uint64_t), &ready), "alloc");
-        memset(weft_ptr(w, ready, sizeof(uint64_t)), 0, sizeof(uint64_t));
         check(weft_handle(w, READY, on_ready, &ready), "handle");
         check(weft_wait_until(w, ready, WEFT_EQ, nodes - 1, NULL, WEFT_DEFAULT), "wait for the others");
         raise(SIGKILL);
@@ -75,14 +79,15 @@ int main(void)
     }
     check(weft_barrier(w, WEFT_DEFAULT), "the barrier of those that are left");
 
-    uint64_t word = 0;
+    uint64_t who, word;
+    check(weft_wait_until(w, dead, WEFT_NE, 0, &who, WEFT_DEFAULT), "wait for the callback");
     rc = weft_get_now(w, &word, weft_gaddr_make(nodes - 1, 0, 1 << 20), sizeof word);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a get that fails, got %d\n", me, rc);
         return 1;
     }
-    printf("node %u: node %u died; %u of %u nodes go on in epoch %u\n", me, atomic_load(&dead), weft_alive_count(w),
-           nodes, (unsigned)weft_epoch(w));
+    printf("node %u: node %u died; %u of %u nodes go on in epoch %u\n", me, (unsigned)who - 1, weft_alive_count(w), nodes,
+           (unsigned)weft_epoch(w));
     fflush(stdout);
     check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* so that nobody counts one that has left already */
     check(weft_close(w), "close");
