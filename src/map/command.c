@@ -292,6 +292,12 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
                     : info.si_status             ? MAP_EXITED
                                                  : MAP_OK;
             *code = timed_out ? 0 : info.si_status;
+            /* Where vfork() is only fork(), as under the thread sanitizer, a failed exec is known only now. */
+            int start_error = atomic_load_explicit(&slot->line->spawn_error, memory_order_relaxed);
+            if (start_error) {
+                *kind = MAP_NO_START;
+                *code = start_error;
+            }
         }
     }
     if (rc) {
