@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 /* Wait until every node that is alive has called it the same number of times. One call at a time a node.
- * When a node goes while others wait, they return -ECONNRESET, and the next barrier is one of those that are left.
- * -ETIMEDOUT: the error names a node that has not come; the cluster's barriers are then out of step for good
- * unless every node gets it. */
+ * -ECONNRESET: a node has gone, and this barrier with it. weft_alive() then says who is left, and the next barrier is
+ * theirs: after an error, call it until it returns 0, and those that are left have met. A node that leaves by
+ * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come; it
+ * may still come, and then the nodes' barriers are out of step. */
 WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
 
 /* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their

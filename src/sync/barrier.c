@@ -3,17 +3,33 @@
  * Barrier by dissemination: in round k every node signals the one 2^k places on and waits for the one 2^k places
  * back; after log2(n) rounds everyone has heard of everyone.
  *
- * Every node has one word in its pool for each node that may signal it, written by that node alone: the set of nodes
- * the barrier is of, and how many barriers that set has had. A node is at one distance from another, so one word is
- * enough, and a fast node that is one barrier ahead only raises it.
+ * Every node has one line of words in its pool for each node that may signal it, written by that node alone. A signal
+ * is a word with the set of nodes the barrier is of, and how many barriers that set has had. A node is at one distance
+ * from another, so one word is enough for all rounds, and a fast node that is one barrier ahead only raises it.
  *
- * When a node goes, the set changes. Whoever cannot finish marks its words "given up" at all others, so that nobody
- * waits for a signal that will not come, and all start again with the smaller set.
+ * When a node goes, the set changes, and the next barriers use the next word of the line: the last signal for the old
+ * set stays readable for those who are still in that barrier, which a node that left had passed. Nobody waits for a
+ * signal that will not come: who cannot finish marks its word "given up" at all others, and who begins with a new set
+ * tells all of them, in the last word of the line, before it signals. All that did not finish start again with the
+ * smaller set.
  */
 #include "sync/state.h"
 
 /* A word: nodes in the set (12) . hash of the set (20) . generation (32). Sets only shrink: fewer is newer. */
 #define GIVEN_UP UINT32_MAX
+
+#define SIGNAL_WORDS 7u /* of a line; a set uses the one of its size */
+#define NEWEST_WORD  7u /* the newest set that the writer has begun with; generation 0 */
+
+static inline uint32_t signal_word(uint64_t set)
+{
+    return (uint32_t)(set >> 20) % SIGNAL_WORDS;
+}
+
+static inline int write_word(struct weft *w, uint32_t node, uint32_t word, uint64_t value)
+{
+    return weft_swap(w, weft_gaddr_make(node, 0, fab_barrier_offset(w->rank) + 8 * word), value, NULL, NULL);
+}
 
 static void take_stock(struct weft *w, struct sync *s)
 {
@@ -31,8 +47,12 @@ static void take_stock(struct weft *w, struct sync *s)
     }
     uint64_t set = (uint64_t)n << 20 | (hash >> 44);
     if (set != s->set) {
+        bool first = n == w->size;
         s->set = set;
         s->generation = 0;
+        for (uint32_t i = 0; !first && i < n; i++)
+            if (s->members[i] != w->rank)
+                (void)write_word(w, s->members[i], NEWEST_WORD, set << 32); /* one that is gone need not know */
     }
     s->member_count = n;
     s->dead = dead;
@@ -48,63 +68,72 @@ static uint32_t count_dead(const struct weft *w)
 
 struct signal_wait {
     struct weft *w;
-    const _Atomic uint64_t *word; /* what `from` writes here */
+    const _Atomic uint64_t *line; /* what `from` writes here */
     uint64_t epoch;
     uint64_t set;
     uint32_t generation, from, dead;
     bool failed;
 };
 
+enum heard { NOTHING, SIGNAL, END_OF_SET };
+
+static enum heard listen(const struct signal_wait *b)
+{
+    /* acquire: pairs with the sender's swap; what it did before the barrier is seen after it */
+    uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
+    if (v >> 32 != b->set)
+        return NOTHING;
+    if ((uint32_t)v == GIVEN_UP)
+        return END_OF_SET;
+    return (int32_t)((uint32_t)v - b->generation) >= 0 ? SIGNAL : NOTHING; /* it may be one ahead, and may wrap */
+}
+
 static bool signalled(void *arg)
 {
     struct signal_wait *b = arg;
-    /* acquire: pairs with the sender's swap; what it did before the barrier is seen after it */
-    uint64_t v = atomic_load_explicit(b->word, memory_order_acquire);
-    uint64_t set = v >> 32;
-    uint32_t generation = (uint32_t)v;
-    if (set == b->set && generation != GIVEN_UP && generation >= b->generation)
+    enum heard heard = listen(b);
+    if (BASE_LIKELY(heard == SIGNAL))
         return true;
-    if ((set == b->set && generation == GIVEN_UP) || (set != 0 && set >> 20 < b->set >> 20)) {
-        b->failed = true;
-        return true;
-    }
+    bool ended = heard == END_OF_SET;
+    uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
+    ended = ended || (newest != 0 && newest >> 20 < b->set >> 20);
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* Someone went. One that left had passed this barrier, unless it is the one we wait for. */
+        /* A death fails the barrier. One that left had passed it, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
-        if (!fab_alive(b->w, b->from)) {
-            v = atomic_load_explicit(b->word, memory_order_acquire);
-            if (v >> 32 == b->set && (uint32_t)v != GIVEN_UP && (uint32_t)v >= b->generation)
-                return true; /* its last signal came before its end */
+        if (count_dead(b->w) != b->dead) {
             b->failed = true;
+            return true;
         }
-        b->failed = b->failed || count_dead(b->w) != b->dead;
-        return b->failed;
     }
-    return false;
+    ended = ended || !fab_alive(b->w, b->from);
+    if (!ended)
+        return false;
+    /* Its last signal for this set came before its end, or never comes. */
+    b->failed = listen(b) != SIGNAL;
+    return true;
 }
 
-static int give_up(struct weft *w, struct sync *s)
+static void give_up(struct weft *w, struct sync *s)
 {
     uint64_t v = s->set << 32 | GIVEN_UP;
     for (uint32_t i = 0; i < s->member_count; i++)
         if (s->members[i] != w->rank)
-            (void)weft_swap(w, weft_gaddr_make(s->members[i], 0, fab_barrier_offset(w->rank)), v, NULL, NULL);
-    s->generation = GIVEN_UP; /* this set has no further barrier */
-    return base_fail(-ECONNRESET, "barrier: a node has gone; the next barrier is one of those that are left");
+            (void)write_word(w, s->members[i], signal_word(s->set), v);
+    s->generation = GIVEN_UP - 1; /* this set has no further barrier: the next would find the words given up */
 }
 
-static int rounds(struct weft *w, struct sync *s, int64_t deadline)
+static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed)
 {
     uint32_t n = s->member_count;
     uint64_t mine = s->set << 32 | s->generation;
     for (uint32_t distance = 1; distance < n; distance <<= 1) {
         uint32_t to = s->members[(s->place + distance) % n], from = s->members[(s->place + n - distance) % n];
-        int rc = weft_swap(w, weft_gaddr_make(to, 0, fab_barrier_offset(w->rank)), mine, NULL, NULL);
+        int rc = write_word(w, to, signal_word(s->set), mine);
         if (rc && rc != -ECONNRESET)
             return rc;
         struct signal_wait b = {
             .w = w,
-            .word = (const _Atomic uint64_t *)(const void *)(w->pool_base + fab_barrier_offset(from)),
+            .line = (const _Atomic uint64_t *)(const void *)(w->pool_base + fab_barrier_offset(from)),
             .epoch = s->epoch,
             .set = s->set,
             .generation = s->generation,
@@ -119,8 +148,10 @@ static int rounds(struct weft *w, struct sync *s, int64_t deadline)
             if (rc)
                 return rc;
         }
-        if (b.failed)
-            return give_up(w, s);
+        if (b.failed) {
+            *failed = true;
+            return 0;
+        }
     }
     return 0;
 }
@@ -136,16 +167,17 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* Others may have given this set up before we noticed who went. Until we have, the set would stay the same, and its
- * words say "given up": the barrier would fail a second time for one death. */
-static int hear_who_went(struct weft *w, struct sync *s, int64_t deadline)
+/* The barrier has failed. Others may have given it up before this node noticed who went: it returns only when it has,
+ * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. */
+static int fail(struct weft *w, struct sync *s, int64_t deadline)
 {
     struct news_wait n = {w, s->epoch};
-    int rc = s->generation == GIVEN_UP ? fab_wait(w, news, &n, deadline) : 0;
-    if (rc == -ETIMEDOUT)
-        return base_fail(rc, "barrier: another node gave up the last one because a node had gone, and this node has not "
-                         "noticed until the deadline which");
-    return rc;
+    give_up(w, s);
+    if (news(&n) || fab_wait(w, news, &n, deadline) == 0) {
+        s->epoch = weft_epoch(w);
+        take_stock(w, s);
+    }
+    return base_fail(-ECONNRESET, "barrier: a node has gone; the next barrier is one of those that are left");
 }
 
 int weft_barrier(weft *w, int64_t timeout_ns)
@@ -155,27 +187,24 @@ int weft_barrier(weft *w, int64_t timeout_ns)
         return base_fail(-EDEADLK, "weft_barrier() must not be called from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in weft_barrier()");
+    int rc = 0;
     int64_t deadline = fab_timeout(w, timeout_ns);
-    int rc = hear_who_went(w, s, deadline);
-    if (rc) {
-        pthread_mutex_unlock(&s->barrier_lock);
-        return rc;
-    }
     uint64_t epoch = weft_epoch(w);
-    if (BASE_UNLIKELY(epoch != s->epoch || s->generation >= GIVEN_UP - 1)) {
+    if (BASE_UNLIKELY(epoch != s->epoch)) {
         uint32_t dead = s->dead;
         s->epoch = epoch;
         take_stock(w, s);
-        /* Every survivor is told of a death, also one that was not waiting: all count their barriers alike. */
-        if (s->dead != dead && !s->told)
+        /* Every survivor is told of a death before it enters a barrier of those that are left. */
+        if (s->dead != dead)
             rc = base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
-        s->told = false;
     }
     if (rc == 0) {
-        s->generation++;
-        rc = rounds(w, s, deadline);
-        if (rc == -ECONNRESET)
-            s->told = true;
+        if (++s->generation == GIVEN_UP)
+            s->generation = 0; /* after 2^32 barriers */
+        bool failed = false;
+        rc = rounds(w, s, deadline, &failed);
+        if (failed)
+            rc = fail(w, s, deadline);
     }
     pthread_mutex_unlock(&s->barrier_lock);
     return rc;

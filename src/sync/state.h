@@ -15,7 +15,6 @@ struct sync {
     pthread_mutex_t barrier_lock;
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
-    bool told; /* the last barrier failed: this node knows of the death */
     uint32_t *members;
 
     /* lock.c, under lock_lock */

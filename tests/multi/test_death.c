@@ -145,15 +145,16 @@ static void half_die(weft *w, void *arg)
         usleep(20000 + 500 * weft_rank(w));
         raise(SIGKILL);
     }
-    int rc, rounds = 0;
-    do
+    /* Each may get as many errors as it noticed deaths apart; once it has seen all, those left meet again. */
+    int rc;
+    while (weft_alive_count(w) > 4) {
         rc = weft_barrier(w, 10 * WEFT_SECOND);
-    while (rc == 0 || (rc == -ECONNRESET && weft_alive_count(w) > 4));
-    CHECK(rc == -ECONNRESET);
-    for (rounds = 0; rounds < 50; rounds++) {
+        CHECK(rc == 0 || rc == -ECONNRESET);
+    }
+    for (int round = 0; round < 50; round++) {
         do
             rc = weft_barrier(w, 10 * WEFT_SECOND);
-        while (rc == -ECONNRESET && rounds == 0);
+        while (rc == -ECONNRESET && round == 0);
         OK(rc);
     }
     OK(weft_fetch_add_now(w, on_node(area, 0), 1, NULL));
