@@ -55,8 +55,9 @@ WEFT_API int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, 
 typedef void (*weft_handler_fn)(weft *w, uint32_t from, const void *header, size_t header_len,
                                 const void *payload, size_t payload_len, void *arg);
 
-/* Install (or, with NULL, remove) a handler. Messages that arrive for an id without one wait up to the node's
- * deadline for it to be installed only at the start: install before the first barrier. */
+/* Install (or, with NULL, remove) a handler; not from inside one (-EDEADLK). A message for an id without one waits up
+ * to the node's deadline for it to be installed, and all behind it from the same node with it; then it is dropped.
+ * Install right after weft_open(). */
 WEFT_API int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg);
 
 /* flush: all earlier operations of this node to `node` are complete and visible there. fence: earlier ones are
