@@ -287,6 +287,11 @@ int weft_unlock(weft *w, weft_gaddr word)
         return rc;
     if ((old & OWNER) != mine)
         return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
+    /* The next holder may be a thread of this node, and the hand-over goes through another process, which neither the
+     * C memory model nor the thread sanitizer know of. The waiter takes this lock after its grant: that they know. */
+    struct sync *s = w->sync;
+    base_spin_lock(&s->lock_lock);
+    base_spin_unlock(&s->lock_lock);
     return say(w, weft_gaddr_node(word), LOCK_RELEASE, word, 0, false);
 }
 
