@@ -88,14 +88,21 @@ def start(argv, core=None, env=None, stdout=subprocess.PIPE, stdin=subprocess.DE
 
 
 def end(process):
+    """End the process and all of its group, also what it left behind when it ended by itself."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
         try:
             os.killpg(process.pid, sig)
-            process.wait(3)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
+        except (ProcessLookupError, PermissionError):
+            break  # nobody is left
+        limit = time.monotonic() + 3
+        while time.monotonic() < limit:
+            process.poll()
+            try:
+                os.killpg(process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                break
+            time.sleep(0.01)
+    process.poll()
 
 
 def together(processes, timeout):

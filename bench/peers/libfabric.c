@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -349,6 +350,8 @@ int main(int argc, char **argv)
         perror("libfabric: fork");
         return 1;
     }
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* it polls, and would do so for ever */
     struct side s = {.rank = child == 0, .control = control};
     s.sock = socks[s.rank];
     cpu_set_t set;

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.dom.minidom
 
@@ -163,6 +164,19 @@ class Processes(unittest.TestCase):
         with self.assertRaisesRegex(rig.Missing, "did not end within"):
             rig.together([p], 0.1)
         self.assertIsNotNone(p.poll())
+
+
+    def test_nothing_is_left_of_a_group(self):
+        """Also when the one that was started ends by itself and leaves another one running."""
+        p = rig.start(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])
+        left = int(rig.together([p], 5)[0])
+        state = None
+        for _ in range(500):
+            state = subprocess.run(["ps", "-o", "stat=", "-p", str(left)], capture_output=True, text=True).stdout.strip()
+            if not state or state.startswith("Z"):
+                return
+            time.sleep(0.01)
+        self.fail(f"process {left} is still there ({state})")
 
 
 class Command(unittest.TestCase):
