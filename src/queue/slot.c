@@ -221,9 +221,10 @@ int slot_claim(const struct slot_shard *s, uint32_t node, uint32_t nodes, struct
         if (slot_status(word) != SLOT_READY)
             continue;
         if ((rc = load_fields(s, base, c, nodes)) < 0) {
-            if (rc == -EBADMSG)
-                continue;
-            break;
+            if (rc != -EBADMSG)
+                break;
+            rc = 0; /* no submitter of ours: pass it by, as any slot that is not ready */
+            continue;
         }
         c->word = slot_next(word, node, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
