@@ -5,6 +5,7 @@
  * a cluster, and the thread sanitizer can watch them.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -235,7 +236,7 @@ static void test_nonsense(void **state)
 }
 
 /* --- threads --- */
-enum { SUBMITTERS = 2, WORKERS = 3, EACH = 20000 };
+enum { SUBMITTERS = 2, WORKERS = 3, EACH = 8000 };
 
 struct message {
     uint64_t id, word;
@@ -293,7 +294,7 @@ static void *submitter_thread(void *arg)
             back++;
         }
         if (!m && !placed)
-            base_relax();
+            sched_yield();
     }
     atomic_fetch_sub(&r->left, 1);
     free(seen);
@@ -336,7 +337,7 @@ static void *worker_thread(void *arg)
             pthread_mutex_unlock(&r->lock[to]);
         }
         if (n == 0)
-            base_relax();
+            sched_yield();
     }
     return NULL;
 }
