@@ -115,7 +115,9 @@ void base_futex_wake(_Atomic uint32_t *word, int count);
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
 /* Whether a descriptor from a peer is such memory, of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
-unsigned base_cpus(void);             /* that this process may use */
+#define BASE_CPU_WORDS 16
+unsigned base_cpus(void);             /* processors that this process may use */
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a set: bit i for processor i, to 1023 */
 uint64_t base_memory_total(void);     /* bytes of the machine, or of this process's control group if less */
 uint64_t base_memory_available(void);
 uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */

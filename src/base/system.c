@@ -91,13 +91,19 @@ int base_random(void *bytes, size_t len)
     return 0;
 }
 
-unsigned base_cpus(void)
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS])
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
-        return (unsigned)CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (unsigned)n : 1;
+    cpu_set_t cpus;
+    memset(set, 0, BASE_CPU_WORDS * sizeof *set);
+    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) {
+        for (size_t i = 0; i < BASE_CPU_WORDS * 64u && i < CPU_SETSIZE; i++)
+            if (CPU_ISSET(i, &cpus))
+                set[i / 64] |= UINT64_C(1) << (i % 64);
+    } else {
+        long n = sysconf(_SC_NPROCESSORS_ONLN);
+        for (long i = 0; i < (n > 0 ? n : 1) && i < BASE_CPU_WORDS * 64; i++)
+            set[i / 64] |= UINT64_C(1) << (i % 64);
+    }
 }
 
 /* A number from a file, or `otherwise`. */
@@ -274,10 +280,12 @@ static uint64_t sysctl_number(const char *name)
     return sysctlbyname(name, &value, &len, NULL, 0) ? 0 : value;
 }
 
-unsigned base_cpus(void)
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS])
 {
     uint64_t n = sysctl_number("hw.activecpu");
-    return n ? (unsigned)n : 1;
+    memset(set, 0, BASE_CPU_WORDS * sizeof *set);
+    for (uint64_t i = 0; i < (n ? n : 1) && i < BASE_CPU_WORDS * 64; i++)
+        set[i / 64] |= UINT64_C(1) << (i % 64);
 }
 
 uint64_t base_memory_total(void)
@@ -330,3 +338,13 @@ void base_host_id(uint8_t id[16])
 #else
 #error "weft runs on Linux and macOS"
 #endif
+
+unsigned base_cpus(void)
+{
+    uint64_t set[BASE_CPU_WORDS];
+    unsigned n = 0;
+    base_cpu_set(set);
+    for (unsigned i = 0; i < BASE_CPU_WORDS; i++)
+        n += (unsigned)__builtin_popcountll(set[i]);
+    return n ? n : 1;
+}

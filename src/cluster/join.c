@@ -149,6 +149,7 @@ static void card_make(struct wire_card *c, const struct join *j)
     if (gethostname(c->host, sizeof c->host - 1))
         snprintf(c->host, sizeof c->host, "?");
     memcpy(c->side, j->side_address, strnlen(j->side_address, sizeof c->side - 1));
+    base_cpu_set(c->cpus);
 }
 
 static bool card_ok(const struct wire_card *c, uint32_t rank)
@@ -510,6 +511,20 @@ static int connect_pairs(struct join *j)
     return 0;
 }
 
+/* Processors that the nodes of this host may use together: each may be bound to some of them. */
+static uint32_t processors_here(const struct join *j)
+{
+    uint64_t all[BASE_CPU_WORDS] = {0};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j->w->size; i++)
+        for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
+            if (memcmp(j->cards[i].host_id, j->w->host_id, sizeof j->w->host_id) == 0)
+                all[k] |= j->cards[i].cpus[k];
+    for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
+        n += (uint32_t)__builtin_popcountll(all[k]);
+    return n;
+}
+
 static int listen_side(struct join *j)
 {
     uint64_t r[2];
@@ -552,7 +567,7 @@ int cluster_join(struct weft *w, const struct cluster_settings *s)
     if (!rc)
         rc = connect_pairs(&j);
     if (!rc)
-        w->oversubscribed = w->size_here > base_cpus();
+        w->oversubscribed = w->size_here > processors_here(&j);
     if (j.side_listener >= 0) {
         close(j.side_listener);
         if (strncmp(j.side_address, "unix:", 5) == 0 && j.side_address[5] != '@')

@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "base/base.h"
 #include "weft/types.h"
 
 #define WIRE_MAGIC   UINT64_C(0x7765667430303031) /* "weft0001": raised when a message changes */
@@ -43,6 +44,7 @@ struct wire_card {
     char host[64];
     char side[WIRE_ADDRESS]; /* where it takes side connections */
     uint32_t reserved;
+    uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that it may use */
 };
 
 struct wire_proof {
