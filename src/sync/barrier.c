@@ -9,17 +9,16 @@
  *
  * When a node goes, the set changes, and the next barriers use the next word of the line: the last signal for the old
  * set stays readable for those who are still in that barrier, which a node that left had passed. Nobody waits for a
- * signal that will not come: who cannot finish marks its word "given up" at all others, and who begins with a new set
- * tells all of them, in the last word of the line, before it signals. All that did not finish start again with the
- * smaller set.
+ * signal that will not come: who cannot finish tells all others which barrier it gave up, and who begins with a new
+ * set tells them that, in words of the line that are for this. All that did not finish start again with the smaller
+ * set.
  */
 #include "sync/state.h"
 
 /* A word: nodes in the set (12) . hash of the set (20) . generation (32). Sets only shrink: fewer is newer. */
-#define GIVEN_UP UINT32_MAX
-
-#define SIGNAL_WORDS 7u /* of a line; a set uses the one of its size */
-#define NEWEST_WORD  7u /* the newest set that the writer has begun with; generation 0 */
+#define SIGNAL_WORDS  6u /* of a line; a set uses the one of its size */
+#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last: it enters no later one of that set */
+#define NEWEST_WORD   7u /* the newest set that the writer has begun with; generation 0 */
 
 static inline uint32_t signal_word(uint64_t set)
 {
@@ -75,28 +74,27 @@ struct signal_wait {
     bool failed;
 };
 
-enum heard { NOTHING, SIGNAL, END_OF_SET };
-
-static enum heard listen(const struct signal_wait *b)
+static bool has_signalled(const struct signal_wait *b)
 {
     /* acquire: pairs with the sender's swap; what it did before the barrier is seen after it */
     uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
-    if (v >> 32 != b->set)
-        return NOTHING;
-    if ((uint32_t)v == GIVEN_UP)
-        return END_OF_SET;
-    return (int32_t)((uint32_t)v - b->generation) >= 0 ? SIGNAL : NOTHING; /* it may be one ahead, and may wrap */
+    return v >> 32 == b->set && (int32_t)((uint32_t)v - b->generation) >= 0; /* it may be one ahead, and may wrap */
+}
+
+/* Will it signal no more in this barrier? To be followed by one more look: it may have before. */
+static bool has_ended(const struct signal_wait *b)
+{
+    uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
+    uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
+    return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
+           (newest != 0 && newest >> 20 < b->set >> 20) || !fab_alive(b->w, b->from);
 }
 
 static bool signalled(void *arg)
 {
     struct signal_wait *b = arg;
-    enum heard heard = listen(b);
-    if (BASE_LIKELY(heard == SIGNAL))
+    if (BASE_LIKELY(has_signalled(b)))
         return true;
-    bool ended = heard == END_OF_SET;
-    uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
-    ended = ended || (newest != 0 && newest >> 20 < b->set >> 20);
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
         /* A death fails the barrier. One that left had passed it, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
@@ -105,21 +103,18 @@ static bool signalled(void *arg)
             return true;
         }
     }
-    ended = ended || !fab_alive(b->w, b->from);
-    if (!ended)
+    if (!has_ended(b))
         return false;
-    /* Its last signal for this set came before its end, or never comes. */
-    b->failed = listen(b) != SIGNAL;
+    b->failed = !has_signalled(b);
     return true;
 }
 
 static void give_up(struct weft *w, struct sync *s)
 {
-    uint64_t v = s->set << 32 | GIVEN_UP;
+    uint64_t v = s->set << 32 | s->generation;
     for (uint32_t i = 0; i < s->member_count; i++)
         if (s->members[i] != w->rank)
-            (void)write_word(w, s->members[i], signal_word(s->set), v);
-    s->generation = GIVEN_UP - 1; /* this set has no further barrier: the next would find the words given up */
+            (void)write_word(w, s->members[i], GIVEN_UP_WORD, v);
 }
 
 static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed)
@@ -199,8 +194,7 @@ int weft_barrier(weft *w, int64_t timeout_ns)
             rc = base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
     }
     if (rc == 0) {
-        if (++s->generation == GIVEN_UP)
-            s->generation = 0; /* after 2^32 barriers */
+        s->generation++;
         bool failed = false;
         rc = rounds(w, s, deadline, &failed);
         if (failed)
