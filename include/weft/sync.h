@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Barrier, lock, counter.
+ * Barrier, exchange, lock, counter.
  */
 #ifndef WEFT_SYNC_H
 #define WEFT_SYNC_H
@@ -17,6 +17,10 @@ extern "C" {
  * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come; it
  * may still come, and then the nodes' barriers are out of step. */
 WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
+
+/* Give a word, and get every node's: all[i] is node i's, 0 for one that is gone. A barrier, with its errors; `all` has
+ * room for weft_size() words. This is how nodes learn each other's first addresses. */
+WEFT_API int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns);
 
 /* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
  * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the

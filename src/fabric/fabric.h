@@ -19,14 +19,19 @@
 
 /* --- layout of a pool's first bytes, the same on every node --- */
 #define FAB_NULL_BYTES 4096u /* [0, 4096): null, never valid */
-/* [4096, heap): one cache line for each node of the cluster: the barrier's flags. */
+/* From 4096: a cache line for each node of the cluster: the barrier's words. */
 static inline uint64_t fab_barrier_offset(uint32_t from)
 {
     return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
 }
+/* Then half a line for each node: what it gives in weft_exchange(). */
+static inline uint64_t fab_exchange_offset(uint32_t nodes, uint32_t from)
+{
+    return fab_barrier_offset(nodes) + (uint64_t)from * 32;
+}
 static inline uint64_t fab_heap_offset(uint32_t nodes)
 {
-    return base_round_up(fab_barrier_offset(nodes), MEM_EXTENT_BYTES);
+    return base_round_up(fab_exchange_offset(nodes, nodes), MEM_EXTENT_BYTES);
 }
 
 /* --- handler ids above the program's --- */

@@ -175,13 +175,13 @@ static int fail(struct weft *w, struct sync *s, int64_t deadline)
     return base_fail(-ECONNRESET, "barrier: a node has gone; the next barrier is one of those that are left");
 }
 
-int weft_barrier(weft *w, int64_t timeout_ns)
+int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit)
 {
     struct sync *s = w->sync;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_barrier() must not be called from a handler");
+        return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in weft_barrier()");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier");
     int rc = 0;
     int64_t deadline = fab_timeout(w, timeout_ns);
     uint64_t epoch = weft_epoch(w);
@@ -196,10 +196,22 @@ int weft_barrier(weft *w, int64_t timeout_ns)
     if (rc == 0) {
         s->generation++;
         bool failed = false;
-        rc = rounds(w, s, deadline, &failed);
+        if (visit)
+            rc = visit->before(w, visit->arg);
+        if (!rc)
+            rc = rounds(w, s, deadline, &failed);
+        if (!rc && visit && !failed) {
+            rc = visit->after(w, visit->arg);
+            failed = rc == -ECONNRESET;
+        }
         if (failed)
             rc = fail(w, s, deadline);
     }
     pthread_mutex_unlock(&s->barrier_lock);
     return rc;
+}
+
+int weft_barrier(weft *w, int64_t timeout_ns)
+{
+    return sync_meet(w, timeout_ns, NULL);
 }

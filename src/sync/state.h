@@ -24,6 +24,15 @@ struct sync {
     uint64_t next_ticket;
 };
 
+/* barrier.c. A barrier in which every node gives a word: `before` runs when the barrier's set and generation are known,
+ * ahead of its signals, `after` when all have come; both may be NULL. */
+struct sync_visit {
+    int (*before)(struct weft *w, void *arg);
+    int (*after)(struct weft *w, void *arg);
+    void *arg;
+};
+int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit);
+
 int lock_open(struct weft *w);
 void lock_close(struct sync *s);
 

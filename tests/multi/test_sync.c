@@ -106,6 +106,41 @@ static void test_hear_late(void **state)
     assert_true(WIFSIGNALED(status[2]));
 }
 
+/* Everyone gets everyone's word, many times over. */
+static void exchange(weft *w, void *arg)
+{
+    (void)arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    uint64_t all[NODES_MAX];
+    for (uint64_t round = 0; round < 2000; round++) {
+        OK(weft_exchange(w, round * 100 + me, all, WEFT_DEFAULT));
+        for (uint32_t i = 0; i < n; i++)
+            CHECK(all[i] == round * 100 + i);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 2)
+        raise(SIGKILL);
+    int rc;
+    do
+        rc = weft_exchange(w, 7 + me, all, WEFT_DEFAULT);
+    while (rc == -ECONNRESET || (rc == 0 && n > 2 && weft_alive(w, 2)));
+    OK(rc);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(all[i] == (i == 2 ? 0 : 7 + i));
+}
+
+static void test_exchange(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    for (int n = 1; n <= 4; n++) {
+        nodes_run(n, exchange, NULL, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+        for (int i = 0; i < n; i++)
+            if (i != 2)
+                assert_int_equal(status[i], 0);
+    }
+}
+
 struct guarded {
     uint64_t inside, count; /* changed without atomics, under the lock */
 };
@@ -303,7 +338,7 @@ static void test_counter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave),        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
         cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit),
         cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
     };

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Exchange: a word from every node to every node, and a barrier. Each node writes its word into the pools of the
+ * others, with a tag that says which barrier it belongs to, into one of two places in turn: who is an exchange ahead
+ * does not overwrite what others have yet to read, and to be two ahead it would have to pass a barrier that they have
+ * not come to. Only one that has begun with a smaller set may be that far; its tag shows it.
+ */
+#include "sync/state.h"
+
+struct given {
+    uint64_t tag, word;
+};
+
+struct exchange {
+    uint64_t mine, *all;
+};
+
+static uint64_t tag_now(const struct sync *s)
+{
+    return s->set << 32 | s->generation;
+}
+
+static uint64_t place(const struct weft *w, const struct sync *s, uint32_t from)
+{
+    return fab_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
+}
+
+static int put_word(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+{
+    int rc = weft_put(w, weft_gaddr_make(node, 0, offset), &value, 8, NULL);
+    return rc ? rc : weft_fence(w, node);
+}
+
+/* The tag is taken away while the word changes. */
+static int give(struct weft *w, void *arg)
+{
+    const struct exchange *x = arg;
+    struct sync *s = w->sync;
+    uint64_t at = place(w, s, w->rank);
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        int rc = put_word(w, s->members[i], at + offsetof(struct given, tag), 0);
+        if (!rc)
+            rc = put_word(w, s->members[i], at + offsetof(struct given, word), x->mine);
+        if (!rc)
+            rc = put_word(w, s->members[i], at + offsetof(struct given, tag), tag_now(s));
+        if (rc && rc != -ECONNRESET)
+            return rc;
+    }
+    return 0;
+}
+
+static int take(struct weft *w, void *arg)
+{
+    const struct exchange *x = arg;
+    struct sync *s = w->sync;
+    for (uint32_t i = 0; i < w->size; i++)
+        x->all[i] = 0;
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        uint32_t from = s->members[i];
+        const struct given *g = (const struct given *)(const void *)(w->pool_base + place(w, s, from));
+        /* After the barrier's acquire. The second look at the tag comes after the word: it was whole. */
+        uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
+        x->all[from] = __atomic_load_n(&g->word, __ATOMIC_ACQUIRE);
+        if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
+            return base_fail(-ECONNRESET, "exchange: a node has gone, and node %u is at the next one already", from);
+    }
+    return 0;
+}
+
+int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns)
+{
+    struct exchange x = {mine, all};
+    return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
+}
