@@ -14,7 +14,7 @@
 #include "weft.h"
 
 enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512 };
-enum { ON_CARD = 1, ON_TURN, ON_PING, ON_PONG };
+enum { ON_TURN, ON_PING, ON_PONG };
 
 struct bench {
     weft *w;
@@ -39,13 +39,6 @@ static void on_word(uint64_t *to, const void *header, size_t len)
     if (len == sizeof(word))
         memcpy(&word, header, sizeof(word));
     __atomic_store_n(to, word, __ATOMIC_RELEASE);
-}
-
-static void on_card(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
-{
-    (void)w, (void)from, (void)payload, (void)payload_len;
-    on_word(&((struct bench *)arg)->theirs, header, header_len);
 }
 
 static void on_turn(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
@@ -272,17 +265,17 @@ int main(int argc, char **argv)
         fprintf(stderr, "fabric: needs a cluster of two nodes\n");
         goto out;
     }
-    if (failed("handle", weft_handle(b.w, ON_CARD, on_card, &b)) ||
-        failed("handle", weft_handle(b.w, ON_TURN, on_turn, &b)) ||
+    if (failed("handle", weft_handle(b.w, ON_TURN, on_turn, &b)) ||
         failed("handle", weft_handle(b.w, ON_PING, on_ping, &b)) ||
         failed("handle", weft_handle(b.w, ON_PONG, on_pong, &b)) ||
         failed("alloc", weft_alloc_aligned(b.w, WORDS + largest, 4096, &b.mine)))
         goto out;
     b.memory = weft_ptr(b.w, b.mine, WORDS + largest);
     memset(b.memory, 1, WORDS + largest);
-    if (failed("send", weft_send(b.w, b.peer, ON_CARD, &b.mine, sizeof(b.mine), NULL, 0, NULL)) ||
-        reached(&b, &b.theirs, 1))
+    uint64_t all[2];
+    if (failed("exchange", weft_exchange(b.w, b.mine, all, WEFT_DEFAULT)))
         goto out;
+    b.theirs = all[b.peer];
     rc = 0;
     for (int i = 1; i < argc && !rc; i++)
         rc = test(&b, &specs[i - 1], (uint64_t)i) ? 1 : 0;

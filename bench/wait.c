@@ -16,7 +16,7 @@
 #include "spec.h"
 #include "weft.h"
 
-enum { ON_CARD = 1, ON_WAKE, SLEEP_US = 2000, MOST = 100000 };
+enum { ON_WAKE, SLEEP_US = 2000, MOST = 100000 };
 
 struct words { /* on cache lines of their own, at the same place on both nodes */
     uint64_t go[8], ack[8], sent_ns[8];
@@ -33,15 +33,6 @@ static void must(const char *what, int rc)
         fprintf(stderr, "weft: %s: %s (%s)\n", what, weft_error(), strerror(-rc));
         exit(1);
     }
-}
-
-static void on_card(weft *node, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
-{
-    (void)node, (void)from, (void)payload, (void)payload_len, (void)arg;
-    uint64_t at = 0;
-    memcpy(&at, header, header_len < 8 ? header_len : 8);
-    __atomic_store_n(&theirs, at, __ATOMIC_RELEASE);
 }
 
 static void on_wake(weft *node, uint32_t from, const void *header, size_t header_len, const void *payload,
@@ -169,11 +160,10 @@ int main(int argc, char **argv)
     }
     must("alloc", weft_alloc_aligned(w, sizeof(struct words), 64, &mine));
     memset(weft_ptr(w, mine, sizeof(struct words)), 0, sizeof(struct words));
-    must("handle", weft_handle(w, ON_CARD, on_card, NULL));
     must("handle", weft_handle(w, ON_WAKE, on_wake, NULL));
-    must("send", weft_send(w, 1 - weft_rank(w), ON_CARD, &mine, 8, NULL, 0, NULL));
-    while (!__atomic_load_n(&theirs, __ATOMIC_ACQUIRE))
-        weft_progress(w);
+    uint64_t all[2];
+    must("exchange", weft_exchange(w, mine, all, WEFT_DEFAULT));
+    theirs = all[1 - weft_rank(w)];
     for (int i = 1; i < argc; i++) {
         struct spec s;
         if (spec_parse(&s, argv[i]))

@@ -2,7 +2,8 @@
  *
  * counter: all nodes add to one word at the same time, and nothing is lost.
  *
- * Shown: counters (weft_counter_add(), weft_counter_read()) and the barrier.
+ * Shown: counters (weft_counter_add(), weft_counter_read()), the barrier, and weft_exchange(), by which all learn where
+ * the counter is.
  *
  * Run:
  *     weft run -n 4 -- ./counter
@@ -14,8 +15,7 @@
 #include <string.h>
 #include <weft.h>
 
-#define ADDRESS 0 /* our handler's id */
-#define TIMES   50000
+#define TIMES 50000
 
 static void check(int rc, const char *what)
 {
@@ -25,35 +25,19 @@ static void check(int rc, const char *what)
     }
 }
 
-static void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
-{
-    weft_gaddr counter;
-    (void)from, (void)payload, (void)payload_len;
-    if (header_len != sizeof counter)
-        return;
-    memcpy(&counter, header, sizeof counter);
-    weft_swap(w, *(weft_gaddr *)arg, counter, NULL, NULL);
-}
-
 int main(void)
 {
     weft *w;
-    weft_gaddr box, counter;
-    uint64_t sum;
+    weft_gaddr counter = WEFT_NULL;
+    uint64_t all[WEFT_MAX_NODES], sum;
     check(weft_open(&w, NULL), "open");
 
-    check(weft_alloc(w, sizeof(uint64_t), &box), "alloc");
-    memset(weft_ptr(w, box, sizeof(uint64_t)), 0, sizeof(uint64_t));
-    check(weft_handle(w, ADDRESS, on_address, &box), "handle");
-
-    if (weft_rank(w) == 0) { /* the counter is here; the others are told where */
+    if (weft_rank(w) == 0) { /* the counter is here */
         check(weft_alloc(w, sizeof(uint64_t), &counter), "alloc");
         memset(weft_ptr(w, counter, sizeof(uint64_t)), 0, sizeof(uint64_t));
-        for (uint32_t i = 0; i < weft_size(w); i++)
-            check(weft_send(w, i, ADDRESS, &counter, sizeof counter, NULL, 0, NULL), "send");
     }
-    check(weft_wait_until(w, box, WEFT_NE, 0, &counter, WEFT_DEFAULT), "wait for the address");
+    check(weft_exchange(w, counter, all, WEFT_DEFAULT), "exchange");
+    counter = all[0];
 
     for (int i = 0; i < TIMES; i++)
         check(weft_counter_add(w, counter, 1, NULL), "add");

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <weft.h>
 
-#define ADDRESS   0 /* our handler's id */
 #define TRANSFERS 250
 
 struct bank {
@@ -31,17 +30,6 @@ static void check(int rc, const char *what)
         fprintf(stderr, "lock: %s: %s\n", what, weft_error());
         exit(1);
     }
-}
-
-static void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
-{
-    weft_gaddr bank;
-    (void)from, (void)payload, (void)payload_len;
-    if (header_len != sizeof bank)
-        return;
-    memcpy(&bank, header, sizeof bank);
-    weft_swap(w, *(weft_gaddr *)arg, bank, NULL, NULL);
 }
 
 static void transfer(weft *w, weft_gaddr bank, int64_t amount)
@@ -62,21 +50,16 @@ static void transfer(weft *w, weft_gaddr bank, int64_t amount)
 int main(void)
 {
     weft *w;
-    weft_gaddr box, bank;
+    weft_gaddr bank = WEFT_NULL, all[WEFT_MAX_NODES];
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
-
-    check(weft_alloc(w, sizeof(uint64_t), &box), "alloc");
-    memset(weft_ptr(w, box, sizeof(uint64_t)), 0, sizeof(uint64_t));
-    check(weft_handle(w, ADDRESS, on_address, &box), "handle");
 
     if (me == 0) {
         check(weft_alloc(w, sizeof(struct bank), &bank), "alloc");
         *(struct bank *)weft_ptr(w, bank, sizeof(struct bank)) = (struct bank){.account = {1000, 1000}};
-        for (uint32_t i = 0; i < nodes; i++)
-            check(weft_send(w, i, ADDRESS, &bank, sizeof bank, NULL, 0, NULL), "send");
     }
-    check(weft_wait_until(w, box, WEFT_NE, 0, &bank, WEFT_DEFAULT), "wait for the address");
+    check(weft_exchange(w, bank, all, WEFT_DEFAULT), "exchange");
+    bank = all[0];
 
     for (int i = 0; i < TRANSFERS; i++)
         transfer(w, bank, (int)me * 7 + i % 13 - 9);

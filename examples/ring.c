@@ -3,7 +3,7 @@
  * ring: a token goes round the nodes twice; whoever has it prints one line and passes it on.
  *
  * Shown: weft_put_signal() as "here are the bytes, and now wake up": whoever sees the signal sees the bytes. And
- * messages that tell the neighbour where to put them.
+ * weft_exchange(), by which each node learns where the next one wants them.
  *
  * Run:
  *     weft run -n 4 -- ./ring
@@ -23,12 +23,10 @@
 #include <string.h>
 #include <weft.h>
 
-#define ADDRESS 0 /* our handler's id */
-#define LAPS    2
+#define LAPS 2
 
 /* What every node has in its pool. */
 struct place {
-    uint64_t next;   /* gaddr of the next node's place; 0: not known yet */
     uint64_t signal; /* how often the token has come here */
     uint64_t hops;   /* the token: hops so far */
 };
@@ -41,33 +39,18 @@ static void check(int rc, const char *what)
     }
 }
 
-static void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
-{
-    uint64_t next;
-    (void)from, (void)payload, (void)payload_len;
-    if (header_len != sizeof next)
-        return;
-    memcpy(&next, header, sizeof next);
-    weft_swap(w, *(weft_gaddr *)arg + offsetof(struct place, next), next, NULL, NULL);
-}
-
 int main(void)
 {
     weft *w;
-    weft_gaddr mine;
-    uint64_t next;
+    weft_gaddr mine, all[WEFT_MAX_NODES];
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
 
     check(weft_alloc(w, sizeof(struct place), &mine), "alloc");
     struct place *place = weft_ptr(w, mine, sizeof *place);
     memset(place, 0, sizeof *place);
-    check(weft_handle(w, ADDRESS, on_address, &mine), "handle");
-
-    /* The node before us puts the token into our place: tell it where that is. */
-    check(weft_send(w, (me + nodes - 1) % nodes, ADDRESS, &mine, sizeof mine, NULL, 0, NULL), "send");
-    check(weft_wait_until(w, mine + offsetof(struct place, next), WEFT_NE, 0, &next, WEFT_DEFAULT), "meet");
+    check(weft_exchange(w, mine, all, WEFT_DEFAULT), "exchange");
+    weft_gaddr next = all[(me + 1) % nodes];
 
     for (uint64_t lap = 1; lap <= LAPS; lap++) {
         uint64_t hops = 0;

@@ -22,7 +22,6 @@
 namespace
 {
 
-constexpr uint32_t ADDRESS = 0; /* our handler's id */
 constexpr size_t NUMBERS = 1000;
 
 void check(int rc, const char *what)
@@ -75,39 +74,19 @@ private:
     weft_gaddr at_ = WEFT_NULL;
 };
 
-/* Node 0: where the span of each node is, and how many have said so (a word that can be waited for). */
-struct directory {
-    std::vector<weft_gaddr> spans;
-    weft_gaddr known;
-};
-
-void on_address(weft *w, uint32_t from, const void *header, size_t header_len, const void *, size_t, void *arg)
-{
-    auto *d = static_cast<directory *>(arg);
-    if (header_len != sizeof(weft_gaddr) || from >= d->spans.size())
-        return;
-    std::memcpy(&d->spans[from], header, sizeof(weft_gaddr));
-    weft_fetch_add(w, d->known, 1, nullptr, nullptr);
-}
-
 void run()
 {
     node w = open_node();
     const uint32_t me = weft_rank(w.get()), nodes = weft_size(w.get());
 
-    span<uint64_t> known(w.get(), 1), mine(w.get(), NUMBERS);
-    directory d{std::vector<weft_gaddr>(nodes), known.at()};
-    if (me == 0)
-        check(weft_handle(w.get(), ADDRESS, on_address, &d), "handle");
-
+    span<uint64_t> mine(w.get(), NUMBERS);
     std::iota(mine.begin(), mine.end(), me * NUMBERS);
-    const weft_gaddr at = mine.at();
-    check(weft_send(w.get(), 0, ADDRESS, &at, sizeof at, nullptr, 0, nullptr), "send");
+    std::vector<weft_gaddr> spans(nodes); /* where that of each node is */
+    check(weft_exchange(w.get(), mine.at(), spans.data(), WEFT_DEFAULT), "exchange");
 
     if (me == 0) {
-        check(weft_wait_until(w.get(), d.known, WEFT_EQ, nodes, nullptr, WEFT_DEFAULT), "wait for the addresses");
         uint64_t sum = 0;
-        for (weft_gaddr address : d.spans) {
+        for (weft_gaddr address : spans) {
             std::array<uint64_t, NUMBERS> copy;
             check(weft_get_now(w.get(), copy.data(), address, sizeof copy), "get");
             sum = std::accumulate(copy.begin(), copy.end(), sum);

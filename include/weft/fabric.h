@@ -43,7 +43,9 @@ WEFT_API int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t le
                              uint64_t add, weft_op *op);
 
 /* Messages: run the handler `id` at `node` with a small header and a payload. Both are copied before the call
- * returns or, with an op, before it completes. The op completes when the message is on its way. */
+ * returns or, with an op, before it completes. The op completes when the message is on its way. When the node takes
+ * no messages the call waits for room, up to the default deadline; in a handler it does not, and the message is kept
+ * (-ENOBUFS past 64 MiB). */
 #define WEFT_HANDLERS     128u  /* ids 0 to 127 are the program's */
 #define WEFT_HEADER_MAX   64u   /* bytes */
 #define WEFT_PAYLOAD_MAX  3840u /* bytes */

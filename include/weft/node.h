@@ -37,7 +37,8 @@ typedef struct weft_config {
 /* Join. Blocks until all nodes are connected or the join deadline has passed; then the error names the nodes
  * that are missing. `config` may be NULL.
  * Errors: -EINVAL a setting is wrong (weft_error() names it), -ETIMEDOUT nodes missing, -EACCES refused by the
- * coordinator, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node. Nothing is left behind. */
+ * coordinator, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
+ * weft of this version. Nothing is left behind. */
 WEFT_API int weft_open(weft **out, const weft_config *config);
 
 /* Leave. Waits until what this node has sent is on its way, tells the others, frees everything.
@@ -53,7 +54,8 @@ WEFT_API bool weft_alive(const weft *w, uint32_t node);
 WEFT_API uint32_t weft_alive_count(const weft *w);
 
 /* Called after a node has gone: `died` is false when it left by weft_close(). Runs on a weft thread, in the
- * order of epochs; must not wait or close. */
+ * order of epochs; must not wait or close. It cannot be taken back.
+ * Errors: -EINVAL no function, -ENOSPC too many callbacks are installed, -ENOMEM. */
 typedef void (*weft_member_fn)(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 WEFT_API int weft_on_change(weft *w, weft_member_fn fn, void *arg);
 

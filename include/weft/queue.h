@@ -20,7 +20,7 @@ typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
     uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
-    int64_t lease_ns;  /* how long a claim holds without renewal; 0: 60 s */
+    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal; 0: 60 s */
     bool submit_only;  /* true: this node serves no shard of its own */
 } weft_queue_config;
 
@@ -52,7 +52,9 @@ typedef struct weft_done {
 } weft_done;
 
 /* Open a queue by name (at most 31 bytes). Collective: every node of the cluster opens it, in any order; it is
- * usable at once, and shards appear as nodes open. */
+ * usable at once, and shards appear as nodes open. `config` may be NULL.
+ * Errors: -EINVAL a name, a number of slots or a lease is wrong, -ENOMEM no room for the shard in the pool,
+ * -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a handler. */
 WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
 /* Close this node's end. Its own tasks that are not complete are dropped. */
@@ -64,7 +66,8 @@ WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, 
                          int64_t timeout_ns);
 
 /* Claim up to `max` tasks, from this node's shard first, then from others. Returns how many, at least 1;
- * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). */
+ * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). With a time-out of 0,
+ * for loops that poll, -ETIMEDOUT sets no sentence: weft_error() still has the one before. */
 WEFT_API int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
 
 /* Say that claimed tasks are done. `status`, `result` and `result_len` go to their submitters as they are.
@@ -86,7 +89,7 @@ WEFT_API int weft_renew(weft_queue *q, weft_claim *claim);
 WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
 
 /* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1; -ETIMEDOUT;
- * -ENOENT when nothing of this node's is outstanding. */
+ * -ENOENT when nothing of this node's is outstanding. With a time-out of 0 -ETIMEDOUT sets no sentence, as above. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
 /* Wait until all submitted work of all nodes alive is complete. Completions not yet reaped stay to be reaped. */

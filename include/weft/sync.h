@@ -15,7 +15,7 @@ extern "C" {
  * -ECONNRESET: a node has gone, and this barrier with it. weft_alive() then says who is left, and the next barrier is
  * theirs: after an error, call it until it returns 0, and those that are left have met. A node that leaves by
  * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come; it
- * may still come, and then the nodes' barriers are out of step. */
+ * may still come, and then the nodes' barriers are out of step. -EBUSY: another thread of this node is in one. */
 WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
 
 /* Give a word, and get every node's: all[i] is node i's, 0 for one that is gone. A barrier, with its errors; `all` has
