@@ -273,6 +273,10 @@ struct map_job {
     char feed_text[512];
 };
 
+/* --- owner.c: the work of node 0, from the first node's start to the last one's end. The exit status, or a negative
+ * errno with a sentence not yet said; then, and while job->over is not set, threads and nodes are still at work. --- */
+int map_owner_run(struct map_job *job);
+
 /* Give a stream piece's memory back. */
 void map_piece_release(struct map_job *job, const struct map_piece *piece);
 

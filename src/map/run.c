@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A job from its options to its exit status: what can be wrong is found before anything starts, and whatever the end
+ * is, nothing is left.
+ */
+#include "map/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int dry_run(struct map_job *job)
+{
+    uint64_t number = 0;
+    printf("piece\toffset\tlength\tfile\n");
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        const struct map_input *in = &job->inputs[i];
+        if (in->stream) {
+            printf("-\t-\t-\t%s (a stream: its pieces show only when it is read)\n", in->name);
+            continue;
+        }
+        for (uint64_t at = in->start, end; at < in->size; at = end) {
+            int rc = map_cut_file(job, in, at, &end);
+            if (rc)
+                return rc;
+            printf("%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%s\n", ++number, at, end - at, in->name);
+        }
+    }
+    if (fflush(stdout) || ferror(stdout))
+        return base_fail(-errno, "cannot write to standard output: %s", base_strerror(errno));
+    return 0;
+}
+
+/* Everything that can be wrong with the options, before anything starts. */
+static int prepare(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    unsigned cpus = base_cpus();
+    job->nodes = o->nodes ? o->nodes : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
+    job->slots = o->slots ? o->slots : cpus > job->nodes ? cpus / job->nodes : 1;
+    uint64_t memory = o->memory_bytes;
+    uint64_t least = MAP_POOL_MIN + (uint64_t)job->slots * 2 * MAP_CHUNK_BYTES;
+    if (!memory) {
+        memory = base_memory_total() / 8;
+        if (memory > UINT64_C(1) << 30)
+            memory = UINT64_C(1) << 30;
+        if (memory < least * job->nodes)
+            memory = least * job->nodes;
+    }
+    job->pool_bytes = memory / job->nodes;
+    if (job->pool_bytes < least) {
+        char need[32];
+        base_format_bytes(least * job->nodes, need, sizeof need);
+        return base_fail(-EINVAL, "--memory is too small: %u nodes of %u slots need %s at least", job->nodes, job->slots,
+                         need);
+    }
+    static const uint8_t newline = '\n';
+    job->separator = o->cut == MAP_CUT_SEPARATOR ? (const uint8_t *)o->separator : &newline;
+    job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : o->separator_len;
+    job->progress = o->progress == MAP_ALWAYS || (o->progress == MAP_AUTO && isatty(STDERR_FILENO));
+    if (o->kernel) {
+        size_t name_len = strcspn(o->kernel, ":");
+        job->kernel = kernel_find(o->kernel, name_len);
+        job->kernel_arg = o->kernel[name_len] ? o->kernel + name_len + 1 : NULL;
+        if (!job->kernel) {
+            char names[256] = "";
+            size_t count, n = 0;
+            const weft_kernel *all = weft_kernels(&count);
+            for (size_t i = 0; i < count && n < sizeof names; i++)
+                n += (size_t)snprintf(names + n, sizeof names - n, "%s%s%s", i ? ", " : "", all[i].name,
+                                      all[i].takes_arg ? ":TEXT" : "");
+            return base_fail(-EINVAL, "there is no kernel '%.*s'; there are %s", (int)name_len, o->kernel, names);
+        }
+        if (!job->kernel->takes_arg && job->kernel_arg)
+            return base_fail(-EINVAL, "kernel %s takes nothing behind a colon", job->kernel->name);
+        if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
+            return base_fail(-EINVAL, "kernel %s needs a text: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
+        if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
+            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator",
+                             job->kernel->name);
+    }
+    return 0;
+}
+
+int map_run(const struct map_options *options)
+{
+    struct map_job *job = calloc(1, sizeof *job);
+    int rc, status = 1;
+    if (!job) {
+        fprintf(stderr, "weft map: no memory\n");
+        return status;
+    }
+    job->options = options;
+    job->counts.start_ns = base_now_ns();
+    job->emit.fd = job->spill.fd = job->spool.fd = -1;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->changed, NULL);
+
+    rc = prepare(job);
+    if (!rc && options->command) {
+        rc = map_command_resolve(&job->command, options->command, options->literal);
+        if (rc)
+            status = rc == -ENOENT ? 127 : 126;
+    }
+    if (!rc)
+        rc = map_inputs_open(job);
+    if (!rc && options->dry_run) {
+        rc = dry_run(job);
+        status = rc ? 1 : 0;
+        goto said;
+    }
+    if (!rc)
+        rc = map_emit_open(&job->emit, options->output);
+    if (!rc)
+        rc = map_board_create(job);
+    if (!rc) {
+        map_signals_save();
+        map_scratch_open(&job->spill);
+        map_scratch_open(&job->spool);
+        rc = map_owner_run(job);
+        if (rc >= 0) {
+            status = rc;
+            rc = 0;
+        }
+        if (rc < 0 || !job->over) {
+            /* In the middle of things: threads and nodes are at work. Nothing outlives this process. */
+            bool quiet = rc == -EPIPE && !options->output;
+            if (rc < 0 && !quiet)
+                map_say(job, "%s", weft_error());
+            map_end_all(job);
+            if (quiet) { /* as any filter whose reader has gone */
+                signal(SIGPIPE, SIG_DFL);
+                raise(SIGPIPE);
+            }
+            _exit(status);
+        }
+    }
+said:
+    if (rc)
+        map_say(job, "%s", weft_error());
+    map_emit_abandon(&job->emit);
+    map_inputs_close(job);
+    map_scratch_close(&job->spill);
+    map_scratch_close(&job->spool);
+    map_board_destroy(job);
+    pthread_cond_destroy(&job->changed);
+    pthread_mutex_destroy(&job->lock);
+    free(job);
+    return status;
+}
