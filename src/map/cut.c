@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int open_input(struct map_input *in, const char *name)
+/* `keep`: whether it stays open. What has no name to open it by again, or more in it than its size says, does. */
+static int open_input(struct map_input *in, const char *name, bool keep)
 {
     struct stat st;
     bool standard = strcmp(name, "-") == 0;
@@ -19,7 +20,7 @@ static int open_input(struct map_input *in, const char *name)
     in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(name, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
         return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
-                         errno == EMFILE ? "; all files are open at once: raise the limit (ulimit -n)" : "");
+                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -35,15 +36,50 @@ static int open_input(struct map_input *in, const char *name)
         in->start = (uint64_t)at;
         in->size = (uint64_t)(end > at ? end : at);
     }
+    in->device = (uint64_t)st.st_dev;
+    in->inode = (uint64_t)st.st_ino;
+    if (!keep && !standard && S_ISREG(st.st_mode)) {
+        close(in->fd);
+        in->fd = -1;
+    }
     return 0;
+}
+
+int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held)
+{
+    const struct map_input *in = &job->inputs[input];
+    struct stat st;
+    if (in->fd >= 0)
+        return in->fd;
+    if (held->fd >= 0 && held->input == input)
+        return held->fd;
+    map_held_close(held);
+    int fd = open(in->name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return base_fail(-errno, "cannot open %s again: %s%s", in->name, base_strerror(errno),
+                         errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
+    if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
+        close(fd);
+        return base_fail(-ESTALE, "%s: another file has taken its place since the job began", in->name);
+    }
+    *held = (struct map_held){input, fd};
+    return fd;
+}
+
+void map_held_close(struct map_held *held)
+{
+    if (held->fd >= 0)
+        close(held->fd);
+    held->fd = -1;
 }
 
 int map_inputs_open(struct map_job *job)
 {
     const struct map_options *o = job->options;
-    /* Every file is open for the whole job, and a running command takes up to eight descriptors. */
+    /* A running command takes up to eight descriptors, and a slot may hold an input. */
     struct rlimit limit;
-    rlim_t need = (rlim_t)o->file_count + 8 * job->slots + 4 * job->nodes + 64;
+    uint32_t kept = o->file_count < MAP_INPUTS_OPEN ? o->file_count : MAP_INPUTS_OPEN;
+    rlim_t need = (rlim_t)kept + 9 * job->slots + 4 * job->nodes + 64;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < need && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
@@ -57,7 +93,7 @@ int map_inputs_open(struct map_job *job)
     bool known = true;
     for (uint32_t i = 0; i < o->file_count; i++) {
         struct map_input *in = &job->inputs[i];
-        int rc = open_input(in, o->files[i]);
+        int rc = open_input(in, o->files[i], i < MAP_INPUTS_OPEN);
         if (rc)
             return rc;
         known = known && !in->stream;
@@ -96,7 +132,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
     return 0;
 }
 
-int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t start, uint64_t *end)
+int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end)
 {
     uint64_t block = job->options->block_bytes;
     size_t n = job->separator_len;
@@ -116,7 +152,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
     int rc = 0;
     for (;;) {
-        ssize_t got = pread(in->fd, window, want, (off_t)at);
+        ssize_t got = pread(fd, window, want, (off_t)at);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0) {

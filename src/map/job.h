@@ -28,9 +28,17 @@
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
-    int fd;
+    int fd;               /* -1: opened when it is needed (map_input_fd()) */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
+    uint64_t device, inode;
+};
+#define MAP_INPUTS_OPEN 256u /* the first ones stay open for the whole job; any number of others does not */
+
+/* The one input that is open here for now: of many small ones each is needed once. */
+struct map_held {
+    uint32_t input;
+    int fd; /* -1: none */
 };
 
 enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL };
@@ -47,8 +55,11 @@ struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
+/* A descriptor of an input; it is `held`'s or the job's, and good until the next call. */
+int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
+void map_held_close(struct map_held *held);
 /* Where the piece that starts at `start` ends. */
-int map_cut_file(const struct map_job *job, const struct map_input *in, uint64_t start, uint64_t *end);
+int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end);
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later, looking
  * from `*scan` on; 0 when there is none, `*scan` is then where to look next time. So GNU parallel cuts, too. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
@@ -78,6 +89,7 @@ struct map_board {
     _Atomic uint32_t printing;                               /* the owner is writing output, and giving memory back */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
     _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
+    _Atomic uint8_t given_away[MAP_WINDOW]; /* how often the last attempt at a piece was left to another node */
     char errors[MAP_NODES_MAX][256];                         /* why a node could not start; read after its end */
     struct map_line lines[];                                 /* [nodes * slots] */
 };
@@ -187,6 +199,7 @@ struct map_slot {
     char **argv;          /* with placeholders filled in */
     weft_gaddr buffer;    /* for kernels: the piece */
     uint64_t buffer_bytes;
+    struct map_held held; /* the input of the last piece */
     pthread_t thread;
 };
 int map_slots_start(struct map_job *job); /* all of this node's */
@@ -210,6 +223,8 @@ void map_emit_abandon(struct map_emit *e);
 
 /* --- stream.c: what can only be read from front to back --- */
 struct map_stream {
+    const struct map_input *in;
+    int fd;
     uint8_t *carry;  /* read, but of the next piece */
     size_t carry_len;
     uint64_t offset; /* of the next piece */
@@ -217,8 +232,8 @@ struct map_stream {
     uint64_t spool_end;
 };
 /* The next piece: 1, 0 at the end, or an error. Waits for memory. */
-int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_input *in, struct map_piece *piece);
-void map_stream_reset(struct map_stream *s); /* before another input */
+int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece *piece);
+void map_stream_reset(struct map_stream *s, const struct map_input *in, int fd); /* before an input */
 void map_stream_close(struct map_stream *s);
 
 /* --- report.c, progress_bar.c --- */

@@ -22,6 +22,7 @@ struct record { /* one piece in work */
     struct map_piece piece;
     enum state state;
     uint32_t attempts, worker;
+    uint64_t failed_on; /* the nodes that it has failed on, a bit each: others come first for the next attempt */
     int32_t status;
     uint64_t result, result_len;
 };
@@ -44,8 +45,9 @@ struct owner {
 static int submit(struct owner *o, const struct record *r)
 {
     const struct map_piece *p = &r->piece;
+    atomic_store_explicit(&o->job->board->given_away[p->number % MAP_WINDOW], 0, memory_order_relaxed);
     weft_task task = {.kind = KIND_PIECE,
-                      .arg = {p->number, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
+                      .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
                       .tag = p->number};
     int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_DEFAULT);
     return n < 0 ? n : 0;
@@ -71,13 +73,19 @@ static int feed_inputs(struct owner *o)
 {
     struct map_job *job = o->job;
     struct map_stream stream = {0};
+    struct map_held held = {.fd = -1};
     int rc = 0;
     for (uint32_t i = 0; i < job->input_count && !rc; i++) {
         const struct map_input *in = &job->inputs[i];
         struct map_piece piece = {.input = i};
+        int fd = map_input_fd(job, i, &held);
+        if (fd < 0) {
+            rc = fd;
+            break;
+        }
         if (in->stream) {
-            map_stream_reset(&stream);
-            while ((rc = map_stream_next(job, &stream, in, &piece)) == 1) {
+            map_stream_reset(&stream, in, fd);
+            while ((rc = map_stream_next(job, &stream, &piece)) == 1) {
                 rc = feed_piece(o, &piece);
                 if (rc)
                     break;
@@ -85,7 +93,7 @@ static int feed_inputs(struct owner *o)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size && !rc; at = end) {
-            rc = map_cut_file(job, in, at, &end);
+            rc = map_cut_file(job, in, fd, at, &end);
             if (rc)
                 break;
             piece.offset = at;
@@ -94,6 +102,7 @@ static int feed_inputs(struct owner *o)
         }
     }
     map_stream_close(&stream);
+    map_held_close(&held);
     return rc;
 }
 
@@ -345,6 +354,7 @@ static int handle_done(struct owner *o, const weft_done *d, int *status)
     } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
         job->counts.retried++;
         release_outcome(o, r, oc);
+        r->failed_on |= UINT64_C(1) << r->worker;
         rc = submit(o, r);
     } else {
         map_report_failure(job, &r->piece, oc, error, r->attempts);

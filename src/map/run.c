@@ -14,6 +14,7 @@
 static int dry_run(struct map_job *job)
 {
     uint64_t number = 0;
+    struct map_held held = {.fd = -1};
     printf("piece\toffset\tlength\tfile\n");
     for (uint32_t i = 0; i < job->input_count; i++) {
         const struct map_input *in = &job->inputs[i];
@@ -22,12 +23,15 @@ static int dry_run(struct map_job *job)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size; at = end) {
-            int rc = map_cut_file(job, in, at, &end);
-            if (rc)
+            int fd = map_input_fd(job, i, &held), rc = fd < 0 ? fd : map_cut_file(job, in, fd, at, &end);
+            if (rc) {
+                map_held_close(&held);
                 return rc;
+            }
             printf("%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%s\n", ++number, at, end - at, in->name);
         }
     }
+    map_held_close(&held);
     if (fflush(stdout) || ferror(stdout))
         return base_fail(-errno, "cannot write to standard output: %s", base_strerror(errno));
     return 0;

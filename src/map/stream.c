@@ -13,14 +13,14 @@
 
 #define SPOOL_AHEAD 2u /* pieces in the spool for each slot of the job, at most */
 
-static int read_some(const struct map_input *in, uint8_t *to, size_t want, size_t *got)
+static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_t *got)
 {
     ssize_t n;
     do
-        n = read(in->fd, to, want);
+        n = read(s->fd, to, want);
     while (n < 0 && errno == EINTR);
     if (n < 0)
-        return base_fail(-errno, "cannot read %s: %s", in->name, base_strerror(errno));
+        return base_fail(-errno, "cannot read %s: %s", s->in->name, base_strerror(errno));
     *got = (size_t)n;
     return 0;
 }
@@ -87,8 +87,8 @@ void map_piece_release(struct map_job *job, const struct map_piece *piece)
 }
 
 /* A piece that does not fit in memory: what has been read of it, and its rest, go to the spool. */
-static int spool_piece(struct map_job *job, struct map_stream *s, const struct map_input *in, const uint8_t *begun,
-                       size_t begun_len, struct map_piece *piece)
+static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t *begun, size_t begun_len,
+                       struct map_piece *piece)
 {
     pthread_mutex_lock(&job->lock);
     while (job->spool_live >= SPOOL_AHEAD * job->nodes * job->slots)
@@ -104,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const struct m
     size_t room = keep + job->separator_len + 4 * MAP_STEP_BYTES;
     uint8_t *window = malloc(room);
     if (!window)
-        return base_fail(-ENOMEM, "no memory to read %s", in->name);
+        return base_fail(-ENOMEM, "no memory to read %s", s->in->name);
     uint64_t block = job->options->block_bytes, length = 0;
     int rc = map_scratch_write(&job->spool, s->spool_end, begun, begun_len);
     memcpy(window, begun + begun_len - keep, keep);
@@ -117,7 +117,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const struct m
             want = MAP_STEP_BYTES;
         else if (seen + held < block && want > block - seen - held)
             want = (size_t)(block - seen - held);
-        rc = read_some(in, window + held, want, &fresh);
+        rc = read_some(s, window + held, want, &fresh);
         if (rc)
             break;
         s->ended = fresh == 0;
@@ -152,12 +152,12 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const struct m
     return rc ? rc : 1;
 }
 
-int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_input *in, struct map_piece *piece)
+int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece *piece)
 {
     if (!s->carry) {
         s->carry = malloc(2 * MAP_STEP_BYTES + job->separator_len);
         if (!s->carry)
-            return base_fail(-ENOMEM, "no memory to read %s", in->name);
+            return base_fail(-ENOMEM, "no memory to read %s", s->in->name);
     }
     if (s->ended && s->carry_len == 0)
         return 0;
@@ -173,7 +173,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_
         size_t n = len < sizeof begun ? len : sizeof begun;
         memcpy(begun, s->carry, n);
         s->carry_len = 0;
-        rc = spool_piece(job, s, in, begun, n, piece);
+        rc = spool_piece(job, s, begun, n, piece);
         s->offset += piece->length;
         return rc == 1 && piece->length == 0 ? 0 : rc;
     }
@@ -187,7 +187,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_
         if (len == room) { /* a long line */
             weft_gaddr larger;
             if (room > UINT64_MAX / 4 || !take_memory(job, 2 * room, room, &larger)) {
-                rc = spool_piece(job, s, in, bytes, len, piece);
+                rc = spool_piece(job, s, bytes, len, piece);
                 give_memory(job, at, room);
                 s->offset += piece->length;
                 return rc;
@@ -202,7 +202,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_
         size_t want = len < block ? (size_t)(block - len) : MAP_STEP_BYTES, fresh = 0;
         if (want > room - len)
             want = (size_t)(room - len);
-        rc = read_some(in, bytes + len, want, &fresh);
+        rc = read_some(s, bytes + len, want, &fresh);
         if (rc) {
             give_memory(job, at, room);
             return rc;
@@ -229,8 +229,10 @@ int map_stream_next(struct map_job *job, struct map_stream *s, const struct map_
     return 1;
 }
 
-void map_stream_reset(struct map_stream *s)
+void map_stream_reset(struct map_stream *s, const struct map_input *in, int fd)
 {
+    s->in = in;
+    s->fd = fd;
     s->carry_len = 0;
     s->offset = 0;
     s->ended = false;

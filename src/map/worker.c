@@ -14,6 +14,9 @@
 /* A piece whose nodes died this often more than it may fail is taken for the cause of their death. */
 #define DEATHS_MAX 3u
 
+/* How often a piece is left to a node on which it has not failed yet. */
+#define GIVE_AWAY_MAX 6u
+
 /* The command's arguments for one piece; in one allocation. NULL when there is no memory. */
 static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
 {
@@ -163,11 +166,58 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
         munmap(mapped, mapped_len);
 }
 
+static _Atomic uint8_t *given_away(struct map_job *job, const weft_claim *claim)
+{
+    return &job->board->given_away[claim->task.tag % MAP_WINDOW];
+}
+
+/* Whether this node is the one to run it: it has not failed here, or nowhere else is better, or others had their
+ * chance. */
+static bool suits(struct map_job *job, const weft_claim *claim)
+{
+    uint64_t failed_on = claim->task.arg[0];
+    if (!(failed_on >> job->rank & 1) ||
+        atomic_load_explicit(given_away(job, claim), memory_order_relaxed) >= GIVE_AWAY_MAX)
+        return true;
+    for (uint32_t node = 0; node < job->nodes; node++)
+        if (!(failed_on >> node & 1) &&
+            (node == 0 || atomic_load_explicit(&job->board->pids[node], memory_order_relaxed) > 0))
+            return false;
+    return true;
+}
+
+static void give_away(struct map_job *job, const weft_claim *claim)
+{
+    atomic_fetch_add_explicit(given_away(job, claim), 1, memory_order_relaxed);
+    weft_release(job->queue, claim); /* when refused, it has been taken from us already */
+}
+
+/* A piece that has failed on this node is better tried on another: it is given back, after other work has been claimed
+ * in its place, for the queue hands out first what has waited longest. With no other work, wait a little for the
+ * others, longer each time. False: nothing is claimed now. */
+static bool choose(struct map_job *job, weft_claim *claim)
+{
+    if (suits(job, claim))
+        return true;
+    uint32_t times = atomic_load_explicit(given_away(job, claim), memory_order_relaxed);
+    weft_claim instead;
+    bool more = weft_claim_tasks(job->queue, &instead, 1, 0) == 1;
+    give_away(job, claim);
+    if (more && suits(job, &instead)) {
+        *claim = instead;
+        return true;
+    }
+    if (more)
+        give_away(job, &instead);
+    base_sleep_ns(WEFT_MS << (times < GIVE_AWAY_MAX ? times : GIVE_AWAY_MAX));
+    return false;
+}
+
 static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *result)
 {
     struct map_job *job = slot->job;
     const weft_task *t = &claim->task;
-    struct map_piece piece = {.number = t->arg[0],
+    struct map_piece piece = {.number = t->tag,
                               .input = (uint32_t)t->arg[1],
                               .place = (enum map_place)(t->arg[1] >> 32),
                               .offset = t->arg[2],
@@ -180,7 +230,8 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     slot->lost = false;
     slot->errors.total = 0;
     base_error_clear();
-    if (piece.input >= job->input_count || claim->attempt > DEATHS_MAX + job->options->retries) {
+    uint32_t given = atomic_load_explicit(given_away(job, claim), memory_order_relaxed);
+    if (piece.input >= job->input_count || claim->attempt > given + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL) {
         in.memory = weft_ptr(job->w, piece.at, piece.length);
@@ -189,7 +240,11 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
             base_fail(-EFAULT, "the piece is in the memory of another host");
         }
     } else {
-        in.fd = piece.place == MAP_IN_SPOOL ? job->spool.fd : job->inputs[piece.input].fd;
+        in.fd = piece.place == MAP_IN_SPOOL ? job->spool.fd : map_input_fd(job, piece.input, &slot->held);
+        if (in.fd < 0) {
+            kind = MAP_NO_INPUT;
+            code = -in.fd;
+        }
         in.offset = piece.place == MAP_IN_SPOOL ? piece.at : piece.offset;
     }
     if (kind == MAP_OK) {
@@ -251,6 +306,8 @@ static void *slot_main(void *arg)
                 base_log(BASE_LOG_INFO, "weft map: slot %u: %s", slot->index, weft_error());
             break;
         }
+        if (!choose(job, &claim))
+            continue;
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
         weft_result result;
         bool accepted = false;
@@ -265,6 +322,7 @@ static void *slot_main(void *arg)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
     }
     map_capture_close(&slot->capture);
+    map_held_close(&slot->held);
     weft_free(job->w, slot->buffer);
     return NULL;
 }
@@ -280,6 +338,7 @@ int map_slots_start(struct map_job *job)
         slot->index = i;
         slot->line = &job->board->lines[job->rank * job->slots + i];
         slot->capture.job = job;
+        slot->held.fd = -1;
         slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
         if (!slot->errors.bytes)
             return base_fail(-ENOMEM, "no memory for slot %u", i);
