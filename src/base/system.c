@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,6 +31,20 @@ int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 #define ULF_WAKE_ALL               0x100
 #define ULF_NO_ERRNO               0x01000000
 #endif
+
+/* Give shared memory its size. It counts as a file for the limit on file sizes, which would be a signal's business. */
+static int set_size(int fd, const char *name, uint64_t bytes)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
+        return base_fail(-EFBIG, "%s: %llu bytes of shared memory are more than the limit on file sizes allows "
+                         "(RLIMIT_FSIZE, %llu bytes); raise it with ulimit -f, or ask for a smaller pool", name,
+                         (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
+    if (ftruncate(fd, (off_t)bytes))
+        return base_fail(-errno, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
+                         base_strerror(errno));
+    return 0;
+}
 
 #if defined(__linux__)
 
@@ -52,13 +67,12 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     if (fd < 0)
         return base_fail(-errno, "memfd_create for %s: %s%s", name, base_strerror(errno),
                          huge ? " (huge pages: reserve some with sysctl vm.nr_hugepages=N)" : "");
-    if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
-        int error = errno;
+    int rc = set_size(fd, name, bytes);
+    if (!rc && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        rc = base_fail(-errno, "%s: sealing shared memory: %s", name, base_strerror(errno));
+    if (rc)
         close(fd);
-        return base_fail(-error, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
-                         base_strerror(error));
-    }
-    return fd;
+    return rc ? rc : fd;
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)
@@ -246,13 +260,11 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     if (fd < 0)
         return base_fail(-errno, "shm_open for %s: %s", name, base_strerror(errno));
     shm_unlink(unique);
-    if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_SETFD, FD_CLOEXEC)) {
-        int error = errno;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    rc = set_size(fd, name, bytes);
+    if (rc)
         close(fd);
-        return base_fail(-error, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
-                         base_strerror(error));
-    }
-    return fd;
+    return rc ? rc : fd;
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)

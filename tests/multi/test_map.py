@@ -12,6 +12,7 @@ import os
 import pty
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -210,6 +211,26 @@ class Map(unittest.TestCase):
         # /proc says that its files are empty.
         self.check(read("/proc/version"), "/proc/version", "--", "cat")
 
+    def test_many_files(self):
+        """More files than may be open at once; every fifth is empty."""
+        few = tempfile.mkdtemp(dir=Map.dir)
+        self.addCleanup(shutil.rmtree, few)
+        names, contents = [], []
+        for i in range(700):
+            names.append(os.path.join(few, str(i)))
+            contents.append(b"%d\n" % i * (i % 5))
+            with open(names[-1], "wb") as f:
+                f.write(contents[-1])
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))}
+        self.check(b"".join(contents), "--nodes", "2", *names, "--", "cat", **limited)
+        lines = sum(c.count(b"\n") for c in contents)
+        self.check(b"%7d %7d %7d\n" % (lines, lines, sum(map(len, contents))), "--kernel", "wc", *names, **limited)
+        # One of those that are opened late is no longer what it was.
+        slow = ["sh", "-c", f"[ {{#}} = 1 ] && mv {names[1]} {names[699]}; cat"]
+        code, out, err = run("--nodes", "1", "--retries", "0", *names, "--", *slow, **limited)
+        self.assertEqual(code, 1)
+        self.assertIn(f"{names[699]}: another file has taken its place", err)
+
     def test_long_lines(self):
         data = b"".join(b"x" * rng.randrange(300_000) + b"\n" for _ in range(30)) + b"y" * 100_000
         path = self.path("long", data)
@@ -280,6 +301,13 @@ class Map(unittest.TestCase):
         self.assertIn("cannot make a temporary file in /nowhere", err)
         self.assertIn("TMPDIR", err)
 
+    def test_a_limit_on_file_sizes(self):
+        code, out, err = run("--kernel", "wc", Map.text,
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
+        self.assertEqual((code, out), (1, b""))
+        self.assertIn("RLIMIT_FSIZE", err)
+        self.assertIn("ulimit -f", err)
+
     # --- kernels ---
 
     def test_kernels(self):
@@ -324,6 +352,21 @@ class Map(unittest.TestCase):
         os.rmdir(once)
         stats = json.loads(err)
         self.assertEqual((stats["retried"], stats["failed"]), (1, 0))
+
+    def test_a_retry_goes_elsewhere(self):
+        """What has failed on a node is tried on another: here every piece fails on the node that has it first."""
+        for nodes in ("2", "4"):
+            with tempfile.TemporaryDirectory(dir=Map.dir) as seen:
+                err = self.check(Map.bytes, "--json", "--block", "500K", "--nodes", nodes, "--retries", "1", Map.text, "--", "sh",
+                                 "-c", f"cd {seen}; echo {{node}} >> {{#}}; [ $(wc -l < {{#}}) = 2 ] && cat")
+                pairs = [read(os.path.join(seen, n)).split() for n in os.listdir(seen)]
+                self.assertEqual(json.loads(err)["retried"], len(pairs))
+                # A preference, not a promise: when the others have long work it runs where it is.
+                self.assertGreater(sum(a != b for a, b in pairs), len(pairs) / 2, pairs)
+        # Nowhere else to go.
+        once = os.path.join(Map.dir, "once")
+        self.check(Map.bytes, "--nodes", "1", Map.text, "--", "sh", "-c", f"mkdir {once} 2>/dev/null && exit 1; cat")
+        os.rmdir(once)
 
     def test_signals_and_time(self):
         some = self.path("some", b"a\nb\n")
