@@ -8,6 +8,9 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 #include <sys/wait.h>
 #include <time.h>
 
@@ -60,8 +63,16 @@ void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX])
     fflush(stdout);
     fflush(stderr);
     for (int i = 0; i < n; i++) {
+        pid_t parent = getpid();
         pids[i] = fork();
         if (pids[i] == 0) {
+#if defined(__linux__)
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that is killed leaves no node behind */
+            if (getppid() != parent)
+                _exit(1);
+#else
+            (void)parent;
+#endif
             char rank[16];
             snprintf(rank, sizeof rank, "%d", i);
             setenv("WEFT_RANK", rank, 1);
