@@ -116,10 +116,9 @@ void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int
     processes_run(n, run_node, &p, status);
 }
 
-int nodes_failed(int n, node_fn fn, void *arg)
+static int count_failed(int n, const int *status)
 {
-    int status[NODES_MAX], failed = 0;
-    nodes_run(n, fn, arg, NULL, status);
+    int failed = 0;
     for (int i = 0; i < n; i++) {
         if (WIFSIGNALED(status[i]))
             fprintf(stderr, "node %d was killed by signal %d\n", i, WTERMSIG(status[i]));
@@ -128,11 +127,27 @@ int nodes_failed(int n, node_fn fn, void *arg)
     return failed;
 }
 
+int nodes_failed(int n, node_fn fn, void *arg)
+{
+    int status[NODES_MAX];
+    nodes_run(n, fn, arg, NULL, status);
+    return count_failed(n, status);
+}
+
+int processes_failed(int n, process_fn fn, void *arg)
+{
+    int status[NODES_MAX];
+    processes_run(n, fn, arg, status);
+    return count_failed(n, status);
+}
+
 weft_gaddr symmetric_alloc(weft *w, size_t bytes)
 {
-    weft_gaddr a;
+    weft_gaddr a, all[NODES_MAX];
     OK(weft_alloc_aligned(w, bytes, 64, &a));
     memset(weft_ptr(w, a, bytes), 0, bytes);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_exchange(w, a, all, WEFT_DEFAULT));
+    for (uint32_t i = 0; i < weft_size(w); i++)
+        CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: gone */
     return a;
 }

@@ -49,7 +49,10 @@ int nodes_failed(int n, node_fn fn, void *arg);
 typedef int (*process_fn)(int rank, void *arg); /* exit status */
 void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX]);
 
-/* In a node: the same word, at the same offset, on every node. Collective; uses a barrier. */
+/* The same, and all must end with status 0: how many did not. */
+int processes_failed(int n, process_fn fn, void *arg);
+
+/* In a node: `bytes` zeros, at the same offset on every node. Collective. */
 weft_gaddr symmetric_alloc(weft *w, size_t bytes);
 static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 {

@@ -54,11 +54,8 @@ static int missing(int rank, void *arg)
 static void test_missing(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     new_coord();
-    processes_run(3, missing, NULL, status);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(status[i], 0);
+    assert_int_equal(processes_failed(3, missing, NULL), 0);
 }
 
 static void test_no_coordinator(void **state)
@@ -69,41 +66,47 @@ static void test_no_coordinator(void **state)
     assert_non_null(strstr(weft_error(), "node 0 has not come"));
 }
 
+/* The last to come waits until the others have had their answer: node 0 stops listening when all are there. */
+static void wait_refused(const _Atomic int *refused, int count)
+{
+    while (*refused < count)
+        usleep(1000);
+}
+
 static int secrets(int rank, void *arg)
 {
-    (void)arg;
+    _Atomic int *refused = arg;
     /* 0 and 1 have the secret; 2 has a wrong one, 3 none: they want to be node 1 */
     static const char *const secret[] = {"right", "right", "wrong", NULL};
     if (rank == 1)
-        usleep(150000); /* the strangers come first */
-    int rc = attempt(rank == 0 ? 0 : 1, 2, 5 * WEFT_SECOND, secret[rank]);
-    if (rank < 2)
+        wait_refused(refused, 2);
+    int rc = attempt(rank == 0 ? 0 : 1, 2, 20 * WEFT_SECOND, secret[rank]);
+    if (rank < 2) {
         OK(rc);
-    else
+    } else {
         CHECK(rc == -EACCES);
+        ++*refused;
+    }
     return 0;
 }
 
 static void test_secret(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     new_coord();
-    processes_run(4, secrets, NULL, status);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(status[i], 0);
+    assert_int_equal(processes_failed(4, secrets, shared_words(sizeof(int))), 0);
 }
 
 static int twice(int rank, void *arg)
 {
-    (void)arg;
-    if (rank == 3)
-        usleep(100000);
-    int rc = rank == 2 ? (usleep(200000), attempt(2, 3, 5 * WEFT_SECOND, NULL))
-                       : attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 5 * WEFT_SECOND, NULL);
-    if (rank == 3) {
+    _Atomic int *refused = arg; /* the second of 1 and 3, which both want to be node 1 */
+    if (rank == 2)
+        wait_refused(refused, 1);
+    int rc = attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 20 * WEFT_SECOND, NULL);
+    if (rank % 2 == 1 && rc) {
         CHECK(rc == -EINVAL);
         CHECK(strstr(weft_error(), "node 1 has joined already") != NULL);
+        CHECK(++*refused == 1);
     } else {
         OK(rc);
     }
@@ -113,11 +116,8 @@ static int twice(int rank, void *arg)
 static void test_rank_twice(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     new_coord();
-    processes_run(4, twice, NULL, status);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(status[i], 0);
+    assert_int_equal(processes_failed(4, twice, shared_words(sizeof(int))), 0);
 }
 
 static int sizes(int rank, void *arg)
@@ -132,11 +132,8 @@ static int sizes(int rank, void *arg)
 static void test_size_differs(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     new_coord();
-    processes_run(2, sizes, NULL, status);
-    assert_int_equal(status[0], 0);
-    assert_int_equal(status[1], 0);
+    assert_int_equal(processes_failed(2, sizes, NULL), 0);
 }
 
 /* Strangers that talk nonsense, or nothing, do not keep the nodes from joining. */
@@ -174,12 +171,9 @@ static int strangers(int rank, void *arg)
 static void test_strangers(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     signal(SIGPIPE, SIG_IGN);
     new_coord();
-    processes_run(4, strangers, NULL, status);
-    assert_int_equal(status[0], 0);
-    assert_int_equal(status[1], 0);
+    assert_int_equal(processes_failed(4, strangers, NULL), 0);
 }
 
 static int over_tcp(int rank, void *arg)
@@ -192,11 +186,8 @@ static int over_tcp(int rank, void *arg)
 static void test_tcp(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
     snprintf(coord, sizeof coord, "127.0.0.1:%d", 20000 + (int)getpid() % 20000);
-    processes_run(3, over_tcp, NULL, status);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(status[i], 0);
+    assert_int_equal(processes_failed(3, over_tcp, NULL), 0);
 }
 
 static void test_alone(void **state)
