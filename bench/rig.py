@@ -54,6 +54,17 @@ class Side:
         pass
 
 
+class Ours(Side):
+    """Our side where it is one program, PROGRAM."""
+    PROGRAM = None
+
+    def __init__(self, context):
+        self.context, self.program = context, context.program(self.PROGRAM)
+
+    def missing(self):
+        return self.context.need(self.program)
+
+
 class Context:
     def __init__(self, build, quick):
         self.build, self.quick = build, quick

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from rig import Row, Side, nodes, run, scaled, values
+from rig import Ours, Row, Side, nodes, run, scaled, values
 
 NAME = "barrier"
 TITLE = "barrier of 2, 4 and 8 nodes on one machine"
@@ -28,12 +28,8 @@ def word(group, scale):
     return f"barrier:0:{scaled(iterations, scale)}:{scaled(warmup, scale, 1)}"
 
 
-class Weft(Side):
-    def __init__(self, context):
-        self.context, self.program = context, context.program("bench_barrier")
-
-    def missing(self):
-        return self.context.need(self.program)
+class Weft(Ours):
+    PROGRAM = "bench_barrier"
 
     def measure(self, group, scale):
         n = TESTS[group][0]

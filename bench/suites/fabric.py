@@ -2,7 +2,7 @@
 """put, get, compare_swap and messages between two pinned processes, beside UCX and libfabric over shared memory."""
 import shutil
 
-from rig import Missing, Row, Side, end, free_port, nodes, run, scaled, start, together, values, wait_listening
+from rig import Missing, Ours, Row, Side, end, free_port, nodes, run, scaled, start, together, values, wait_listening
 
 NAME = "fabric"
 TITLE = "operations between two nodes of one machine, each on a core of its own"
@@ -36,12 +36,8 @@ def word(group, scale, test=None):
     return f"{test or name}:{size}:{scaled(iterations, scale)}:{scaled(warmup, scale, 1)}"
 
 
-class Weft(Side):
-    def __init__(self, context):
-        self.context, self.program = context, context.program("bench_fabric")
-
-    def missing(self):
-        return self.context.need(self.program)
+class Weft(Ours):
+    PROGRAM = "bench_fabric"
 
     def test(self, group, scale, test=None):
         out = nodes(2, [self.program, word(group, scale, test)], [self.context.core(0), self.context.core(1)])

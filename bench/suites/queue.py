@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 
-from rig import Row, Side, end, nodes, run, scaled, start, values
+from rig import Ours, Row, Side, end, nodes, run, scaled, start, values
 
 NAME = "queue"
 TITLE = "tasks submitted, claimed, completed and reaped a second, empty payload"
@@ -27,12 +27,8 @@ def groups(context):
     return list(TESTS)
 
 
-class Weft(Side):
-    def __init__(self, context):
-        self.context, self.program = context, context.program("bench_queue")
-
-    def missing(self):
-        return self.context.need(self.program)
+class Weft(Ours):
+    PROGRAM = "bench_queue"
 
     def measure(self, group, scale):
         how, batch, tasks, warmup, _ = TESTS[group]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What waiting costs, beside the kernel's own wake-up of a process."""
-from rig import Row, Side, nodes, scaled, values
+from rig import Ours, Row, nodes, scaled, values
 
 NAME = "wait"
 TITLE = "what a blocked node uses, and how soon after the event it goes on"
@@ -19,12 +19,8 @@ def groups(context):
     return list(TESTS)
 
 
-class Weft(Side):
-    def __init__(self, context):
-        self.context, self.program = context, context.program("bench_wait")
-
-    def missing(self):
-        return self.context.need(self.program)
+class Weft(Ours):
+    PROGRAM = "bench_wait"
 
     def test(self, group, scale, test):
         iterations, warmup = TESTS[group]

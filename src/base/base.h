@@ -122,6 +122,8 @@ uint64_t base_memory_total(void);     /* bytes of the machine, or of this proces
 uint64_t base_memory_available(void);
 uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
+/* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
+int base_pipe(int fd[2], int flags);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);

@@ -32,6 +32,8 @@ int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 #define ULF_NO_ERRNO               0x01000000
 #endif
 
+/* --- what both systems need --- */
+
 /* Give shared memory its size. It counts as a file for the limit on file sizes, which would be a signal's business. */
 static int set_size(int fd, const char *name, uint64_t bytes)
 {
@@ -44,6 +46,47 @@ static int set_size(int fd, const char *name, uint64_t bytes)
         return base_fail(-errno, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
                          base_strerror(errno));
     return 0;
+}
+
+static int check_size(int fd, uint64_t bytes)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
+                         (long long)st.st_size, (unsigned long long)bytes);
+    return 0;
+}
+
+/* FNV-1a, twice with different seeds: an identity, not a secret. */
+static void host_id_of(uint8_t id[16], const char *text)
+{
+    for (unsigned half = 0; half < 2; half++) {
+        uint64_t h = UINT64_C(0xcbf29ce484222325) + half * UINT64_C(0x9e3779b97f4a7c15);
+        for (const char *p = text; *p; p++)
+            h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
+        memcpy(id + 8 * half, &h, 8);
+    }
+}
+
+int base_pipe(int fd[2], int flags)
+{
+#if defined(__linux__)
+    int rc = pipe2(fd, O_CLOEXEC | flags); /* at once: another thread may be starting a command */
+#else
+    int rc = pipe(fd);
+    for (int i = 0; rc == 0 && i < 2; i++) {
+        fcntl(fd[i], F_SETFD, FD_CLOEXEC);
+        if (flags)
+            fcntl(fd[i], F_SETFL, flags);
+    }
+#endif
+    if (rc == 0)
+        return 0;
+    int error = errno;
+    return base_fail(-error, "cannot make a pipe: %s%s", base_strerror(error),
+                     error == EMFILE || error == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
 }
 
 #if defined(__linux__)
@@ -77,17 +120,11 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
-    struct stat st;
-    if (fstat(fd, &st))
-        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink it under us, and our next load would be a SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
-    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
-                         (long long)st.st_size, (unsigned long long)bytes);
-    return 0;
+    return check_size(fd, bytes);
 }
 
 int base_random(void *bytes, size_t len)
@@ -220,13 +257,7 @@ void base_host_id(uint8_t id[16])
             strncat(text, ns, sizeof text - strlen(text) - 1);
         }
     }
-    /* FNV-1a, twice with different seeds: an identity, not a secret. */
-    for (unsigned half = 0; half < 2; half++) {
-        uint64_t h = UINT64_C(0xcbf29ce484222325) + half * UINT64_C(0x9e3779b97f4a7c15);
-        for (const char *p = text; *p; p++)
-            h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
-        memcpy(id + 8 * half, &h, 8);
-    }
+    host_id_of(id, text);
 }
 
 #elif defined(__APPLE__)
@@ -269,14 +300,8 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
-    struct stat st;
-    if (fstat(fd, &st))
-        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
     /* A macOS object can be sized only once, so no seal is needed. */
-    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
-                         (long long)st.st_size, (unsigned long long)bytes);
-    return 0;
+    return check_size(fd, bytes);
 }
 
 int base_random(void *bytes, size_t len)
@@ -339,12 +364,7 @@ void base_host_id(uint8_t id[16])
     char text[64] = "";
     size_t len = sizeof text;
     sysctlbyname("kern.bootsessionuuid", text, &len, NULL, 0);
-    for (unsigned half = 0; half < 2; half++) {
-        uint64_t h = UINT64_C(0xcbf29ce484222325) + half * UINT64_C(0x9e3779b97f4a7c15);
-        for (const char *p = text; *p; p++)
-            h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
-        memcpy(id + 8 * half, &h, 8);
-    }
+    host_id_of(id, text);
 }
 
 #else

@@ -75,10 +75,9 @@ int keeper_start(struct keeper *k, const char *remove_dir)
 {
     int fds[2];
     k->fd = -1;
-    if (pipe(fds))
-        return -errno;
-    fcntl(fds[0], F_SETFD, FD_CLOEXEC);
-    fcntl(fds[1], F_SETFD, FD_CLOEXEC);
+    int rc = base_pipe(fds, 0);
+    if (rc)
+        return rc;
     k->pid = fork();
     if (k->pid == 0) {
         close(fds[1]);
@@ -88,7 +87,8 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     close(fds[0]);
     if (k->pid < 0) {
         close(fds[1]);
-        return -error;
+        return base_fail(-error, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
+                         base_strerror(error));
     }
     k->fd = fds[1];
     return 0;

@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "cli/launch.h"
+#include "cluster/cluster.h"
 #include "weft/types.h"
 
 #if defined(__linux__)
@@ -116,12 +117,9 @@ static void on_signal(int sig)
 
 static int catch_signals(struct launcher *s)
 {
-    if (pipe(signal_pipe))
-        return -errno;
-    for (int i = 0; i < 2; i++) {
-        fcntl(signal_pipe[i], F_SETFD, FD_CLOEXEC);
-        fcntl(signal_pipe[i], F_SETFL, O_NONBLOCK);
-    }
+    int rc = base_pipe(signal_pipe, O_NONBLOCK);
+    if (rc)
+        return rc;
     struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     sigfillset(&act.sa_mask);
     for (size_t i = 0; i < CAUGHT; i++) {
@@ -198,17 +196,12 @@ out:
     return rc;
 }
 
-/* Names for this cluster that no other has, and that no stranger can guess. */
 static int make_address(struct launcher *s)
 {
-    uint64_t r[2];
-    int rc = base_random(r, sizeof r);
-    if (rc)
-        return rc;
-#if defined(__linux__)
-    snprintf(s->coord, sizeof s->coord, "WEFT_COORD=unix:@weft-%016llx%016llx", (unsigned long long)r[0],
-             (unsigned long long)r[1]);
-#else
+    static const char variable[] = "WEFT_COORD=";
+    const size_t at = sizeof variable - 1;
+    int rc;
+#if !defined(__linux__)
     const char *tmp = getenv("TMPDIR");
     snprintf(s->dir, sizeof s->dir, "%s/weft-XXXXXX", tmp && tmp[0] && strlen(tmp) < 64 ? tmp : "/tmp");
     if (!mkdtemp(s->dir)) {
@@ -216,8 +209,11 @@ static int make_address(struct launcher *s)
         s->dir[0] = '\0';
         return rc;
     }
-    snprintf(s->coord, sizeof s->coord, "WEFT_COORD=unix:%s/coord", s->dir);
 #endif
+    memcpy(s->coord, variable, at);
+    rc = cluster_private_address(s->coord + at, sizeof s->coord - at, "run", s->dir);
+    if (rc)
+        return rc;
     if (s->l->make_secret) {
         uint64_t k[4];
         if ((rc = base_random(k, sizeof k)))
@@ -301,17 +297,6 @@ static _Noreturn void become_node(struct launcher *s, uint32_t rank, const struc
     _exit(LAUNCH_NOT_USABLE);
 }
 
-static int open_pipe(int fds[2])
-{
-    if (pipe(fds)) {
-        fds[0] = fds[1] = -1;
-        return -errno;
-    }
-    fcntl(fds[0], F_SETFD, FD_CLOEXEC);
-    fcntl(fds[1], F_SETFD, FD_CLOEXEC);
-    return 0;
-}
-
 static void close_one(int *fd)
 {
     if (*fd >= 0)
@@ -327,9 +312,9 @@ static int start_node(struct launcher *s, uint32_t rank)
     sigset_t all, before;
     pid_t launcher = getpid();
     int error = 0, status = LAUNCH_NOT_USABLE;
-    int rc = open_pipe(f.failure);
-    if (rc == 0 && s->l->tag && (rc = open_pipe(f.out)) == 0)
-        rc = open_pipe(f.err);
+    int rc = base_pipe(f.failure, 0);
+    if (rc == 0 && s->l->tag && (rc = base_pipe(f.out, 0)) == 0)
+        rc = base_pipe(f.err, 0);
     if (rc) {
         error = -rc;
         goto failed;
@@ -606,7 +591,7 @@ int launch_cluster(const struct launch *l)
         goto out;
     }
     if ((rc = catch_signals(&s)) || (rc = keeper_start(&s.keeper, s.dir))) {
-        say(&s, "could not prepare: %s", base_strerror(rc));
+        say(&s, "%s", base_error());
         goto out;
     }
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;

@@ -79,6 +79,22 @@ int cluster_address_check(const char *address)
     return parse(address, &a);
 }
 
+int cluster_private_address(char *out, size_t len, const char *kind, const char *dir)
+{
+    uint64_t r[2];
+    int rc = base_random(r, sizeof r);
+    if (rc)
+        return rc;
+#if defined(__linux__)
+    (void)dir;
+    snprintf(out, len, "unix:@weft-%s-%016llx%016llx", kind, (unsigned long long)r[0], (unsigned long long)r[1]);
+#else
+    snprintf(out, len, "unix:%s/weft-%s-%016llx%016llx", dir ? dir : "/tmp", kind, (unsigned long long)r[0],
+             (unsigned long long)r[1]);
+#endif
+    return 0;
+}
+
 static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
 {
     memset(un, 0, sizeof *un);

@@ -78,6 +78,9 @@ bool cluster_setting_in_hostfile(const char *name);
 /* --- address.c: "HOST:PORT", "[IPV6]:PORT", "unix:PATH", "unix:@NAME" (abstract; Linux) --- */
 /* Whether an address is well-formed: 0, or -EINVAL with a sentence. Looks up no names. */
 int cluster_address_check(const char *address);
+/* A local address that no other cluster has and no stranger can guess: of an abstract socket where there are such, else
+ * of a socket file in `dir` (NULL: /tmp). `kind` is part of its name. */
+int cluster_private_address(char *out, size_t len, const char *kind, const char *dir);
 /* Listen: a close-on-exec, non-blocking socket. On return `bound` has the address in the same notation, with the
  * port that was chosen for port 0. A socket file that nobody listens on any more is replaced. */
 int cluster_listen(const char *address, char *bound, size_t bound_len);

@@ -527,16 +527,10 @@ static uint32_t processors_here(const struct join *j)
 
 static int listen_side(struct join *j)
 {
-    uint64_t r[2];
-    int rc = base_random(r, sizeof r);
+    char address[WIRE_ADDRESS];
+    int rc = cluster_private_address(address, sizeof address, "side", NULL);
     if (rc)
         return rc;
-    char address[WIRE_ADDRESS];
-#if defined(__linux__)
-    snprintf(address, sizeof address, "unix:@weft-side-%016llx%016llx", (unsigned long long)r[0], (unsigned long long)r[1]);
-#else
-    snprintf(address, sizeof address, "unix:/tmp/weft-side-%016llx", (unsigned long long)r[0]);
-#endif
     j->side_listener = cluster_listen(address, j->side_address, sizeof j->side_address);
     return j->side_listener < 0 ? j->side_listener : 0;
 }

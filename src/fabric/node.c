@@ -11,17 +11,6 @@
 
 static const struct fab_transport *const all_transports[] = {&fab_shm, NULL};
 
-static int wake_pipe(int fd[2])
-{
-    if (pipe(fd))
-        return base_fail(-errno, "pipe for the progress thread: %s", base_strerror(errno));
-    for (int i = 0; i < 2; i++) {
-        fcntl(fd[i], F_SETFD, FD_CLOEXEC);
-        fcntl(fd[i], F_SETFL, O_NONBLOCK);
-    }
-    return 0;
-}
-
 int fab_create(struct weft **out, const struct fab_config *config)
 {
     if (config->transport && *config->transport) {
@@ -46,7 +35,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
     atomic_init(&w->epoch, 1);
     pthread_mutex_init(&w->member_lock, NULL);
 
-    int rc = wake_pipe(w->wake_fd);
+    int rc = base_pipe(w->wake_fd, O_NONBLOCK);
     if (rc)
         goto fail;
     w->links = calloc(w->size, sizeof *w->links);

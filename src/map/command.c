@@ -41,12 +41,11 @@ static int open_pipes(struct running *r)
     for (int i = 0; i < FDS; i++)
         r->fds[i] = -1;
     for (int i = 0; i < 3; i++) {
-        if (pipe2(p[i], O_CLOEXEC)) {
-            int error = errno;
+        int rc = base_pipe(p[i], 0);
+        if (rc) {
             for (int k = 0; k < i; k++)
                 close(p[k][0]), close(p[k][1]);
-            return base_fail(-error, "cannot make a pipe: %s%s", base_strerror(error),
-                             error == EMFILE || error == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
+            return rc;
         }
     }
     r->fds[THEIR_IN] = p[0][0];

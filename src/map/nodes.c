@@ -7,6 +7,7 @@
  * started does not. So each command has a process group, its number is on the board, and whoever outlives a node
  * kills the groups of that node: the owner when a worker dies, every worker when the owner dies.
  */
+#include "cluster/cluster.h"
 #include "map/job.h"
 
 #include <fcntl.h>
@@ -231,13 +232,9 @@ static void prepare_owner(struct map_job *job)
 
 static int fork_nodes(struct map_job *job, int64_t timeout_ns)
 {
-    uint64_t random[2];
-    int rc = base_random(random, sizeof random);
+    int rc = cluster_private_address(job->coord, sizeof job->coord, "map", NULL); /* the secret as well */
     if (rc)
         return rc;
-    /* The name cannot be guessed, and is the secret as well. */
-    snprintf(job->coord, sizeof job->coord, "unix:@weft-map-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
     memset(job->board->errors, 0, sizeof job->board->errors);
     sigset_t all, before;
     sigfillset(&all);

@@ -13,6 +13,8 @@ import shlex
 import subprocess
 import sys
 
+from processes import clean_env
+
 KEYS = {"Run:": "run", "It prints:": "prints", "It prints, in any order:": "any", "Exit status:": "status"}
 
 
@@ -40,8 +42,7 @@ def check(weft, programs, group):
     (command,) = group["run"]
     words = shlex.split(command)
     words = [weft if w == "weft" else w for w in words]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}
-    p = subprocess.run(words, cwd=programs, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    p = subprocess.run(words, cwd=programs, env=clean_env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                        stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     got = p.stdout.splitlines()
     wanted = group.get("prints", group.get("any"))

@@ -6,6 +6,7 @@ Usage: test_map.py PATH-OF-WEFT [TEST...]
 WEFT_TEST_LONG=1: the same on a text of 200 MB and one of 5 GB (needs 15 GB of disk and some minutes).
 """
 import collections
+import functools
 import hashlib
 import json
 import os
@@ -21,9 +22,13 @@ import tempfile
 import time
 import unittest
 
+import processes
+from processes import alive, clean_env
+
 WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
 LONG = os.environ.get("WEFT_TEST_LONG", "") not in ("", "0")
 LIMIT = 600 if LONG else 120  # seconds until a wait that should have ended is called a failure
+until = functools.partial(processes.until, limit=LIMIT)
 MARK = f"weft-map-test-{os.getpid()}"
 SIZE = 200_000_000 if LONG else 6_000_000
 PARALLEL = shutil.which("parallel")
@@ -62,10 +67,7 @@ def digest(path):
 
 
 def environment(**more):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
-    env.update({"WEFT_TEST_MARK": MARK, "TMPDIR": Map.tmp, "LC_ALL": "C"})
-    env.update(more)
-    return env
+    return clean_env(**{"WEFT_TEST_MARK": MARK, "TMPDIR": Map.tmp, "LC_ALL": "C", **more})
 
 
 def start(*args, **kw):
@@ -89,16 +91,6 @@ def theirs(path, *command):
         return subprocess.run(command, stdin=f, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}).stdout
 
 
-def until(what, condition, limit=LIMIT):
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.005)
-    raise AssertionError("waited in vain until " + what)
-
-
 def marked():
     """Processes started by a job of these tests, this one's own children apart from jobs included."""
     found = []
@@ -107,12 +99,10 @@ def marked():
             with open(f"/proc/{pid}/environ", "rb") as f:
                 if MARK.encode() not in f.read():
                     continue
-            with open(f"/proc/{pid}/stat") as f:
-                if f.read().rsplit(")", 1)[1].split()[0] in "ZX":
-                    continue
-            found.append(int(pid))
         except OSError:
-            pass
+            continue
+        if alive(pid):
+            found.append(int(pid))
     return found
 
 
@@ -152,7 +142,7 @@ class Map(unittest.TestCase):
 
     def tearDown(self):
         try:
-            until("no process of the job is left", lambda: not marked(), 10)
+            until("no process of the job is left", lambda: not marked(), limit=10)
         except AssertionError:
             left = [read(f"/proc/{p}/cmdline") for p in marked()]
             for pid in marked():
@@ -526,14 +516,14 @@ class Map(unittest.TestCase):
             p = self.slow_job()
             p.send_signal(sig)
             self.assertEqual(p.wait(LIMIT), 128 + sig)
-            until("all is gone", lambda: not marked(), 5)
+            until("all is gone", lambda: not marked(), limit=5)
 
     def test_owner_killed(self):
         for output in ([], ["--output", os.path.join(Map.dir, "out")]):
             p = self.slow_job(*output)
             p.kill()
             p.wait()
-            until("all is gone", lambda: not marked(), 5)
+            until("all is gone", lambda: not marked(), limit=5)
             self.assertFalse(os.path.exists(os.path.join(Map.dir, "out")))
 
     def test_nodes_killed(self):

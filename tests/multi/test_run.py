@@ -5,6 +5,7 @@
 Usage: test_run.py PATH-OF-WEFT [TEST...]
 """
 import ctypes
+import functools
 import json
 import os
 import pty
@@ -15,16 +16,12 @@ import tempfile
 import time
 import unittest
 
+import processes
+from processes import alive, clean_env, state
+
 WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
 LIMIT = 60  # seconds until a wait that should have ended is called a failure
-
-
-def clean_env(**more):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}
-    env.update(more)
-    return env
-
-
+until = functools.partial(processes.until, limit=LIMIT)
 started = []  # so that a test that fails leaves nothing for the next
 
 
@@ -43,29 +40,6 @@ def run(*args, **kw):
     p = start(*args, **({"stdin": subprocess.PIPE} if data is not None else {}), **kw)
     out, err = p.communicate(data, timeout=LIMIT)
     return p.returncode, out, err
-
-
-def until(what, condition):
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError("waited in vain until " + what)
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def state(pid):
-    with open(f"/proc/{pid}/stat") as f:
-        return f.read().rsplit(")", 1)[1].split()[0]
 
 
 class Base(unittest.TestCase):
