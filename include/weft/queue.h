@@ -3,9 +3,10 @@
  * The distributed work queue: named, with a shard in the pool of every node that serves it.
  *
  * A task is a kind, a few words of the program's own, and the gaddr of a payload. Any node submits, any node
- * claims. A claim is a lease: when the claiming node dies or the lease ends, the task becomes ready again, and a
- * completion by the stale owner is refused. A task may run more than once; its submitter sees it complete exactly
- * once. The submitter keeps what it submitted: when a shard's home dies, it submits again elsewhere.
+ * claims. A claim is a lease: when the claiming node dies or the lease ends (the node whose shard holds the task
+ * measures it, by its own setting), the task becomes ready again, and a completion by the stale owner is refused. A
+ * task may run more than once; its submitter sees it complete exactly once. The submitter keeps what it submitted:
+ * when a shard's home dies, it submits again elsewhere. Order is about first in, first out; nothing more is promised.
  */
 #ifndef WEFT_QUEUE_H
 #define WEFT_QUEUE_H
@@ -57,11 +58,12 @@ typedef struct weft_done {
  * -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a handler. */
 WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
-/* Close this node's end. Its own tasks that are not complete are dropped. */
+/* Close this node's end. Its own tasks that are not complete are dropped; what it had claimed is ready again, and
+ * what others had in its shard they place elsewhere. The shard's memory returns to the pool when the node closes. */
 WEFT_API int weft_queue_close(weft_queue *q);
 
-/* Submit `count` tasks. Waits for room until the deadline. `ids` (may be NULL) receives their ids.
- * Returns how many were submitted, at least 1 (the first ones), or an error when none was. */
+/* Submit `count` tasks. `ids` (may be NULL) receives their ids. Returns how many were submitted, at least 1 (the
+ * first ones): what finds room now. Waits, until the deadline, only while there is room for none (-ETIMEDOUT). */
 WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids,
                          int64_t timeout_ns);
 

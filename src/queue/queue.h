@@ -178,7 +178,7 @@ void queue_destroy(struct weft_queue *q); /* free what is private; nobody is ins
 /* Upkeep; returns ns until the next. In the progress thread. */
 int64_t queue_tick(struct weft_queue *q, int64_t now);
 
-/* Tests only, before the first HELLO is answered: right after weft_queue_open() on each node, then a barrier. */
+/* Tests only: once the views are there and before the queue is used. */
 void queue_set_force(weft_queue *q, uint32_t force);
 
 #endif

@@ -162,10 +162,6 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
         fab_wake_here(q->w); /* who reaps, drains, or waits for room */
 }
 
-struct reap_wait {
-    struct weft_queue *q;
-};
-
 static bool reap_ready(void *arg)
 {
     struct weft_queue *q = arg;
