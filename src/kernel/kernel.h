@@ -17,6 +17,6 @@ struct weft_out {
 /* By name; NULL when there is none. */
 const weft_kernel *kernel_find(const char *name, size_t name_len);
 
-extern const weft_kernel kernel_wc, kernel_wc_printable, kernel_histogram, kernel_xxh64, kernel_grep;
+extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
 
 #endif

@@ -15,8 +15,7 @@ int weft_out_write(weft_out *out, const void *bytes, size_t len)
  * the same whoever writes them, but two writers would still be a race: hence the lock. */
 const weft_kernel *weft_kernels(size_t *count)
 {
-    static const weft_kernel *const all[] = {&kernel_wc, &kernel_wc_printable, &kernel_histogram, &kernel_xxh64,
-                                             &kernel_grep};
+    static const weft_kernel *const all[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
     static weft_kernel table[sizeof all / sizeof all[0]];
     static base_spin lock;
     base_spin_lock(&lock);

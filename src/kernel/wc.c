@@ -2,8 +2,11 @@
  *
  * Lines, words and bytes, as `LC_ALL=C wc` counts them, at the speed of memory.
  *
- * A word is a run of bytes that are not white space; for `wc-printable` the run must also hold a printable byte,
- * which is what some releases of GNU wc count. Both are found 64 bytes at a time by one addition. With `run` the mask of
+ * A word is a run of bytes that are not white space: so POSIX has it, and GNU wc since 9.5. GNU wc up to 9.4 takes a
+ * run for a word only when it holds a printable byte, and in the C locale only ASCII has those. Results are compared
+ * with those of wc, so the rule is that of the machine's own one when this is built (option wc_words).
+ *
+ * Both rules are counted 64 bytes at a time by one addition. With `run` the mask of
  * bytes that are not white space and `mark` the mask of those that make a run a word (a subset of it), each run
  * that holds a mark carries, in run + mark, into the place just behind its end, and no other place behind a run
  * becomes 1. So popcount((run + mark) & ~run) is the number of words that end here, and the addition's own carry
@@ -143,8 +146,10 @@ static void count(struct wc_count *n, const uint8_t *p, size_t len, bool printab
     count_bytes(n, p, len, printable);
 }
 
-static int run(const weft_span *in, weft_out *out, bool printable)
+static int run(const weft_span *in, const char *arg, weft_out *out)
 {
+    (void)arg;
+    const bool printable = WEFT_WC_PRINTABLE;
     struct wc_count n = {0};
     count(&n, in->bytes, in->len, printable);
     struct wc_piece piece = {
@@ -154,18 +159,6 @@ static int run(const weft_span *in, weft_out *out, bool printable)
         piece.head |= is_mark(in->bytes[i], printable);
     piece.space = i < in->len;
     return weft_out_write(out, &piece, sizeof piece);
-}
-
-static int run_wc(const weft_span *in, const char *arg, weft_out *out)
-{
-    (void)arg;
-    return run(in, out, false);
-}
-
-static int run_wc_printable(const weft_span *in, const char *arg, weft_out *out)
-{
-    (void)arg;
-    return run(in, out, true);
 }
 
 static int fold(void *state, const void *output, size_t len)
@@ -202,17 +195,8 @@ static int finish(const void *state, weft_out *out)
 
 const weft_kernel kernel_wc = {
     .name = "wc",
-    .help = "lines, words and bytes, as wc prints them",
-    .run = run_wc,
-    .state_bytes = sizeof(struct wc_state),
-    .fold = fold,
-    .finish = finish,
-};
-
-const weft_kernel kernel_wc_printable = {
-    .name = "wc-printable",
-    .help = "the same, but only words with a printable ASCII byte count, as in GNU wc 9.1",
-    .run = run_wc_printable,
+    .help = "lines, words and bytes, as wc prints them in the C locale",
+    .run = run,
     .state_bytes = sizeof(struct wc_state),
     .fold = fold,
     .finish = finish,

@@ -307,6 +307,11 @@ class Map(unittest.TestCase):
             self.check(expected, "--kernel", "wc", *more, Map.text)
         self.check(expected, "--kernel", "wc", "-", "--block", "77K", input=Map.bytes)
         self.assertEqual(theirs(Map.text, "wc").split(), expected.split())
+        # Bytes of all kinds: words of letters that are not ASCII, of dashes, of nothing printable.
+        odd = "".join(rng.choice(("naïve", "слово", "—", "“a”", "\u00a0", "\x01", "\x7f")) + rng.choice("\n \t\v")
+                      for _ in range(20000)).encode() + rng.randbytes(200_000)
+        self.assertEqual(run("--kernel", "wc", "--block", "3K", self.path("odd", odd))[1].split(),
+                         theirs(self.path("odd", odd), "wc").split(), "built with another wc_words than this wc's?")
         both = self.path("both", b"word")
         self.check(b"%7d %7d %7d\n" % (0, 2, 8), "--kernel", "wc", both, both)
         self.check(b"%7d %7d %7d\n" % (0, 0, 0), "--kernel", "wc", self.path("empty", b""))
