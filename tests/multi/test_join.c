@@ -190,6 +190,57 @@ static void test_tcp(void **state)
     assert_int_equal(processes_failed(3, over_tcp, NULL), 0);
 }
 
+/* Nodes that are told nothing but their number and a hostfile: weft's own, MLX's, or MLX's environment. */
+struct hostfile_case {
+    const char *text;
+    bool mlx; /* by MLX's variables */
+    char path[64], coordinator[64];
+};
+
+static int by_hostfile(int rank, void *arg)
+{
+    const struct hostfile_case *c = arg;
+    char number[16];
+    snprintf(number, sizeof number, "%d", rank);
+    unsetenv("WEFT_RANK");
+    setenv(c->mlx ? "MLX_RANK" : "WEFT_RANK", number, 1);
+    setenv(c->mlx ? "MLX_IBV_DEVICES" : "WEFT_HOSTFILE", c->path, 1);
+    setenv(c->mlx ? "MLX_JACCL_COORDINATOR" : "WEFT_COORD", c->coordinator, 1);
+    setenv("WEFT_POOL", "1M", 1);
+    weft *w;
+    OK(weft_open(&w, NULL));
+    CHECK(weft_rank(w) == (uint32_t)rank && weft_size(w) == 3);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_close(w));
+    return 0;
+}
+
+static void test_hostfile(void **state)
+{
+    (void)state;
+    struct hostfile_case cases[] = {
+        {"{\"weft\": 1, \"hosts\": [{\"ips\": [\"127.0.0.1\"], \"slots\": 2}, {\"ips\": [\"127.0.0.1\"]}]}", false, "", ""},
+        {"[{\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"x\", \"y\"]},"
+         " {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"x\", null, \"y\"]},"
+         " {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"x\", \"y\", null]}]", false, "", ""},
+        {"[[null, \"x\", \"y\"], [\"x\", null, \"y\"], [\"x\", \"y\", null]]", true, "", ""},
+    };
+    for (int i = 0; i < 3; i++) {
+        struct hostfile_case *c = &cases[i];
+        int status[NODES_MAX];
+        snprintf(c->path, sizeof c->path, "/tmp/weft-test-hosts-XXXXXX");
+        int fd = mkstemp(c->path);
+        assert_true(fd >= 0);
+        assert_int_equal(write(fd, c->text, strlen(c->text)), strlen(c->text));
+        close(fd);
+        snprintf(c->coordinator, sizeof c->coordinator, "127.0.0.1:%d", 20000 + ((int)getpid() + 1 + i) % 20000);
+        processes_run(3, by_hostfile, c, status);
+        unlink(c->path);
+        for (int k = 0; k < 3; k++)
+            assert_int_equal(status[k], 0);
+    }
+}
+
 static void test_alone(void **state)
 {
     (void)state;
@@ -215,7 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing),      cmocka_unit_test(test_no_coordinator),
         cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
-        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_tcp),          cmocka_unit_test(test_hostfile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
