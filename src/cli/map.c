@@ -26,7 +26,7 @@ static const char help[] =
     "  --dry-run          print the pieces and stop\n"
     "\n"
     "Work:\n"
-    "  --kernel NAME      run a built-in function instead of a command, at the speed of memory:\n";
+    "  --kernel NAME      run a built-in function instead of a command, inside the nodes:\n";
 
 static const char help_more[] =
     "  --nodes N          processes that share the work, this one included (2 to 4, by the processors)\n"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lines, words and bytes, as `LC_ALL=C wc` counts them, at the speed of memory.
+ * Lines, words and bytes, as `LC_ALL=C wc` counts them, many bytes at a time.
  *
  * A word is a run of bytes that are not white space: so POSIX has it, and GNU wc since 9.5. GNU wc up to 9.4 takes a
  * run for a word only when it holds a printable byte, and in the C locale only ASCII has those. Results are compared
