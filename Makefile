@@ -4,7 +4,7 @@ BUILD ?= build
 PREFIX ?= /usr/local
 FILE ?=
 
-.PHONY: all run test bench lint install clean deps help
+.PHONY: all run test bench lint macos-check install clean deps help
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD)
 
@@ -27,6 +27,10 @@ lint: ## warnings of two compilers, clang-tidy, cppcheck
 	@tools/deps build test lint
 	@tools/lint
 
+macos-check: ## compile all of it for macOS, here; fetches a compiler from npm
+	@tools/deps build
+	@tools/macos-check
+
 install: all ## to PREFIX (/usr/local)
 	@meson configure $(BUILD) --prefix $(PREFIX) >/dev/null
 	meson install -C $(BUILD)
@@ -38,4 +42,4 @@ clean:
 	rm -rf build build-* bench/out
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile

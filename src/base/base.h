@@ -6,11 +6,13 @@
 #define WEFT_BASE_H
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define BASE_CACHE_LINE 64
 #define BASE_PAGE       16384u /* pool granularity: the largest page of the systems we run on */
@@ -120,6 +122,7 @@ unsigned base_cpus(void);             /* processors that this process may use */
 void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a set: bit i for processor i, to 1023 */
 uint64_t base_memory_total(void);     /* bytes of the machine, or of this process's control group if less */
 uint64_t base_memory_available(void);
+uint64_t base_cache_bytes(void);      /* the last level's, of a processor; 0 when not known */
 uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
@@ -129,6 +132,20 @@ int base_pipe(int fd[2], int flags);
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* A descriptor that becomes readable when the process ends; negative where the system has none. */
 int base_watch_process(int pid);
+struct base_spawn {
+    const char *path;
+    char *const *argv;
+    char *const *env;
+    const int *fds;                  /* [3]: become 0, 1, 2 */
+    const int *signals;              /* these are to have these actions; all others are as exec leaves them */
+    const struct sigaction *actions;
+    size_t signal_count;
+    const sigset_t *mask;
+};
+/* Start a program, at a cost that does not grow with the memory mapped here, in a process group of its own. It dies with
+ * this thread, where the system knows that. `error` is shared memory: why it could not be executed. Returns 0 or a
+ * negative errno without a sentence; `*pid` is not 0 when there is a process, which the caller is to wait for. */
+int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid);
 /* Identity of this host, boot and IPC namespace: equal on two processes only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 

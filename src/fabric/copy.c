@@ -9,7 +9,6 @@
  */
 #include "fabric/copy.h"
 
-#include <unistd.h>
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #include <cpuid.h>
@@ -50,8 +49,8 @@ static BASE_COLD int choose(void)
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 4))) { /* FSRM */
         w = STRING_MOVE;
     } else if (__builtin_cpu_supports("avx")) {
-        long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-        stream_from = l3 > 0 ? (size_t)l3 / 2 : (size_t)8 << 20;
+        uint64_t l3 = base_cache_bytes();
+        stream_from = l3 ? (size_t)l3 / 2 : (size_t)8 << 20;
         w = STREAM;
     }
     atomic_store_explicit(&way, w, memory_order_release); /* stream_from before it */

@@ -25,6 +25,10 @@
 #include <immintrin.h>
 #endif
 
+#ifndef WEFT_WC_PRINTABLE
+#define WEFT_WC_PRINTABLE 0
+#endif
+
 /* What one piece tells. A word may span pieces, so the ends stay open. */
 struct wc_piece {
     uint64_t lines, bytes;

@@ -274,6 +274,7 @@ struct map_job {
     uint32_t slots_started;
 
     /* The owner's. */
+    struct map_owner *owner; /* owner.c */
     struct map_emit emit;
     struct map_counts counts;
     bool progress, progress_shown;
@@ -291,6 +292,7 @@ struct map_job {
 /* --- owner.c: the work of node 0, from the first node's start to the last one's end. The exit status, or a negative
  * errno with a sentence not yet said; then, and while job->over is not set, threads and nodes are still at work. --- */
 int map_owner_run(struct map_job *job);
+void map_owner_free(struct map_job *job);
 
 /* Give a stream piece's memory back. */
 void map_piece_release(struct map_job *job, const struct map_piece *piece);

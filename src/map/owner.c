@@ -27,7 +27,7 @@ struct record { /* one piece in work */
     uint64_t result, result_len;
 };
 
-struct owner {
+struct map_owner {
     struct map_job *job;
     struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
     pthread_t feeder;
@@ -42,7 +42,7 @@ struct owner {
 
 /* --- submitting --- */
 
-static int submit(struct owner *o, const struct record *r)
+static int submit(struct map_owner *o, const struct record *r)
 {
     const struct map_piece *p = &r->piece;
     atomic_store_explicit(&o->job->board->given_away[p->number % MAP_WINDOW], 0, memory_order_relaxed);
@@ -54,7 +54,7 @@ static int submit(struct owner *o, const struct record *r)
 }
 
 /* Called by the feeder: waits while the window is full. */
-static int feed_piece(struct owner *o, const struct map_piece *piece)
+static int feed_piece(struct map_owner *o, const struct map_piece *piece)
 {
     struct map_job *job = o->job;
     pthread_mutex_lock(&job->lock);
@@ -69,7 +69,7 @@ static int feed_piece(struct owner *o, const struct map_piece *piece)
     return submit(o, r);
 }
 
-static int feed_inputs(struct owner *o)
+static int feed_inputs(struct map_owner *o)
 {
     struct map_job *job = o->job;
     struct map_stream stream = {0};
@@ -108,7 +108,7 @@ static int feed_inputs(struct owner *o)
 
 static void *feeder_main(void *arg)
 {
-    struct owner *o = arg;
+    struct map_owner *o = arg;
     struct map_job *job = o->job;
     int rc = feed_inputs(o);
     pthread_mutex_lock(&job->lock);
@@ -124,7 +124,7 @@ static void *feeder_main(void *arg)
 /* --- reading what nodes have left for us --- */
 
 /* Bytes at a gaddr: in place where the node's pool is mapped here (a dead node's too), else fetched. */
-static const uint8_t *bytes_at(struct owner *o, weft_gaddr at, size_t len)
+static const uint8_t *bytes_at(struct map_owner *o, weft_gaddr at, size_t len)
 {
     const void *p = weft_ptr(o->job->w, at, len);
     if (p)
@@ -140,7 +140,7 @@ static const uint8_t *bytes_at(struct owner *o, weft_gaddr at, size_t len)
 }
 
 /* The outcome of a piece, in memory of our own. */
-static int read_outcome(struct owner *o, const struct record *r, struct map_outcome **out)
+static int read_outcome(struct map_owner *o, const struct record *r, struct map_outcome **out)
 {
     size_t len = r->result_len;
     if (r->status < 0)
@@ -175,7 +175,7 @@ static int read_outcome(struct owner *o, const struct record *r, struct map_outc
 
 /* --- giving memory back --- */
 
-static void send_releases(struct owner *o)
+static void send_releases(struct map_owner *o)
 {
     /* A node that is gone needs none. */
     if (o->release_count)
@@ -184,7 +184,7 @@ static void send_releases(struct owner *o)
     o->release_count = 0;
 }
 
-static void release(struct owner *o, uint32_t node, weft_gaddr at)
+static void release(struct map_owner *o, uint32_t node, weft_gaddr at)
 {
     if (node == 0) {
         weft_free(o->job->w, at);
@@ -196,7 +196,7 @@ static void release(struct owner *o, uint32_t node, weft_gaddr at)
     o->release[o->release_count++] = at;
 }
 
-static void release_outcome(struct owner *o, const struct record *r, const struct map_outcome *oc)
+static void release_outcome(struct map_owner *o, const struct record *r, const struct map_outcome *oc)
 {
     const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
     for (uint32_t i = 0; oc && i < oc->parts; i++)
@@ -212,7 +212,7 @@ static void release_outcome(struct owner *o, const struct record *r, const struc
 
 /* --- printing --- */
 
-static int fold_bytes(struct owner *o, uint64_t at, const void *bytes, size_t len, uint64_t whole)
+static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len, uint64_t whole)
 {
     if (whole > o->fold_room) {
         uint8_t *more = realloc(o->fold_input, whole);
@@ -225,14 +225,14 @@ static int fold_bytes(struct owner *o, uint64_t at, const void *bytes, size_t le
     return 0;
 }
 
-static int take_bytes(struct owner *o, const struct map_outcome *oc, uint64_t *at, const void *bytes, size_t len)
+static int take_bytes(struct map_owner *o, const struct map_outcome *oc, uint64_t *at, const void *bytes, size_t len)
 {
     int rc = o->fold_state ? fold_bytes(o, *at, bytes, len, oc->output_len) : map_emit_write(&o->job->emit, bytes, len);
     *at += len;
     return rc;
 }
 
-static int print_spilled(struct owner *o, const struct map_outcome *oc, uint64_t *at, const struct map_part *part)
+static int print_spilled(struct map_owner *o, const struct map_outcome *oc, uint64_t *at, const struct map_part *part)
 {
     uint64_t left = part->len & ~MAP_SPILLED, from = part->at;
     uint8_t *buffer = malloc(MAP_CHUNK_BYTES);
@@ -249,7 +249,7 @@ static int print_spilled(struct owner *o, const struct map_outcome *oc, uint64_t
     return rc;
 }
 
-static int print_outcome(struct owner *o, const struct map_outcome *oc)
+static int print_outcome(struct map_owner *o, const struct map_outcome *oc)
 {
     const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
     const char *error = (const char *)(part + oc->parts);
@@ -276,7 +276,7 @@ static int print_outcome(struct owner *o, const struct map_outcome *oc)
 }
 
 /* The piece is dealt with. */
-static void finish_piece(struct owner *o, struct record *r)
+static void finish_piece(struct map_owner *o, struct record *r)
 {
     struct map_job *job = o->job;
     job->counts.bytes_done += r->piece.length;
@@ -289,7 +289,7 @@ static void finish_piece(struct owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
-static int print_piece(struct owner *o, struct record *r)
+static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = read_outcome(o, r, &oc);
@@ -311,7 +311,7 @@ static int print_piece(struct owner *o, struct record *r)
 /* --- completions --- */
 
 /* What the job cannot go on after: returns the error, having said it. */
-static int fatal(struct owner *o, const struct map_outcome *oc, const char *error)
+static int fatal(struct map_owner *o, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";
     if (oc->kind == MAP_NO_START) {
@@ -323,7 +323,7 @@ static int fatal(struct owner *o, const struct map_outcome *oc, const char *erro
     return -ENOSPC;
 }
 
-static int handle_done(struct owner *o, const weft_done *d, int *status)
+static int handle_done(struct map_owner *o, const weft_done *d, int *status)
 {
     struct map_job *job = o->job;
     struct record *r = &o->window[d->tag % MAP_WINDOW];
@@ -367,7 +367,7 @@ static int handle_done(struct owner *o, const weft_done *d, int *status)
 }
 
 /* Print what may be printed now: all that is complete, or in order, up to the first piece that is not. */
-static int print_ready(struct owner *o, const weft_done *done, int count)
+static int print_ready(struct map_owner *o, const weft_done *done, int count)
 {
     struct map_job *job = o->job;
     int rc = 0;
@@ -407,7 +407,7 @@ static bool wait_for_feeder(struct map_job *job)
     return end;
 }
 
-static int main_loop(struct owner *o, int *status)
+static int main_loop(struct map_owner *o, int *status)
 {
     struct map_job *job = o->job;
     for (;;) {
@@ -448,9 +448,10 @@ static int emit_out(void *arg, const void *bytes, size_t len)
 
 int map_owner_run(struct map_job *job)
 {
-    struct owner *o = calloc(1, sizeof *o);
+    struct map_owner *o = calloc(1, sizeof *o);
     if (!o)
         return base_fail(-ENOMEM, "no memory for the list of pieces");
+    job->owner = o;
     o->job = job;
     int rc = 0;
     if (job->kernel && job->kernel->fold) {
@@ -490,10 +491,18 @@ int map_owner_run(struct map_job *job)
     if (job->counts.failed)
         map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed,
                 job->counts.pieces);
+    rc = map_report_stats(job);
+    return rc ? rc : job->counts.failed ? 1 : 0;
+}
+
+void map_owner_free(struct map_job *job)
+{
+    struct map_owner *o = job->owner;
+    if (!o)
+        return;
     free(o->copy);
     free(o->fold_state);
     free(o->fold_input);
     free(o);
-    rc = map_report_stats(job);
-    return rc ? rc : job->counts.failed ? 1 : 0;
+    job->owner = NULL;
 }

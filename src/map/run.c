@@ -144,6 +144,7 @@ int map_run(const struct map_options *options)
 said:
     if (rc)
         map_say(job, "%s", weft_error());
+    map_owner_free(job);
     map_emit_abandon(&job->emit);
     map_inputs_close(job);
     map_scratch_close(&job->spill);

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The start of one command: vfork, so that the cost does not grow with the pools that are mapped here, and exec.
+ * The command: what it is, and its start, with the signals that this program was given.
  */
 #include "map/job.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#if defined(__linux__)
-#include <sys/prctl.h>
-#endif
 
 extern char **environ;
 
@@ -85,46 +81,15 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     return 0;
 }
 
-/* Everything in the child is safe after vfork: it only makes system calls, on memory that was prepared. Its own
- * function, so that no variable of the caller lives in a register that the child may change. */
-static __attribute__((noinline)) pid_t start(const char *path, char *const *argv, const int fds[3],
-                                              _Atomic int32_t *error)
-{
-    pid_t parent = getpid();
-    pid_t pid = vfork(); /* NOLINT: posix_spawn() cannot set the death signal */
-    if (pid)
-        return pid;
-    setpgid(0, 0);
-#if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* died before that */
-        _exit(127);
-#else
-    (void)parent;
-#endif
-    for (int i = 0; i < 3; i++)
-        if (dup2(fds[i], i) < 0)
-            _exit(127);
-    /* Dispositions before the mask: no handler of ours may run here. */
-    for (size_t i = 0; i < CHANGED; i++)
-        sigaction(changed_signals[i], &original[i], NULL);
-    sigprocmask(SIG_SETMASK, &original_mask, NULL);
-    execve(path, argv, environ);
-    atomic_store_explicit(error, errno, memory_order_relaxed);
-    _exit(127);
-}
-
 int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, pid_t *pid)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    atomic_store_explicit(error, 0, memory_order_relaxed);
-    pid_t child = start(path, argv, fds, error);
-    int failed = child < 0 ? errno : 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (child < 0)
-        return -failed;
-    *pid = child;
-    return -atomic_load_explicit(error, memory_order_relaxed); /* the child is a zombie then, for the caller to reap */
+    struct base_spawn how = {.path = path,
+                             .argv = argv,
+                             .env = environ,
+                             .fds = fds,
+                             .signals = changed_signals,
+                             .actions = original,
+                             .signal_count = CHANGED,
+                             .mask = &original_mask};
+    return base_spawn(&how, error, pid);
 }
