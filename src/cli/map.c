@@ -33,7 +33,7 @@ static const char help_more[] =
     "  --slots N          commands at once on a node (processors / nodes)\n"
     "  --memory SIZE      of all nodes together (1G, at most an eighth of the machine's); what does not fit goes\n"
     "                     through temporary files in $TMPDIR\n"
-    "  --retries N        how often a failed piece is tried again (2)\n"
+    "  --retries N        how often a failed piece is tried again (2), on another node if one is free soon\n"
     "  --timeout TIME     a command that takes longer has failed: 30, 500ms, 5m\n"
     "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs as they are; else they become\n"
     "                     the piece's number (from 1), its file, its first byte, its length, and the node's number\n"

@@ -15,6 +15,7 @@
 #define TICK_NS         (100 * WEFT_MS)
 #define REAP_MAX        64u
 #define KIND_PIECE      1u
+#define RELEASE_PARTS   4u /* a mebibyte of output */
 
 enum state { FREE, SUBMITTED, COMPLETE };
 
@@ -196,14 +197,19 @@ static void release(struct map_owner *o, uint32_t node, weft_gaddr at)
     o->release[o->release_count++] = at;
 }
 
-static void release_outcome(struct map_owner *o, const struct record *r, const struct map_outcome *oc)
+static void release_part(struct map_owner *o, const struct record *r, const struct map_part *part)
 {
-    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
-    for (uint32_t i = 0; oc && i < oc->parts; i++)
-        if (part[i].len & MAP_SPILLED)
-            map_scratch_drop(&o->job->spill, part[i].at, part[i].len & ~MAP_SPILLED);
-        else
-            release(o, r->worker, part[i].at);
+    if (part->len & MAP_SPILLED)
+        map_scratch_drop(&o->job->spill, part->at, part->len & ~MAP_SPILLED);
+    else
+        release(o, r->worker, part->at);
+    if (o->release_count >= RELEASE_PARTS)
+        send_releases(o); /* somebody may wait for so much memory, or would take more */
+}
+
+/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
+static void release_outcome(struct map_owner *o, const struct record *r)
+{
     if (r->status == 0)
         release(o, r->worker, r->result);
     else if (r->status == MAP_STATUS_SPILLED)
@@ -249,7 +255,7 @@ static int print_spilled(struct map_owner *o, const struct map_outcome *oc, uint
     return rc;
 }
 
-static int print_outcome(struct map_owner *o, const struct map_outcome *oc)
+static int print_outcome(struct map_owner *o, const struct record *r, const struct map_outcome *oc)
 {
     const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
     const char *error = (const char *)(part + oc->parts);
@@ -258,11 +264,13 @@ static int print_outcome(struct map_owner *o, const struct map_outcome *oc)
     for (uint32_t i = 0; i < oc->parts && !rc; i++) {
         if (part[i].len & MAP_SPILLED) {
             rc = print_spilled(o, oc, &at, &part[i]);
+            release_part(o, r, &part[i]);
             continue;
         }
         const uint8_t *bytes = bytes_at(o, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, oc, &at, bytes, part[i].len)
                    : base_fail(-ECONNRESET, "output of a piece is lost with node %u", weft_gaddr_node(part[i].at));
+        release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
         rc = take_bytes(o, oc, &at, error + oc->error_len, oc->tail_len);
@@ -296,10 +304,10 @@ static int print_piece(struct map_owner *o, struct record *r)
     if (rc)
         return rc;
     atomic_store_explicit(&o->job->board->printing, 1, memory_order_relaxed);
-    rc = print_outcome(o, oc);
-    release_outcome(o, r, oc);
+    rc = print_outcome(o, r, oc);
+    release_outcome(o, r);
     if (oc->parts)
-        send_releases(o); /* somebody may wait for so much memory */
+        send_releases(o);
     free(oc);
     if (!rc) {
         o->job->counts.done++;
@@ -353,13 +361,13 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
         *status = oc->kind == MAP_NO_SPACE ? 1 : rc == -ENOENT ? 127 : 126;
     } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
         job->counts.retried++;
-        release_outcome(o, r, oc);
+        release_outcome(o, r);
         r->failed_on |= UINT64_C(1) << r->worker;
         rc = submit(o, r);
     } else {
         map_report_failure(job, &r->piece, oc, error, r->attempts);
         job->counts.failed++;
-        release_outcome(o, r, oc);
+        release_outcome(o, r);
         finish_piece(o, r);
     }
     free(oc);
