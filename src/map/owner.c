@@ -31,7 +31,6 @@ struct record { /* one piece in work */
 struct map_owner {
     struct map_job *job;
     struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
-    pthread_t feeder;
     uint8_t *copy;      /* for what cannot be read in place */
     size_t copy_room;
     void *fold_state;
@@ -472,9 +471,12 @@ int map_owner_run(struct map_job *job)
     if (!rc)
         rc = map_slots_start(job);
     if (!rc) {
-        rc = -pthread_create(&o->feeder, NULL, feeder_main, o);
+        pthread_t feeder; /* not joined: the last it does is to say that it has fed all, and main_loop() sees that */
+        rc = -pthread_create(&feeder, NULL, feeder_main, o);
         if (rc)
             base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
+        else
+            pthread_detach(feeder);
     }
     int status = 0;
     if (!rc)
@@ -488,7 +490,6 @@ int map_owner_run(struct map_job *job)
     map_progress_clear(job);
     if (rc) /* the threads are still at work on all of this: it ends with the process */
         return status ? status : rc; /* with a status: said already */
-    pthread_join(o->feeder, NULL);
     job->counts.end_ns = base_now_ns();
     job->over = true;
     weft_queue_shutdown(job->queue);

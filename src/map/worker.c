@@ -321,6 +321,9 @@ static void *slot_main(void *arg)
         if (accepted)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
     }
+    /* All is being ended, by whoever set this: what a thread still did now could only be in the way. */
+    while (atomic_load_explicit(&job->board->ending, memory_order_relaxed))
+        pause();
     map_capture_close(&slot->capture);
     map_held_close(&slot->held);
     weft_free(job->w, slot->buffer);

@@ -487,7 +487,9 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
 static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
-    return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_relaxed) : 0;
+    /* acquire: pairs with the release in make(), slab.c. An offset may have come here by way of another process, which
+     * orders as well, but where nothing that looks at this one can see it. */
+    return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_acquire) : 0;
 }
 
 int mem_free(struct mem_pool *p, uint64_t offset)

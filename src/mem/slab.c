@@ -133,7 +133,7 @@ static bool make(struct mem_pool *p, uint32_t class)
         atomic_store_explicit(&p->extent[first + e].tag,
                               marks | (uint64_t)c->grain << TAG_GRAIN_SHIFT |
                                   (uint64_t) class << TAG_CLASS_SHIFT,
-                              memory_order_relaxed);
+                              memory_order_release); /* pairs with tag_of(), cache.c */
     }
     link_slab(c, s);
     c->spare++;
