@@ -48,8 +48,11 @@ int fab_progress(struct weft *w)
     for (const struct fab_transport *const *t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handler_depth--;
+    /* Whoever goes to sleep counts itself a sleeper, takes this lock, and then looks: if it had the lock before us, we
+     * see it here; if it gets it after us, it sees what the handlers changed. No fence is needed. */
+    bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
     base_spin_unlock(&w->progress);
-    if (n)
+    if (BASE_UNLIKELY(sleepers))
         fab_wake_here(w);
     return n;
 }

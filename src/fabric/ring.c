@@ -6,51 +6,33 @@
 
 #include <string.h>
 
-/* First word: marker (8) . sequence (16) . id (16) . header_len (8) . payload_len (16). The sequence catches a
- * sender that has lost its place. */
-#define MARKER UINT64_C(0xa7)
-
-static uint64_t word_make(uint64_t position, uint32_t id, uint32_t header_len, uint32_t payload_len)
+static inline uint64_t word_make(uint64_t position, uint32_t id, uint32_t header_len, uint32_t payload_len)
 {
-    return MARKER << 56 | (position & 0xffff) << 40 | (uint64_t)(id & 0xffff) << 24 |
-           (uint64_t)(header_len & 0xff) << 16 | (payload_len & 0xffff);
+    return ring_position_bits(position) | RING_FIRST | (uint64_t)(id & 0xff) << 19 | (uint64_t)(header_len & 0x7f) << 12 |
+           (payload_len & 0xfff);
 }
 
-static inline uint32_t cells_for(uint32_t header_len, uint32_t payload_len)
+_Static_assert(WEFT_HEADER_MAX <= 0x7f && WEFT_PAYLOAD_MAX <= 0xfff, "lengths fit into a word");
+
+static inline uint32_t cells_for(uint32_t body)
 {
-    uint32_t body = ring_payload_at(header_len) + payload_len;
-    return (8u + body + RING_CELL_BYTES - 1) / RING_CELL_BYTES;
+    return body <= RING_CELL_BODY ? 1 : (body + RING_CELL_BODY - 1) / RING_CELL_BODY;
 }
 
-static inline _Atomic uint64_t *first_word(struct ring *ring, uint64_t position)
+static inline struct ring_cell *cell_at(struct ring *ring, uint64_t position)
 {
-    return (_Atomic uint64_t *)&ring->cells[position % RING_CELLS][0];
+    return &ring->cells[position % RING_CELLS];
 }
 
-/* Copy into / out of the ring at byte `at` (of its cells), around its end. */
-static inline void copy_in(struct ring *ring, uint64_t at, const void *src, size_t len)
+/* Copy `len` bytes to byte `at` of the message that starts at `position`. */
+static void scatter(struct ring *ring, uint64_t position, uint32_t at, const uint8_t *src, uint32_t len)
 {
-    uint8_t *bytes = (uint8_t *)ring->cells;
-    at %= sizeof ring->cells;
-    size_t first = sizeof ring->cells - at;
-    if (BASE_LIKELY(len <= first)) {
-        memcpy(bytes + at, src, len);
-    } else {
-        memcpy(bytes + at, src, first);
-        memcpy(bytes, (const uint8_t *)src + first, len - first);
-    }
-}
-
-static inline void copy_out(const struct ring *ring, uint64_t at, void *dst, size_t len)
-{
-    const uint8_t *bytes = (const uint8_t *)ring->cells;
-    at %= sizeof ring->cells;
-    size_t first = sizeof ring->cells - at;
-    if (BASE_LIKELY(len <= first)) {
-        memcpy(dst, bytes + at, len);
-    } else {
-        memcpy(dst, bytes + at, first);
-        memcpy((uint8_t *)dst + first, bytes, len - first);
+    while (len) {
+        uint32_t in_cell = at % RING_CELL_BODY, n = RING_CELL_BODY - in_cell;
+        if (n > len)
+            n = len;
+        memcpy(cell_at(ring, position + at / RING_CELL_BODY)->body + in_cell, src, n);
+        at += n, src += n, len -= n;
     }
 }
 
@@ -58,9 +40,10 @@ int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t h
               uint32_t payload_len)
 {
     struct ring *ring = s->ring;
-    uint32_t need = cells_for(header_len, payload_len);
+    uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);
     if (BASE_UNLIKELY(s->tail + need - s->head_seen > RING_CELLS)) {
-        /* acquire: the receiver's clearing of the cells, released with head in ring_pop(), comes before our writes */
+        /* acquire: the receiver's reading of the cells, before the release of head in ring_pop(), comes before our
+         * writes */
         uint64_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
         if (head - s->head_seen > s->tail - s->head_seen)
             return -EPROTO;
@@ -68,14 +51,20 @@ int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t h
         if (s->tail + need - head > RING_CELLS)
             return -EAGAIN;
     }
-    uint64_t at = s->tail * RING_CELL_BYTES + 8;
-    if (header_len)
-        copy_in(ring, at, header, header_len);
-    if (payload_len)
-        copy_in(ring, at + ring_payload_at(header_len), payload, payload_len);
+    struct ring_cell *first = cell_at(ring, s->tail);
+    if (BASE_LIKELY(need == 1)) {
+        if (header_len)
+            memcpy(first->body, header, header_len);
+        if (payload_len)
+            memcpy(first->body + ring_payload_at(header_len), payload, payload_len);
+    } else {
+        for (uint32_t i = 1; i < need; i++)
+            __atomic_store_n(&cell_at(ring, s->tail + i)->word, ring_position_bits(s->tail + i), __ATOMIC_RELAXED);
+        scatter(ring, s->tail, 0, header, header_len);
+        scatter(ring, s->tail, ring_payload_at(header_len), payload, payload_len);
+    }
     /* release: whoever sees the word (acquire in ring_pop()) sees the body */
-    atomic_store_explicit(first_word(ring, s->tail), word_make(s->tail, id, header_len, payload_len),
-                          memory_order_release);
+    __atomic_store_n(&first->word, word_make(s->tail, id, header_len, payload_len), __ATOMIC_RELEASE);
     s->tail += need;
     return 0;
 }
@@ -83,24 +72,26 @@ int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t h
 int ring_pop(struct ring_receiver *r, struct ring_message *out)
 {
     struct ring *ring = r->ring;
-    uint64_t word = atomic_load_explicit(first_word(ring, r->head), memory_order_acquire);
-    if (word == 0)
+    if (!ring_has(r))
         return 0;
-    uint32_t header_len = (uint32_t)(word >> 16) & 0xff, payload_len = (uint32_t)word & 0xffff;
-    uint32_t id = (uint32_t)(word >> 24) & 0xffff;
+    struct ring_cell *first = cell_at(ring, r->head);
+    uint64_t word = __atomic_load_n(&first->word, __ATOMIC_ACQUIRE);
+    uint32_t header_len = (uint32_t)(word >> 12) & 0x7f, payload_len = (uint32_t)word & 0xfff;
+    uint32_t id = (uint32_t)(word >> 19) & 0xff;
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX ||
                       word != word_make(r->head, id, header_len, payload_len)))
         return -EPROTO;
     out->id = id;
     out->header_len = header_len;
     out->payload_len = payload_len;
-    uint32_t body = ring_payload_at(header_len) + payload_len;
-    copy_out(ring, r->head * RING_CELL_BYTES + 8, out->body, body);
-    uint32_t taken = cells_for(header_len, payload_len);
-    for (uint32_t i = 0; i < taken; i++)
-        atomic_store_explicit(first_word(ring, r->head + i), 0, memory_order_relaxed);
-    r->head += taken;
-    /* release: pairs with the acquire in ring_push() */
-    atomic_store_explicit(&ring->head, r->head, memory_order_release);
+    uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);
+    for (uint32_t i = 0; i < need; i++) /* whole cells: a size that the compiler knows */
+        memcpy(out->body + (size_t)i * RING_CELL_BODY, cell_at(ring, r->head + i)->body, RING_CELL_BODY);
+    r->head += need;
+    if (BASE_UNLIKELY(r->head - r->head_told >= RING_HEAD_EVERY)) {
+        r->head_told = r->head;
+        /* release: pairs with the acquire in ring_push() */
+        atomic_store_explicit(&ring->head, r->head, memory_order_release);
+    }
     return 1;
 }

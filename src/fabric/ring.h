@@ -2,9 +2,10 @@
  *
  * A ring of messages from one sender to one receiver, in memory that both can write.
  *
- * The ring is an array of 64-byte cells; a message takes as many as it needs, one after the other. Its first word
- * says what it is and is written last, so a small message costs the receiver one cache line. The receiver copies a
- * message out, clears the first word of each of its cells and moves `head` on: a first word of 0 is always "not yet".
+ * The ring is an array of 64-byte cells, each a word and 56 bytes of message; a message takes as many as it needs, one
+ * after the other. A cell's word has its position in it, so one of the lap before cannot be taken for a new one; the
+ * word of a message's first cell says what the message is and is written last. The receiver writes nothing back but
+ * `head`, and that only every eighth of the ring: a small message costs one cache line to move, and nothing more.
  *
  * Neither side believes the other: the receiver checks the word (read once) before it uses a length, the sender
  * checks that `head` is between where it was and its own tail. Positions are private to the side that moves them.
@@ -16,13 +17,20 @@
 #include "weft/fabric.h"
 
 #define RING_CELL_BYTES 64u
+#define RING_CELL_BODY  56u
 #define RING_CELLS      4096u /* 256 KiB */
+#define RING_HEAD_EVERY (RING_CELLS / 8)
 #define RING_BODY_MAX   (WEFT_HEADER_MAX + WEFT_PAYLOAD_MAX)
 
+struct ring_cell {
+    uint64_t word; /* accessed atomically */
+    uint8_t body[RING_CELL_BODY];
+};
+
 struct ring {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* cells taken out so far; by the receiver */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* cells taken out, at least; by the receiver */
     _Atomic uint32_t want_room;                      /* 1: the sender waits for room; receiver clears and wakes */
-    _Alignas(BASE_CACHE_LINE) uint64_t cells[RING_CELLS][RING_CELL_BYTES / 8];
+    _Alignas(BASE_CACHE_LINE) struct ring_cell cells[RING_CELLS];
 };
 
 struct ring_sender {
@@ -33,13 +41,14 @@ struct ring_sender {
 
 struct ring_receiver {
     struct ring *ring;
-    uint64_t head;
+    uint64_t head;      /* cells taken out */
+    uint64_t head_told; /* as the sender may know */
 };
 
 struct ring_message {
     uint32_t id;
     uint32_t header_len, payload_len;
-    uint8_t body[RING_BODY_MAX]; /* header, then payload, which starts at header_len rounded up to 8 */
+    uint8_t body[RING_BODY_MAX + RING_CELL_BODY]; /* whole cells: header, then payload, which starts at header_len rounded up to 8 */
 };
 
 static inline uint32_t ring_payload_at(uint32_t header_len)
@@ -47,16 +56,25 @@ static inline uint32_t ring_payload_at(uint32_t header_len)
     return (header_len + 7u) & ~7u;
 }
 
+/* A word: 1 (1) . position, low bits (24) . first of its message (1) . id (8) . header_len (7) . payload_len (12). */
+#define RING_POSITION_SHIFT 28
+#define RING_FIRST          (UINT64_C(1) << 27)
+
+static inline uint64_t ring_position_bits(uint64_t position)
+{
+    return (UINT64_C(1) << 24 | (position & 0xffffff)) << RING_POSITION_SHIFT;
+}
+
 /* 0; -EAGAIN no room; -EPROTO the other side has written nonsense. */
 int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload,
               uint32_t payload_len);
 /* 1: one message taken; 0: none; -EPROTO nonsense. */
 int ring_pop(struct ring_receiver *r, struct ring_message *out);
-/* Is there a message? */
+/* Is there something to pop? Anything but what the lap before left. */
 static inline bool ring_has(const struct ring_receiver *r)
 {
-    const _Atomic uint64_t *word = (const _Atomic uint64_t *)&r->ring->cells[r->head % RING_CELLS][0];
-    return atomic_load_explicit(word, memory_order_acquire) != 0;
+    uint64_t word = __atomic_load_n(&r->ring->cells[r->head % RING_CELLS].word, __ATOMIC_ACQUIRE);
+    return word != 0 && word >> RING_POSITION_SHIFT != ring_position_bits(r->head - RING_CELLS) >> RING_POSITION_SHIFT;
 }
 
 #endif

@@ -413,6 +413,13 @@ static inline void nudge(struct weft *w, struct shm_link *s)
         (void)!send(s->link->side_fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been told plenty */
 }
 
+/* Have the receiver wake us when it makes room. To be followed by one more attempt. */
+static void ask_for_room(struct shm_link *s)
+{
+    atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in take() */
+}
+
 static int keep(struct weft *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op)
 {
@@ -433,9 +440,7 @@ static int keep(struct weft *w, struct shm_link *s, uint32_t id, const void *hea
     *s->backlog_end = k;
     s->backlog_end = &k->next;
     atomic_fetch_add_explicit(&s->backlog_bytes, bytes, memory_order_relaxed);
-    /* Ask for a wake-up when there is room; pairs with the fence in take(). The drain at the next progress looks
-     * again after this, so that room made meanwhile is not missed. */
-    atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_seq_cst);
+    ask_for_room(s);
     (void)w;
     return 0;
 }
@@ -444,13 +449,17 @@ static int keep(struct weft *w, struct shm_link *s, uint32_t id, const void *hea
 static int drain(struct shm_link *s)
 {
     int n = 0;
+    bool asked = false;
     while (s->backlog) {
         struct kept *k = s->backlog;
         int rc = ring_push(&s->out, k->id, k->body, k->header_len, k->body + ring_payload_at(k->header_len),
                            k->payload_len);
-        if (rc == -EAGAIN) {
-            atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_seq_cst);
+        if (rc == -EAGAIN && asked)
             break;
+        if (rc == -EAGAIN) {
+            ask_for_room(s);
+            asked = true;
+            continue; /* room may have come just before we asked */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -534,6 +543,7 @@ static bool deliver(struct weft *w, struct shm_link *s, struct ring_message *m)
 static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned most)
 {
     struct ring_message *m = &shm->message;
+    uint64_t told = s->in.head_told;
     unsigned n = 0;
     while (n < most) {
         int rc = ring_pop(&s->in, m);
@@ -559,9 +569,9 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
             break;
         }
     }
-    if (n) {
-        atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room: see keep() */
-        if (BASE_UNLIKELY(atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed))) {
+    if (BASE_UNLIKELY(s->in.head_told != told)) {
+        atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
+        if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
             wake_sleepers(s);
             nudge(w, s);
@@ -589,7 +599,7 @@ static int shm_progress(struct weft *w)
 {
     struct shm *shm = w->shm;
     int n = 0;
-    for (uint32_t i = 0; i < shm->count; i++) {
+    for (uint32_t i = shm->count; i-- > 0;) { /* oneself, the first, last */
         struct shm_link *s = shm->here[i];
         if (BASE_UNLIKELY(s->stash)) {
             n += retry_stash(w, s);

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 
+#define BUSY_SLICE_NS     WEFT_MS
 #define SLICE_NS          (10 * WEFT_MS)
 #define YIELD_FOR         16 /* times the spin time: giving the processor away, when nodes outnumber cores */
 #define LOOKS_PER_CLOCK   32u
@@ -39,6 +40,11 @@ static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the waker's fence: it sees us, or we see its change */
+    /* What handlers change comes without such a fence: see fab_progress(). While one runs just now, sleep briefly. */
+    if (base_spin_try(&w->progress))
+        base_spin_unlock(&w->progress);
+    else if (at_most > BUSY_SLICE_NS)
+        at_most = BUSY_SLICE_NS;
     uint32_t seen = atomic_load_explicit(&bell->seq, memory_order_seq_cst);
     bool now = ready(arg);
     if (!now)

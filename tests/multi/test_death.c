@@ -220,9 +220,9 @@ static void scribbled(weft *w, void *arg)
         CHECK(ring);
         uint64_t seed = (uint64_t)how;
         if (how == 0) {
-            ring->cells[0][0] = UINT64_MAX;
+            ring->cells[0].word = UINT64_MAX;
             for (unsigned i = 0; i < RING_CELLS; i++)
-                __atomic_store_n(&ring->cells[i][0], random_next(&seed) | 1, __ATOMIC_RELEASE);
+                __atomic_store_n(&ring->cells[i].word, random_next(&seed) | 1, __ATOMIC_RELEASE);
         } else { /* what the other side reads of our inbound ring: its head */
             struct ring *inbound = fab_shm_inbound(w, 0);
             atomic_store(&inbound->head, UINT64_C(1) << 60);
