@@ -256,7 +256,9 @@ static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, 
     base_spin_unlock(&s->lock_lock);
     if (atomic_load_explicit(&wait.granted, memory_order_acquire)) {
         *inherited = wait.inherited;
-        return 0;
+        /* The former holder may be a thread of this node that gave the lock back by its swap, and the home's grant came
+         * from another process: see weft_unlock(). This orders us after that swap. */
+        return weft_fetch_add_now(w, word, 0, NULL);
     }
     if (rc == -ETIMEDOUT) {
         (void)say(w, home, LOCK_CANCEL, word, wait.ticket, false);
