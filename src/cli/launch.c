@@ -590,7 +590,7 @@ int launch_cluster(const struct launch *l)
         say(&s, "%s", rc == -ENOMEM ? "no memory for the environment" : base_error());
         goto out;
     }
-    if ((rc = catch_signals(&s)) || (rc = keeper_start(&s.keeper, s.dir))) {
+    if (catch_signals(&s) || keeper_start(&s.keeper, s.dir)) {
         say(&s, "%s", base_error());
         goto out;
     }
