@@ -4,21 +4,34 @@
  */
 #include "fabric/fabric.h"
 
-static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
+/* Why nothing can go to this node; 0: something can. */
+static BASE_COLD int refuse_node(struct weft *w, uint32_t node)
 {
-    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
-    unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
     if (node >= w->size)
-        return base_fail(-EFAULT, "address %#llx: node %u does not exist; the cluster has nodes 0 to %u", a, node,
-                         w->size - 1);
+        return base_fail(-EFAULT, "node %u does not exist; the cluster has nodes 0 to %u", node, w->size - 1);
     int state = atomic_load_explicit(&w->links[node].state, memory_order_acquire);
     if (state != FAB_ALIVE)
         return base_fail(-ECONNRESET, "node %u %s", node,
                          state == FAB_LEFT ? "has left the cluster" : state == FAB_DEAD ? "is dead" : "is not connected");
+    return 0;
+}
+
+static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
+{
+    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
+    unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
+    int rc = refuse_node(w, node);
+    if (rc == -EFAULT)
+        return base_context(rc, "address %#llx", a);
+    if (rc)
+        return rc;
     if (space != 0)
         return base_fail(-EFAULT, "address %#llx: node %u has no space %u", a, node, space);
     if (addr == WEFT_NULL)
         return base_fail(-EFAULT, "the address is null");
+    if (offset < w->heap_offset)
+        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own", a,
+                         (unsigned long long)w->heap_offset);
     return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a,
                      n, offset, node, (unsigned long long)w->links[node].pool_bytes);
 }
@@ -30,11 +43,30 @@ int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link
     if (BASE_UNLIKELY(node >= w->size || weft_gaddr_space(addr) != 0))
         return base_failure(refuse(w, addr, bytes));
     struct fab_link *l = &w->links[node];
-    if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < FAB_NULL_BYTES ||
+    if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < w->heap_offset ||
                       offset > l->pool_bytes || bytes > l->pool_bytes - offset))
         return base_failure(refuse(w, addr, bytes));
     *link = l;
     return 0;
+}
+
+/* The node's link, while it is alive. */
+static inline struct fab_link *living(struct weft *w, uint32_t node)
+{
+    return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE ? &w->links[node]
+                                                                                                        : NULL;
+}
+
+int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+{
+    struct fab_link *l = living(w, node);
+    return l ? l->transport->put(w, l, offset, &value, sizeof value, NULL) : refuse_node(w, node);
+}
+
+int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+{
+    struct fab_link *l = living(w, node);
+    return l ? l->transport->atomic(w, l, FAB_SWAP, offset, value, 0, NULL, NULL) : refuse_node(w, node);
 }
 
 void fab_complete(weft_op *op, int status)
@@ -114,7 +146,7 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
              size_t payload_len, weft_op *op)
 {
     if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
-        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+        return refuse_node(w, node);
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
         return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data",
                          node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
@@ -144,7 +176,7 @@ static bool flushed(void *arg)
 int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
-        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+        return refuse_node(w, node);
     struct flush_wait f = {w, &w->links[node]};
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
@@ -154,7 +186,7 @@ int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
             return rc;
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
-        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+        return refuse_node(w, node);
     f.l->transport->fence(w, f.l);
     return 0;
 }
@@ -162,7 +194,7 @@ int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
 int weft_fence(weft *w, uint32_t node)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
-        return refuse(w, weft_gaddr_make(node, 0, 0), 0);
+        return refuse_node(w, node);
     w->links[node].transport->fence(w, &w->links[node]);
     return 0;
 }
@@ -199,7 +231,7 @@ void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
-    if (node >= w->size || weft_gaddr_space(addr) != 0 || offset < FAB_NULL_BYTES)
+    if (node >= w->size || weft_gaddr_space(addr) != 0 || offset < w->heap_offset)
         return NULL;
     struct fab_link *l = &w->links[node];
     if (!l->transport || offset > l->pool_bytes || bytes > l->pool_bytes - offset)

@@ -49,6 +49,7 @@ enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 #define FAB_CARD_MAX 256u
 
 struct weft;
+struct pollfd;
 struct fab_link;
 
 /* What a transport gives. Offsets are checked already. Return 0 or a negative errno; an op that is given is
@@ -138,6 +139,7 @@ struct weft {
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
+    uint64_t heap_offset; /* of every pool: below it are the rooms' own words, which no program may name */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
 
@@ -161,6 +163,8 @@ struct weft {
     _Atomic uint64_t polls;   /* weft_progress() calls and spinning waits, to tell that */
     _Atomic bool stopping;
     int wake_fd[2]; /* local kicks for the progress thread */
+    struct pollfd *poll_fds; /* the progress thread's, with whose they are */
+    uint32_t *poll_nodes;
 
     void *cluster, *sync, *queues; /* of the rooms above */
 };
@@ -178,6 +182,10 @@ void fab_destroy(struct weft *w); /* after fab_stop() */
 
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
+/* The rooms' own words, at offsets below the heap: put one word / swap it and wake who waits there. `offset` is ours
+ * and not checked; -ECONNRESET as above. */
+int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
+int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
 /* Mark an op pending, before a transport may complete it. */

@@ -48,7 +48,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
         w->links[i].side_fd = w->links[i].pid_fd = -1;
     }
     struct mem_options pool = config->pool;
-    pool.heap_offset = fab_heap_offset(w->size);
+    w->heap_offset = pool.heap_offset = fab_heap_offset(w->size);
     rc = mem_pool_create(&w->pool, &pool);
     if (rc)
         goto fail;
@@ -86,6 +86,8 @@ void fab_destroy(struct weft *w)
         if (w->wake_fd[i] >= 0)
             close(w->wake_fd[i]);
     pthread_mutex_destroy(&w->member_lock);
+    free(w->poll_fds);
+    free(w->poll_nodes);
     free(w->links);
     free(w);
 }
@@ -192,7 +194,7 @@ int weft_free(weft *w, weft_gaddr addr)
 weft_gaddr weft_addr(weft *w, const void *p)
 {
     uintptr_t at = (uintptr_t)p, base = (uintptr_t)w->pool_base;
-    if (at < base + FAB_NULL_BYTES || at - base >= w->pool_bytes)
+    if (at < base + w->heap_offset || at - base >= w->pool_bytes)
         return WEFT_NULL;
     return weft_gaddr_make(w->rank, 0, at - base);
 }

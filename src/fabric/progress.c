@@ -18,6 +18,7 @@
 
 #define LAZY_MS 1
 #define NAP_MS  1000 /* at most: for peers whose death no descriptor told */
+#define LOOK_NS (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
 
 static _Thread_local unsigned handler_depth;
 
@@ -186,17 +187,21 @@ static void give_up_broken(struct weft *w)
 static void *progress_thread(void *arg)
 {
     struct weft *w = arg;
-    struct pollfd *fds = calloc(1 + 2 * (size_t)w->size, sizeof *fds);
-    uint32_t *nodes = calloc(1 + 2 * (size_t)w->size, sizeof *nodes);
+    struct pollfd *fds = w->poll_fds;
+    uint32_t *nodes = w->poll_nodes;
     uint64_t polls_before = 0;
-    if (!fds || !nodes) {
-        base_log(BASE_LOG_ERROR, "no memory for the progress thread: peers' deaths will go unnoticed");
-        goto out;
-    }
+    int64_t looked = 0;
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t next = run_ticks(w);
-        if (fab_progress(w))
+        if (fab_progress(w)) {
+            int64_t now = base_now_ns();
+            if (now - looked > LOOK_NS) {
+                looked = now;
+                give_up_broken(w);
+                look_at_peers(w, fds, nodes, 0);
+            }
             continue;
+        }
         give_up_broken(w);
         int timeout_ms = (int)((next + 999999) / 1000000);
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
@@ -213,9 +218,6 @@ static void *progress_thread(void *arg)
             look_at_peers(w, fds, nodes, timeout_ms);
         atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
     }
-out:
-    free(fds);
-    free(nodes);
     return NULL;
 }
 
@@ -223,6 +225,10 @@ int fab_start(struct weft *w)
 {
     /* Signals are the program's: its own threads get them. */
     sigset_t all, before;
+    w->poll_fds = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_fds);
+    w->poll_nodes = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_nodes);
+    if (!w->poll_fds || !w->poll_nodes)
+        return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&w->thread, NULL, progress_thread, w);

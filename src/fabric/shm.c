@@ -18,6 +18,7 @@
 
 #define CONTROL_MAGIC  UINT64_C(0x7765667473686d31) /* "weftshm1" */
 #define BATCH          64u                          /* messages taken from a ring before looking at the next */
+#define STASH_MAX      1024u                        /* messages put aside of one sender before its ring waits */
 #define BACKLOG_WAIT   (1u << 20)                   /* bytes kept for a peer before its senders wait */
 #define BACKLOG_MAX    (64u << 20)                  /* bytes kept for a peer before handlers get -ENOBUFS */
 
@@ -35,6 +36,13 @@ struct kept { /* a message that found no room */
     uint8_t body[];
 };
 
+struct waiting { /* a message whose handler is not installed yet, or that came behind one */
+    struct waiting *next;
+    int64_t since;
+    bool warned;
+    struct ring_message message; /* only as much of it as there is */
+};
+
 struct shm_link {
     struct fab_link *link;
     uint8_t *pool;          /* the peer's, mapped here */
@@ -47,8 +55,8 @@ struct shm_link {
     _Atomic uint64_t backlog_bytes; /* read without the lock as a hint */
 
     struct ring_receiver in; /* under w->progress, like the rest */
-    struct ring_message *stash; /* a message that waits for its handler to be installed; NULL: none */
-    int64_t stash_since;
+    struct waiting *stash, **stash_end; /* the program's messages from one without a handler on, in order */
+    uint32_t stashed;
     _Atomic bool broken;
 };
 
@@ -149,7 +157,7 @@ static int receive_hello(int fd, struct hello *h, int fds[2], int64_t deadline)
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
             return -ETIMEDOUT;
-        int n = poll(&p, 1, (int)(left / 1000000) + 1);
+        int n = poll(&p, 1, left > WEFT_SECOND ? 1000 : (int)(left / 1000000) + 1);
         if (n > 0)
             break;
         if (n < 0 && errno != EINTR)
@@ -224,6 +232,7 @@ static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, const vo
         return base_fail(-ENOMEM, "no memory for the link to node %u", l->node);
     s->link = l;
     s->backlog_end = &s->backlog;
+    s->stash_end = &s->stash;
     l->impl = s;
     l->transport = &fab_shm;
     if (l->node == w->rank) {
@@ -268,6 +277,16 @@ static void fail_backlog(struct shm_link *s, int status)
     }
 }
 
+static void forget_first(struct shm_link *s)
+{
+    struct waiting *first = s->stash;
+    s->stash = first->next;
+    if (!s->stash)
+        s->stash_end = &s->stash;
+    s->stashed--;
+    free(first);
+}
+
 static void shm_disconnect(struct weft *w, struct fab_link *l)
 {
     (void)w;
@@ -281,6 +300,8 @@ static void shm_release(struct weft *w, struct fab_link *l)
     if (!s)
         return;
     fail_backlog(s, -ECONNRESET);
+    while (s->stash)
+        forget_first(s);
     if (l->node != w->rank) {
         if (s->pool)
             munmap(s->pool, l->pool_bytes);
@@ -420,7 +441,7 @@ static void ask_for_room(struct shm_link *s)
     atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in take() */
 }
 
-static int keep(struct weft *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
+static int keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op)
 {
     size_t at = ring_payload_at((uint32_t)header_len), bytes = sizeof(struct kept) + at + payload_len;
@@ -441,7 +462,6 @@ static int keep(struct weft *w, struct shm_link *s, uint32_t id, const void *hea
     s->backlog_end = &k->next;
     atomic_fetch_add_explicit(&s->backlog_bytes, bytes, memory_order_relaxed);
     ask_for_room(s);
-    (void)w;
     return 0;
 }
 
@@ -493,7 +513,7 @@ static BASE_COLD int send_slow(struct weft *w, struct shm_link *s, uint32_t id, 
                              s->link->node, (unsigned long long)atomic_load(&s->backlog_bytes));
     }
     base_spin_lock(&s->send_lock);
-    int rc = keep(w, s, id, header, header_len, payload, payload_len, op);
+    int rc = keep(s, id, header, header_len, payload, payload_len, op);
     if (rc == 0)
         drain(s); /* room may have come in between */
     base_spin_unlock(&s->send_lock);
@@ -539,13 +559,30 @@ static bool deliver(struct weft *w, struct shm_link *s, struct ring_message *m)
                        m->payload_len);
 }
 
-/* Take up to `most` messages of one ring. */
-static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned most)
+static BASE_COLD void put_aside(struct shm_link *s, const struct ring_message *m)
+{
+    size_t body = ring_payload_at(m->header_len) + m->payload_len;
+    struct waiting *copy = malloc(sizeof *copy); /* the whole: its size is checked where it is used */
+    if (!copy) {
+        base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it", s->link->node);
+        return;
+    }
+    copy->next = NULL;
+    copy->since = base_now_ns();
+    copy->warned = false;
+    memcpy(&copy->message, m, offsetof(struct ring_message, body) + body);
+    *s->stash_end = copy;
+    s->stash_end = &copy->next;
+    s->stashed++;
+}
+
+/* Take up to `most` messages of one ring, unless so many wait for handlers already. */
+static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
     uint64_t told = s->in.head_told;
     unsigned n = 0;
-    while (n < most) {
+    while (n < most && BASE_LIKELY(s->stashed < most_stashed)) {
         int rc = ring_pop(&s->in, m);
         if (rc == 0)
             break;
@@ -555,19 +592,10 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
             break;
         }
         n++;
-        if (BASE_UNLIKELY(!deliver(w, s, m))) {
-            /* No handler yet: put it aside, and take no more from this sender, to keep the order. */
-            struct ring_message *copy = malloc(sizeof *copy);
-            if (!copy) {
-                base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it", s->link->node);
-                continue;
-            }
-            memcpy(copy, m, sizeof *copy);
-
-            s->stash_since = base_now_ns();
-            s->stash = copy;
-            break;
-        }
+        /* The program's messages keep their order: behind one that waits, all do. weft's own do not wait for them. */
+        bool behind = s->stash && m->id < WEFT_HANDLERS;
+        if (BASE_UNLIKELY(behind || !deliver(w, s, m)))
+            put_aside(s, m);
     }
     if (BASE_UNLIKELY(s->in.head_told != told)) {
         atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
@@ -580,19 +608,28 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
     return (int)n;
 }
 
+/* Deliver what waits, as far as there are handlers now; how many left the stash. */
 static BASE_COLD int retry_stash(struct weft *w, struct shm_link *s)
 {
-    struct ring_message *m = s->stash;
-    if (!deliver(w, s, m)) {
-        if (base_now_ns() - s->stash_since < w->deadline_ns)
-            return 0;
-        base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
-                 s->link->node, m->id);
+    int n = 0;
+    for (; s->stash; n++, forget_first(s)) {
+        struct waiting *first = s->stash;
+        if (deliver(w, s, &first->message))
+            continue;
+        int64_t waits = base_now_ns() - first->since;
+        if (waits >= w->deadline_ns) {
+            base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
+                     s->link->node, first->message.id);
+            continue;
+        }
+        if (waits >= WEFT_SECOND && !first->warned) {
+            first->warned = true;
+            base_log(BASE_LOG_WARN, "%u messages from node %u wait: no handler %u is installed (weft_handle)", s->stashed,
+                     s->link->node, first->message.id);
+        }
+        break;
     }
-    free(m);
-    s->stash = NULL;
-
-    return 1;
+    return n;
 }
 
 static int shm_progress(struct weft *w)
@@ -601,13 +638,10 @@ static int shm_progress(struct weft *w)
     int n = 0;
     for (uint32_t i = shm->count; i-- > 0;) { /* oneself, the first, last */
         struct shm_link *s = shm->here[i];
-        if (BASE_UNLIKELY(s->stash)) {
+        if (BASE_UNLIKELY(s->stash))
             n += retry_stash(w, s);
-            if (s->stash)
-                continue;
-        }
         if (ring_has(&s->in) && !atomic_load_explicit(&s->broken, memory_order_relaxed))
-            n += take(w, shm, s, BATCH);
+            n += take(w, shm, s, BATCH, STASH_MAX);
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) && base_spin_try(&s->send_lock)) {
             int sent = drain(s);
             base_spin_unlock(&s->send_lock);
@@ -625,21 +659,18 @@ static bool shm_idle(struct weft *w)
 {
     struct shm *shm = w->shm;
     for (uint32_t i = 0; i < shm->count; i++)
-        if (ring_has(&shm->here[i]->in) && !shm->here[i]->stash &&
+        if (ring_has(&shm->here[i]->in) && shm->here[i]->stashed < STASH_MAX &&
             !atomic_load_explicit(&shm->here[i]->broken, memory_order_relaxed))
             return false;
     return true;
 }
 
-/* All that a peer has sent, after it is gone. */
+/* All that a peer has sent, after it is gone. What waits for a handler waits on. */
 static void shm_last_words(struct weft *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;
-    while (!s->stash && take(w, w->shm, s, RING_CELLS) > 0)
+    while (!atomic_load_explicit(&s->broken, memory_order_relaxed) && take(w, w->shm, s, RING_CELLS, UINT32_MAX) > 0)
         ;
-    free(s->stash);
-    s->stash = NULL;
-
 }
 
 static bool shm_broken(struct weft *w, struct fab_link *l)

@@ -67,9 +67,13 @@ int weft_close(weft *w)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_close() must not be called from a handler");
-    for (uint32_t i = 0; i < w->size; i++)
+    /* One deadline for all: peers that are stuck keep us no longer than one would. */
+    int64_t deadline = fab_timeout(w, WEFT_DEFAULT);
+    for (uint32_t i = 0; i < w->size; i++) {
+        int64_t left = deadline - base_now_ns();
         if (fab_alive(w, i))
-            (void)weft_flush(w, i, WEFT_DEFAULT); /* a peer that is stuck or gone does not keep us */
+            (void)weft_flush(w, i, left > 0 ? left : 0);
+    }
     take_apart(w);
     return 0;
 }

@@ -27,7 +27,7 @@ static inline uint32_t signal_word(uint64_t set)
 
 static inline int write_word(struct weft *w, uint32_t node, uint32_t word, uint64_t value)
 {
-    return weft_swap(w, weft_gaddr_make(node, 0, fab_barrier_offset(w->rank) + 8 * word), value, NULL, NULL);
+    return fab_system_swap(w, node, fab_barrier_offset(w->rank) + 8 * word, value);
 }
 
 static void take_stock(struct weft *w, struct sync *s)

@@ -27,7 +27,7 @@ static uint64_t place(const struct weft *w, const struct sync *s, uint32_t from)
 
 static int put_word(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
 {
-    int rc = weft_put(w, weft_gaddr_make(node, 0, offset), &value, 8, NULL);
+    int rc = fab_system_put(w, node, offset, value);
     return rc ? rc : weft_fence(w, node);
 }
 

@@ -13,6 +13,8 @@
 
 #define WAITERS (UINT64_C(1) << 63)
 #define OWNER   UINT64_C(0xffffffff)
+/* Nobody has it, and the last who had it died: the next is told. Not 0, so that the next asks the home. */
+#define ORPHAN  (UINT64_C(1) << 62)
 
 enum lock_verb { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE, LOCK_CANCEL };
 
@@ -72,9 +74,10 @@ static bool owner_alive(const struct weft *w, uint64_t value)
     return owner > 0 && owner <= w->size && fab_alive(w, (uint32_t)owner - 1);
 }
 
-/* Take the first living waiter off the queue and make it the owner; without one, free the lock. What was granted is
+/* Take the first living waiter off the queue and make it the owner; without one, free the
+ * lock, which stays inherited when it was. What was granted is
  * in *to, to be said without the lock. */
-static bool hand_over(struct weft *w, struct lock_queue **at, struct lock_waiter *to)
+static bool hand_over(struct weft *w, struct lock_queue **at, struct lock_waiter *to, bool inherited)
 {
     struct lock_queue *q = *at;
     bool found = false;
@@ -85,7 +88,7 @@ static bool hand_over(struct weft *w, struct lock_queue **at, struct lock_waiter
         found = fab_alive(w, next->node);
         free(next);
     }
-    uint64_t value = found ? ((uint64_t)to->node + 1) | (q->first ? WAITERS : 0) : 0;
+    uint64_t value = found ? ((uint64_t)to->node + 1) | (q->first ? WAITERS : 0) : inherited ? ORPHAN : 0;
     atomic_store_explicit(word_at(w, q->word), value, memory_order_seq_cst);
     if (!q->first) {
         *at = q->next;
@@ -127,7 +130,7 @@ static void on_request(struct weft *w, struct sync *s, uint32_t from, const stru
                                                                            memory_order_seq_cst, memory_order_acquire))
                 continue;
             inherited = v != 0;
-            granted = hand_over(w, q, &to);
+            granted = hand_over(w, q, &to, inherited);
             break;
         }
         if ((v & WAITERS) || atomic_compare_exchange_strong_explicit(word, &v, v | WAITERS, memory_order_seq_cst,
@@ -149,9 +152,9 @@ static void on_release(struct weft *w, struct sync *s, uint32_t from, const stru
     if ((v & OWNER) == (uint64_t)from + 1) {
         struct lock_queue **q = find_queue(s, m->word);
         if (*q)
-            granted = hand_over(w, q, &to);
+            granted = hand_over(w, q, &to, inherited);
         else
-            atomic_store_explicit(word_at(w, m->word), 0, memory_order_seq_cst);
+            atomic_store_explicit(word_at(w, m->word), inherited ? ORPHAN : 0, memory_order_seq_cst);
     }
     base_spin_unlock(&s->lock_lock);
     if (granted)
@@ -192,7 +195,7 @@ static void on_grant(struct weft *w, struct sync *s, uint32_t from, const struct
     }
     base_spin_unlock(&s->lock_lock);
     if (!wanted) /* it timed out just before: give it back */
-        (void)say(w, from, LOCK_RELEASE, m->word, 0, false);
+        (void)say(w, from, LOCK_RELEASE, m->word, 0, m->inherited);
 }
 
 static void on_message(struct weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
@@ -215,7 +218,7 @@ static void on_message(struct weft *w, uint32_t from, const void *header, size_t
         on_grant(w, arg, from, m);
         break;
     case LOCK_RELEASE:
-        on_release(w, arg, from, m, false);
+        on_release(w, arg, from, m, m->inherited);
         break;
     case LOCK_CANCEL:
         on_cancel(arg, from, m);
@@ -262,7 +265,7 @@ static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, 
     }
     if (rc == -ETIMEDOUT) {
         (void)say(w, home, LOCK_CANCEL, word, wait.ticket, false);
-        return base_fail(rc, "lock %#llx: another node held it until the deadline", (unsigned long long)word);
+        return base_fail(rc, "lock %#llx: it was held until the deadline", (unsigned long long)word);
     }
     return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
 }

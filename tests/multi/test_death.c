@@ -174,6 +174,40 @@ static void test_half_die(void **state)
         assert_int_equal(status[i], 0);
 }
 
+/* A death is noticed while messages come without a pause. */
+static void on_flood(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                     size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    usleep(100);
+}
+
+static void flood(weft *w, void *arg)
+{
+    (void)arg;
+    OK(weft_handle(w, 1, on_flood, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 2) {
+        usleep(100000);
+        raise(SIGKILL);
+    }
+    int64_t end = now_ns() + 8 * WEFT_SECOND;
+    while (weft_rank(w) == 1 && weft_alive(w, 0) && now_ns() < end)
+        (void)weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL); /* until node 0 has seen it, and leaves */
+    while (weft_rank(w) == 0 && weft_alive(w, 2) && now_ns() < end)
+        usleep(1000);
+    CHECK(now_ns() < end);
+}
+
+static void test_flood(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(3, flood, NULL, (const char *const[]){"WEFT_LOG=error", "WEFT_DEADLINE=1s", NULL}, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+}
+
 /* A stopped node is not dead: what needs no help from it goes on, and it is there again when it continues. */
 static void stopped(weft *w, void *arg)
 {
@@ -261,6 +295,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_half_die),
+        cmocka_unit_test(test_flood),
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_scribbled),
     };

@@ -285,10 +285,45 @@ static void late_handler(weft *w, void *arg)
     OK(weft_barrier(w, WEFT_DEFAULT));
 }
 
+/* What was sent stays, also when its sender has left before the handler came; and weft's own messages do not wait
+ * behind the program's. */
+static void late_and_gone(weft *w, void *arg)
+{
+    (void)arg;
+    static struct stream s;
+    weft_gaddr lock = on_node(symmetric_alloc(w, 64), 0);
+    s.seeds[1] = 5;
+    if (weft_rank(w) == 1) {
+        uint64_t seed = 5;
+        uint8_t payload[WEFT_PAYLOAD_MAX];
+        for (uint64_t k = 0; k < 300; k++) {
+            size_t len = message_fill(&seed, payload);
+            OK(weft_send(w, 0, 11, &k, 8, payload, len, NULL));
+        }
+        for (int i = 0; i < 3; i++) {
+            OK(weft_lock(w, lock, WEFT_DEFAULT, NULL)); /* taken: by message to node 0 */
+            OK(weft_unlock(w, lock));
+        }
+        return;
+    }
+    OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
+    usleep(50000);
+    OK(weft_unlock(w, lock));
+    while (weft_alive(w, 1))
+        usleep(1000);
+    CHECK(s.total == 0);
+    OK(weft_handle(w, 11, on_stream, &s));
+    int64_t end = now_ns() + 10 * WEFT_SECOND;
+    while (__atomic_load_n(&s.total, __ATOMIC_ACQUIRE) < 300 && now_ns() < end)
+        usleep(1000);
+    CHECK(s.total == 300 && s.wrong == 0);
+}
+
 static void test_late_handler(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed(2, late_handler, NULL), 0);
+    assert_int_equal(nodes_failed(2, late_and_gone, NULL), 0);
 }
 
 /* --- what is refused --- */
@@ -303,6 +338,8 @@ static void refusals(weft *w, void *arg)
         WEFT_NULL,
         weft_gaddr_make(0, 0, 8),
         weft_gaddr_make(0, 0, 4095),
+        weft_gaddr_make(1, 0, 4096), /* weft's own words */
+        weft_gaddr_make(1, 0, 65528),
         weft_gaddr_make(2, 0, 65536),
         weft_gaddr_make(65535, 0, 65536),
         weft_gaddr_make(1, 1, 65536),

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 
 #include "cluster_test.h"
+#include "fabric/fabric.h"
 
 /* Nobody leaves a barrier before everybody has come to it. */
 static void barrier(weft *w, void *arg)
@@ -272,6 +273,56 @@ static void test_lock_inherit(void **state)
     }
 }
 
+/* The holder dies, and the next in line no longer wants the lock: the one after it is told all the same. Node 2 asks by
+ * the message that weft_lock() sends, and waits for no answer, as one that timed out just then. */
+static void lock_heir_gone(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (weft_rank(w) == 1)
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 2) {
+        struct {
+            uint64_t word, ticket;
+            uint32_t verb, inherited;
+        } request = {word, 999, 1, 0};
+        OK(fab_send(w, 0, FAB_HANDLER_LOCK, &request, sizeof request, NULL, 0, NULL));
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 1) {
+        usleep(20000);
+        raise(SIGKILL);
+    }
+    while (weft_alive(w, 1))
+        usleep(1000);
+    if (weft_rank(w) == 3) {
+        usleep(50000); /* the lock has been to node 2 and back */
+        bool inherited = false;
+        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        CHECK(inherited);
+        OK(weft_unlock(w, word));
+        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        CHECK(!inherited);
+        OK(weft_unlock(w, word));
+    }
+    int rc;
+    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+        ;
+    OK(rc);
+}
+
+static void test_lock_heir_gone(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(4, lock_heir_gone, NULL, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    for (int k = 0; k < 4; k++)
+        if (k != 1)
+            assert_int_equal(status[k], 0);
+}
+
 /* Threads of one node exclude each other, too. */
 static struct {
     weft *w;
@@ -339,7 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit),
+        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit), cmocka_unit_test(test_lock_heir_gone),
         cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
