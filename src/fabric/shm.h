@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the two files of the shm transport share: shm.c (connecting, memory) and shm_message.c (messages).
+ */
+#ifndef WEFT_SHM_H
+#define WEFT_SHM_H
+
+#include "fabric/fabric.h"
+#include "fabric/ring.h"
+
+/* A node's control region, shared with the nodes of its host. */
+struct control {
+    uint64_t magic;
+    struct fab_bell bell;
+    struct ring rings[]; /* [size]: messages from node i */
+};
+
+struct kept { /* a message that found no room */
+    struct kept *next;
+    weft_op *op;
+    uint32_t id, header_len, payload_len;
+    uint8_t body[];
+};
+
+struct waiting { /* a message whose handler is not installed yet, or that came behind one */
+    struct waiting *next;
+    int64_t since;
+    bool warned;
+    struct ring_message message; /* only as much of it as there is */
+};
+
+struct shm_link {
+    struct fab_link *link;
+    uint8_t *pool;          /* the peer's, mapped here */
+    struct control *control; /* likewise */
+    size_t control_bytes;
+
+    base_spin send_lock; /* guards what follows, to `in` */
+    struct ring_sender out;
+    struct kept *backlog, **backlog_end;
+    _Atomic uint64_t backlog_bytes; /* read without the lock as a hint */
+
+    struct ring_receiver in; /* under w->progress, like the rest */
+    struct waiting *stash, **stash_end; /* the program's messages from one without a handler on, in order */
+    uint32_t stashed;
+    _Atomic bool broken;
+};
+
+struct shm {
+    int control_fd;
+    struct control *control;
+    size_t control_bytes;
+    struct shm_link **here; /* [count]: links to nodes of this host */
+    uint32_t count;
+    struct ring_message message; /* being delivered */
+};
+
+/* Wake who waits at the peer for memory; after a full fence. */
+void shm_ring_bell(struct fab_bell *bell);
+static inline void shm_wake_sleepers(struct shm_link *s)
+{
+    /* pairs with the waiter's sleepers++ and fence in fab_wait() */
+    if (BASE_UNLIKELY(atomic_load_explicit(&s->control->bell.sleepers, memory_order_relaxed)))
+        shm_ring_bell(&s->control->bell);
+}
+
+/* --- shm_message.c: the functions of the transport's table, and the end of a link --- */
+int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op);
+bool shm_flushed(struct weft *w, struct fab_link *l);
+int shm_progress(struct weft *w);
+bool shm_idle(struct weft *w);
+void shm_last_words(struct weft *w, struct fab_link *l);
+bool shm_broken(struct weft *w, struct fab_link *l);
+void shm_messages_init(struct shm_link *s);
+void shm_fail_backlog(struct shm_link *s, int status); /* what found no room yet */
+void shm_forget_stash(struct shm_link *s);             /* what waits for handlers */
+
+#endif
