@@ -419,7 +419,7 @@ static int pair_up(struct join *j, uint32_t node, int fd, int pid)
     memcpy(l->host, c->host, sizeof l->host);
     /* The pid that the kernel names, not the one on the card: it is right in our namespace. */
     l->pid_fd = base_watch_process(pid);
-    int rc = fab_shm.connect(j->w, l, fd, NULL, 0, j->deadline);
+    int rc = fab_choose(j->w, c->host_id)->connect(j->w, l, fd, j->deadline);
     if (!rc)
         atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
     return rc;
@@ -485,10 +485,10 @@ static int connect_pairs(struct join *j)
     for (uint32_t i = 0; i < w->size; i++) {
         if (i == w->rank)
             continue;
-        if (!fab_shm.reaches(w, j->cards[i].host_id))
+        if (!fab_choose(w, j->cards[i].host_id))
             return base_fail(-EHOSTUNREACH, "node %u is on %s and this node is not: shm, the only transport of this build, "
                                             "reaches only nodes of one host (and container)", i, j->cards[i].host);
-        w->size_here++;
+        w->size_here += memcmp(j->cards[i].host_id, w->host_id, sizeof w->host_id) == 0;
     }
     for (uint32_t i = 0; i < w->rank; i++) {
         int rc = call(j, i);
@@ -543,7 +543,8 @@ int cluster_join(struct weft *w, const struct cluster_settings *s)
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();
-    int rc = fab_shm.connect(w, self, -1, NULL, 0, j.deadline);
+    const struct fab_transport *to_self = fab_choose(w, w->host_id);
+    int rc = to_self ? to_self->connect(w, self, -1, j.deadline) : base_fail(-EHOSTUNREACH, "no transport to this node itself");
     if (rc)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);

@@ -42,11 +42,11 @@ enum fab_handler_id {
     FAB_HANDLERS = WEFT_HANDLERS + 64
 };
 
+#define FAB_TRANSPORTS_MAX 4u
+
 enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS };
 
 enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
-
-#define FAB_CARD_MAX 256u
 
 struct weft;
 struct pollfd;
@@ -58,12 +58,9 @@ struct fab_transport {
     const char *name;
     int (*open)(struct weft *w);  /* resources, before anyone is known */
     void (*close)(struct weft *w);
-    /* What a peer must know before connecting; returns its length, at most FAB_CARD_MAX. */
-    int (*card)(struct weft *w, void *card);
     bool (*reaches)(struct weft *w, const uint8_t *peer_host_id);
     /* Both sides call it, over their side connection; blocks until `deadline`. */
-    int (*connect)(struct weft *w, struct fab_link *l, int side_fd, const void *card, int card_len,
-                   int64_t deadline);
+    int (*connect)(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline);
     bool (*broken)(struct weft *w, struct fab_link *l);     /* the peer misbehaves: it is to be given up */
     void (*last_words)(struct weft *w, struct fab_link *l); /* the peer is gone: deliver what it had sent */
     void (*disconnect)(struct weft *w, struct fab_link *l); /* then fail what is pending */
@@ -143,7 +140,7 @@ struct weft {
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
 
-    const struct fab_transport *const *transports; /* NULL-terminated; those that are open */
+    const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
     void *shm; /* the shm transport's state */
 
     struct fab_link *links; /* [size] */
@@ -179,6 +176,9 @@ struct fab_config {
 };
 int fab_create(struct weft **out, const struct fab_config *config);
 void fab_destroy(struct weft *w); /* after fab_stop() */
+
+/* The best transport to a peer of that host; NULL: none reaches it. */
+const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
 
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);

@@ -9,18 +9,29 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct fab_transport *const all_transports[] = {&fab_shm, NULL};
+/* Best first. A new transport is a line here and its files. */
+static const struct fab_transport *const all_transports[] = {&fab_shm};
+
+/* Those that the setting allows. */
+static int pick_transports(struct weft *w, const char *only)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < sizeof all_transports / sizeof all_transports[0]; i++)
+        if (!only || !*only || strcmp(all_transports[i]->name, only) == 0)
+            w->transports[n++] = all_transports[i];
+    return n ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has shm (WEFT_TRANSPORT)", only);
+}
+
+const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id)
+{
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        if ((*t)->reaches(w, peer_host_id))
+            return *t;
+    return NULL;
+}
 
 int fab_create(struct weft **out, const struct fab_config *config)
 {
-    if (config->transport && *config->transport) {
-        bool known = false;
-        for (const struct fab_transport *const *t = all_transports; *t; t++)
-            known = known || strcmp((*t)->name, config->transport) == 0;
-        if (!known)
-            return base_fail(-EINVAL, "transport '%s' is not known: this build has shm (WEFT_TRANSPORT)",
-                             config->transport);
-    }
     struct weft *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
     if (!w)
         return base_fail(-ENOMEM, "no memory for the node's handle");
@@ -30,12 +41,13 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->size_here = 1;
     w->deadline_ns = config->deadline_ns;
     w->spin_ns = config->spin_ns;
-    w->transports = all_transports;
     w->wake_fd[0] = w->wake_fd[1] = -1;
     atomic_init(&w->epoch, 1);
     pthread_mutex_init(&w->member_lock, NULL);
 
-    int rc = base_pipe(w->wake_fd, O_NONBLOCK);
+    int rc = pick_transports(w, config->transport);
+    if (!rc)
+        rc = base_pipe(w->wake_fd, O_NONBLOCK);
     if (rc)
         goto fail;
     w->links = calloc(w->size, sizeof *w->links);
@@ -54,7 +66,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
         goto fail;
     w->pool_base = mem_base(w->pool);
     w->pool_bytes = mem_bytes(w->pool);
-    for (const struct fab_transport *const *t = w->transports; *t; t++) {
+    for (const struct fab_transport **t = w->transports; *t; t++) {
         rc = (*t)->open(w);
         if (rc)
             goto fail;
@@ -79,7 +91,7 @@ void fab_destroy(struct weft *w)
         if (l->pid_fd >= 0)
             close(l->pid_fd);
     }
-    for (const struct fab_transport *const *t = w->transports; *t; t++)
+    for (const struct fab_transport **t = w->transports; *t; t++)
         (*t)->close(w);
     mem_pool_destroy(w->pool);
     for (int i = 0; i < 2; i++)

@@ -46,7 +46,7 @@ int fab_progress(struct weft *w)
         return 0;
     int n = 0;
     handler_depth++;
-    for (const struct fab_transport *const *t = w->transports; *t; t++)
+    for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handler_depth--;
     /* Whoever goes to sleep counts itself a sleeper, takes this lock, and then looks: if it had the lock before us, we
@@ -96,7 +96,7 @@ static bool idle(struct weft *w)
 {
     bool quiet = true;
     base_spin_lock(&w->progress);
-    for (const struct fab_transport *const *t = w->transports; *t; t++)
+    for (const struct fab_transport **t = w->transports; *t; t++)
         quiet = quiet && (*t)->idle(w);
     base_spin_unlock(&w->progress);
     return quiet;

@@ -59,13 +59,6 @@ static void shm_close(struct weft *w)
     w->shm = NULL;
 }
 
-static int shm_card(struct weft *w, void *card)
-{
-    (void)w;
-    (void)card;
-    return 0; /* all that a peer needs comes over the side connection */
-}
-
 static bool shm_reaches(struct weft *w, const uint8_t *peer_host_id)
 {
     return memcmp(w->host_id, peer_host_id, sizeof w->host_id) == 0;
@@ -170,10 +163,8 @@ static int map_peer(struct weft *w, struct shm_link *s, const struct hello *h, c
     return 0;
 }
 
-static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, const void *card, int card_len, int64_t deadline)
+static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline)
 {
-    (void)card;
-    (void)card_len;
     struct shm *shm = w->shm;
     struct shm_link *s = calloc(1, sizeof *s);
     if (!s)
@@ -346,7 +337,6 @@ const struct fab_transport fab_shm = {
     .name = "shm",
     .open = shm_open_transport,
     .close = shm_close,
-    .card = shm_card,
     .reaches = shm_reaches,
     .connect = shm_connect,
     .last_words = shm_last_words,
