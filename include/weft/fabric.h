@@ -58,8 +58,8 @@ typedef void (*weft_handler_fn)(weft *w, uint32_t from, const void *header, size
                                 const void *payload, size_t payload_len, void *arg);
 
 /* Install (or, with NULL, remove) a handler; not from inside one (-EDEADLK). A message for an id without one waits up
- * to the node's deadline for it to be installed, and all behind it from the same node with it; then it is dropped.
- * Install right after weft_open(). */
+ * to the node's deadline for it to be installed, and with it all the program's messages behind it from the same node,
+ * also when that node has gone meanwhile; then it is dropped, and that is logged. Install right after weft_open(). */
 WEFT_API int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg);
 
 /* flush: all earlier operations of this node to `node` are complete and visible there. fence: earlier ones are
