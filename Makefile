@@ -13,7 +13,7 @@ $(BUILD)/build.ninja:
 	@meson setup $(BUILD) --prefix $(PREFIX) -Dtests=$$(pkg-config --exists cmocka && echo true || echo false)
 
 run: all ## the main job on a text of this machine, or on FILE=...
-	@BUILD=$(BUILD) tools/demo $(FILE)
+	@BUILD=$(BUILD) FILE="$$FILE" tools/demo
 
 test: ## everything that is checked, with sanitizers and fuzzers: under ten minutes
 	@tools/deps build test

@@ -34,9 +34,9 @@ static void print_help(FILE *to)
     for (size_t i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-8s  %s\n", commands[i].name, commands[i].help);
     fputs("\n"
-          "  weft map big.txt -- grep -c word   count in every piece of a file, on all processors\n"
-          "  weft run -n 4 -- ./program       start four nodes here; the program calls weft_open() to join\n"
-          "  weft config                      what is set, and by whom\n"
+          "  weft map big.txt -- wc -l    count the lines of every piece of a file, on all processors\n"
+          "  weft run -n 4 -- ./program   start four nodes here; the program calls weft_open() to join\n"
+          "  weft config                  what is set, and by whom\n"
           "\n"
           "`weft COMMAND --help` (or `weft help COMMAND`) explains one; `weft --version` prints the version.\n"
           "Settings are environment variables, WEFT_...; `weft config` lists them.\n"

@@ -39,13 +39,14 @@ static const char help_more[] =
     "                     the piece's number (from 1), its file, its first byte, its length, and the node's number\n"
     "\n"
     "Output:\n"
-    "  --output FILE      instead of standard output; FILE appears when it is whole\n"
+    "  --output FILE      instead of standard output; FILE appears when it is whole, and stays as it was when a piece\n"
+    "                     failed\n"
     "  --unordered        print outputs as they come\n"
     "  --stats            a summary at the end, on standard error; --json: as JSON; --stats-file FILE: JSON in a file\n"
     "  --progress         show progress even when standard error is no terminal; --no-progress: never\n"
     "  --help             this text\n"
     "\n"
-    "  weft map access.log -- grep -c ' 500 '\n"
+    "  weft map big.txt -- wc -l\n"
     "  weft map --block 1M big.txt -- sh -c 'tr A-Z a-z | sort' > runs.txt\n"
     "  zcat big.gz | weft map --kernel wc -\n"
     "\n"
@@ -149,7 +150,7 @@ static int take_option(struct map_options *o, int c)
 {
     switch (c) {
     case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
-    case MEMORY: return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
+    case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
         o->separator = optarg;
         if (o->cut == MAP_CUT_EXACT)

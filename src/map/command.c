@@ -12,8 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define RENEW_NS (15 * WEFT_SECOND) /* a lease holds for 60 s */
-#define FULL_MS  2                  /* until the next look for memory */
+#define FULL_MS 2 /* until the next look for memory */
 
 enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
 
@@ -201,7 +200,7 @@ static bool ended(struct running *r, siginfo_t *info)
 static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *timed_out)
 {
     struct map_slot *slot = r->slot;
-    int64_t renew = base_now_ns() + RENEW_NS;
+    int64_t renew = base_now_ns() + slot->job->renew_ns;
     /* A command that is held up would miss a deadline that is not its fault. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
@@ -232,7 +231,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         if (!killed && now >= deadline)
             *timed_out = true;
         if (!killed && now >= renew) {
-            renew = now + RENEW_NS;
+            renew = now + slot->job->renew_ns;
             slot->lost = weft_renew(slot->job->queue, slot->claim) == -ESTALE;
         }
         if (!killed && (rc || *timed_out || slot->lost)) {

@@ -73,6 +73,7 @@ int map_emit_open(struct map_emit *e, const char *path)
     }
     if (exists && access(path, W_OK))
         return refused(e, errno, "write to");
+    e->exists = exists;
     e->final_path = exists ? realpath(path, NULL) : strdup(path); /* a link keeps pointing at it */
     if (!e->final_path)
         return refused(e, errno, "open");
@@ -84,6 +85,11 @@ int map_emit_open(struct map_emit *e, const char *path)
 
 static int write_all(struct map_emit *e, const uint8_t *p, size_t len)
 {
+    if (e->bar && len) { /* a bar drawn later would erase an output that does not end with a line */
+        map_progress_clear(e->bar);
+        e->bar->progress = false;
+        e->bar = NULL;
+    }
     while (len) {
         ssize_t n = write(e->fd, p, len);
         if (n < 0 && errno == EINTR)

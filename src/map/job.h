@@ -211,6 +211,8 @@ struct map_emit {
     const char *name;       /* for messages */
     char *final_path;       /* NULL: written directly */
     char *temporary_path;   /* NULL: it has no name yet */
+    bool exists;            /* there was a file at final_path before */
+    struct map_job *bar;    /* whose progress bar is on this very terminal; it ends with the first output */
     uint8_t *buffer;        /* small outputs are gathered */
     size_t used;
     uint64_t bytes;
@@ -255,6 +257,7 @@ struct map_job {
     const struct map_options *options;
     uint32_t nodes, slots, rank;
     uint64_t pool_bytes;
+    int64_t lease_ns, renew_ns; /* how long a claim holds without a sign of its node; how often that is given */
     struct map_input *inputs;
     uint32_t input_count;
     const uint8_t *separator;
@@ -277,7 +280,8 @@ struct map_job {
     struct map_owner *owner; /* owner.c */
     struct map_emit emit;
     struct map_counts counts;
-    bool progress, progress_shown;
+    bool progress;
+    _Atomic bool progress_shown; /* a signal handler asks, too */
     int64_t progress_ns;
     _Atomic bool over;       /* the nodes may go */
     pthread_mutex_t lock;    /* of what the feeder and the main thread share, below */

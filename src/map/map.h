@@ -29,6 +29,7 @@ struct map_options {
     const char *kernel;   /* NAME[:ARG] */
     uint32_t nodes, slots;  /* 0: chosen by the number of processors */
     uint64_t memory_bytes;  /* of all pools together; 0: chosen by the machine */
+    const char *memory;     /* the same as it was typed, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;

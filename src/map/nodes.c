@@ -101,6 +101,7 @@ void map_end_all(struct map_job *job)
         struct timespec ms = {0, 1000000};
         nanosleep(&ms, NULL);
     }
+    map_progress_clear(job); /* one that was being drawn when all this began */
     /* What a node started while it was being ended. */
     for (uint32_t node = 0; node < job->nodes; node++)
         map_nodes_kill_groups(job, node);
@@ -162,7 +163,7 @@ static int open_node(struct map_job *job, int64_t timeout_ns)
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
     if (!rc)
         rc = weft_on_change(job->w, on_member, job);
-    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .submit_only = job->rank != 0};
+    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .lease_ns = job->lease_ns, .submit_only = job->rank != 0};
     if (!rc)
         rc = weft_queue_open(job->w, "map", &q, &job->queue);
     if (rc) {

@@ -485,8 +485,14 @@ int map_owner_run(struct map_job *job)
         weft_out out = {emit_out, &job->emit};
         rc = job->kernel->finish(o->fold_state, &out);
     }
-    if (!rc)
+    /* Part of an output must not take the place of a whole one. What is written directly is written already. */
+    bool kept = job->counts.failed && job->emit.final_path, existed = job->emit.exists;
+    if (!rc && kept) {
+        map_emit_abandon(&job->emit);
+        job->emit.bytes = 0;
+    } else if (!rc) {
         rc = map_emit_close(&job->emit);
+    }
     map_progress_clear(job);
     if (rc) /* the threads are still at work on all of this: it ends with the process */
         return status ? status : rc; /* with a status: said already */
@@ -497,7 +503,10 @@ int map_owner_run(struct map_job *job)
     map_nodes_wait(job);
     weft_queue_close(job->queue);
     weft_close(job->w);
-    if (job->counts.failed)
+    if (kept)
+        map_say(job, "%s is %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output,
+                existed ? "left as it was" : "not made", job->counts.failed, job->counts.pieces);
+    else if (job->counts.failed)
         map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed,
                 job->counts.pieces);
     rc = map_report_stats(job);

@@ -14,9 +14,8 @@
 
 void map_progress_clear(struct map_job *job) /* async-signal-safe */
 {
-    if (job->progress_shown)
+    if (atomic_exchange_explicit(&job->progress_shown, false, memory_order_relaxed))
         (void)!write(STDERR_FILENO, "\r\033[K", 4);
-    job->progress_shown = false;
 }
 
 static void format_left(double seconds, char *text, size_t room)
@@ -31,7 +30,9 @@ static void format_left(double seconds, char *text, size_t room)
 void map_progress_show(struct map_job *job)
 {
     int64_t now = base_now_ns();
-    if (!job->progress || now - job->progress_ns < EVERY_NS)
+    /* While a signal handler ends the job this thread is still at work, and must not draw behind its back. */
+    if (!job->progress || now - job->progress_ns < EVERY_NS ||
+        atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         return;
     job->progress_ns = now;
     const struct map_counts *c = &job->counts;
@@ -67,6 +68,6 @@ void map_progress_show(struct map_job *job)
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     if (n > columns + 3)
         n = columns + 3;
+    atomic_store_explicit(&job->progress_shown, true, memory_order_relaxed);
     (void)!write(STDERR_FILENO, line, (size_t)n);
-    job->progress_shown = true;
 }

@@ -9,7 +9,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#define KERNEL_BLOCK (UINT64_C(256) << 20) /* pieces beyond this may keep a kernel busy for long */
+
+/* Files of /proc say so of themselves, too; only reading tells. */
+static bool empty_file(int fd)
+{
+    struct stat st;
+    char first;
+    return fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0 && pread(fd, &first, 1, 0) == 0;
+}
 
 static int dry_run(struct map_job *job)
 {
@@ -18,6 +29,8 @@ static int dry_run(struct map_job *job)
     printf("piece\toffset\tlength\tfile\n");
     for (uint32_t i = 0; i < job->input_count; i++) {
         const struct map_input *in = &job->inputs[i];
+        if (in->stream && empty_file(map_input_fd(job, i, &held)))
+            continue;
         if (in->stream) {
             printf("-\t-\t-\t%s (a stream: its pieces show only when it is read)\n", in->name);
             continue;
@@ -37,6 +50,42 @@ static int dry_run(struct map_job *job)
     return 0;
 }
 
+/* Whether a file can be written there, without making it. */
+static int check_writable(const char *option, const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0) {
+        int error = S_ISDIR(st.st_mode) ? EISDIR : access(path, W_OK) ? errno : 0;
+        return error ? base_fail(-EINVAL, "%s %s: cannot be written: %s", option, path, base_strerror(error)) : 0;
+    }
+    if (errno != ENOENT)
+        return base_fail(-EINVAL, "%s %s: cannot be written: %s", option, path, base_strerror(errno));
+    const char *slash = strrchr(path, '/');
+    size_t len = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    char *directory = strndup(slash ? path : ".", len);
+    if (!directory)
+        return base_fail(-ENOMEM, "no memory for a path");
+    int rc = 0;
+    if (!path[0] || access(directory, W_OK | X_OK))
+        rc = base_fail(-EINVAL, "%s %s: a file cannot be made in %s: %s", option, path, directory,
+                       base_strerror(path[0] ? errno : ENOENT));
+    free(directory);
+    return rc;
+}
+
+/* A node that is stopped, or hangs, gives no sign: its pieces run elsewhere when their lease has ended. Short, for so
+ * long the job stands; yet what is only slow must not lose its work. */
+static void choose_lease(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    job->lease_ns = 15 * WEFT_SECOND;
+    if (o->kernel && o->block_bytes > KERNEL_BLOCK)
+        job->lease_ns = 60 * WEFT_SECOND; /* nothing is renewed while a kernel runs, only while its piece is read */
+    else if (!o->kernel && o->timeout_ns && o->timeout_ns < 12 * WEFT_SECOND)
+        job->lease_ns = o->timeout_ns + 3 * WEFT_SECOND;
+    job->renew_ns = job->lease_ns / 4;
+}
+
 /* Everything that can be wrong with the options, before anything starts. */
 static int prepare(struct map_job *job)
 {
@@ -54,12 +103,20 @@ static int prepare(struct map_job *job)
             memory = least * job->nodes;
     }
     job->pool_bytes = memory / job->nodes;
-    if (job->pool_bytes < least) {
-        char need[32];
+    if (o->memory && (job->pool_bytes < least || memory > base_memory_total())) {
+        char need[32], most[32];
         base_format_bytes(least * job->nodes, need, sizeof need);
-        return base_fail(-EINVAL, "--memory is too small: %u nodes of %u slots need %s at least", job->nodes, job->slots,
-                         need);
+        base_format_bytes(base_memory_total(), most, sizeof most);
+        return base_fail(-EINVAL, "--memory %s: expected %s (what %u node%s of %u slot%s need%s) to %s (what there is)",
+                         o->memory, need, job->nodes, job->nodes == 1 ? "" : "s", job->slots,
+                         job->slots == 1 ? "" : "s", job->nodes == 1 ? "s" : "", most);
     }
+    if (o->stats_file) {
+        int rc = check_writable("--stats-file", o->stats_file);
+        if (rc)
+            return rc;
+    }
+    choose_lease(job);
     static const uint8_t newline = '\n';
     job->separator = o->cut == MAP_CUT_SEPARATOR ? (const uint8_t *)o->separator : &newline;
     job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : o->separator_len;
@@ -103,6 +160,12 @@ int map_run(const struct map_options *options)
     pthread_cond_init(&job->changed, NULL);
 
     rc = prepare(job);
+    if (rc == -EINVAL) {
+        map_say(job, "%s\nSee `weft map --help`.", weft_error());
+        rc = 0;
+        status = 2;
+        goto said;
+    }
     if (!rc && options->command) {
         rc = map_command_resolve(&job->command, options->command, options->literal);
         if (rc)
@@ -117,6 +180,8 @@ int map_run(const struct map_options *options)
     }
     if (!rc)
         rc = map_emit_open(&job->emit, options->output);
+    if (!rc && job->progress && isatty(job->emit.fd))
+        job->emit.bar = job;
     if (!rc)
         rc = map_board_create(job);
     if (!rc) {

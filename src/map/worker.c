@@ -17,6 +17,8 @@
 /* How often a piece is left to a node on which it has not failed yet. */
 #define GIVE_AWAY_MAX 6u
 
+#define READ_STEP (UINT64_C(16) << 20) /* of a piece for a kernel, between two looks at the clock */
+
 /* The command's arguments for one piece; in one allocation. NULL when there is no memory. */
 static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
 {
@@ -100,10 +102,21 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
+/* Reading a large piece takes long on a slow disk: give a sign now and then. */
+static void renew(struct map_slot *slot, int64_t *next)
+{
+    int64_t now = base_now_ns();
+    if (now < *next)
+        return;
+    *next = now + slot->job->renew_ns;
+    slot->lost = weft_renew(slot->job->queue, slot->claim) == -ESTALE;
+}
+
 /* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
 static const uint8_t *load(struct map_slot *slot, const struct map_span *in, void **mapped, size_t *mapped_len)
 {
     struct map_job *job = slot->job;
+    int64_t next = base_now_ns() + job->renew_ns;
     if (in->memory)
         return in->memory;
     if (in->length > slot->buffer_bytes) {
@@ -118,7 +131,8 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
         uint8_t *to = weft_ptr(job->w, slot->buffer, slot->buffer_bytes);
         uint64_t done = 0;
         while (done < in->length) {
-            ssize_t n = pread(in->fd, to + done, in->length - done, (off_t)(in->offset + done));
+            uint64_t want = in->length - done < READ_STEP ? in->length - done : READ_STEP;
+            ssize_t n = pread(in->fd, to + done, want, (off_t)(in->offset + done));
             if (n < 0 && errno == EINTR)
                 continue;
             if (n < 0) {
@@ -131,6 +145,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
                 return NULL;
             }
             done += (uint64_t)n;
+            renew(slot, &next);
         }
         return to;
     }
@@ -142,6 +157,11 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
         return NULL;
     }
     madvise(*mapped, *mapped_len, MADV_SEQUENTIAL);
+    for (uint64_t at = 0; at < *mapped_len; at += page) { /* reads it from the disk */
+        (void)((const volatile uint8_t *)*mapped)[at];
+        if (at % READ_STEP == 0)
+            renew(slot, &next);
+    }
     return (const uint8_t *)*mapped + front;
 }
 

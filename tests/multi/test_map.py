@@ -420,15 +420,19 @@ class Map(unittest.TestCase):
                 ("exclude", ["--kernel", "wc", some, "--", "cat"]), ("unknown option", ["--frob", some, "--", "cat"]),
                 ("exclude", ["--exact", "--separator", "x", some, "--", "cat"]),
                 ("empty text", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
-                ("needs a value", [some, "--block"])):
+                ("needs a value", [some, "--block"]),
+                ("--block: '99999999999T' is too large", ["--block", "99999999999T", some, "--", "cat"]),
+                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs a text", ["--kernel", "grep", some]),
+                ("nothing behind a colon", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
+                ("--memory 1: expected", ["--memory", "1", some, "--", "cat"]),
+                ("--memory 1000T: expected", ["--memory", "1000T", some, "--", "cat"]),
+                ("--stats-file /nowhere/x: ", ["--stats-file", "/nowhere/x", some, "--", "cat"]),
+                ("--stats-file /tmp: ", ["--stats-file", "/tmp", some, "--", "cat"])):
             code, out, err = run(*args)
             self.assertEqual((code, out), (2, b""), (args, err))
             self.assertIn(word, err)
         for word, args in (
                 ("No such file", ["/nowhere", "--", "cat"]), ("is a directory", ["/tmp", "--", "cat"]),
-                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs a text", ["--kernel", "grep", some]),
-                ("nothing behind a colon", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
-                ("--memory is too small", ["--memory", "1M", some, "--", "cat"]),
                 ("No such file", ["--output", "/nowhere/x", some, "--", "cat"]),
                 ("Is a directory", ["--output", "/tmp", some, "--", "cat"])):
             code, out, err = run(*args)
@@ -455,6 +459,27 @@ class Map(unittest.TestCase):
         os.unlink(link)
         os.unlink(new)
         self.check(Map.bytes, "--output", "/dev/stdout", Map.text, "--", "cat")
+
+    def test_an_incomplete_output_replaces_nothing(self):
+        keep, new = self.path("keep.txt", b"before"), os.path.join(Map.dir, "new")
+        for command in (["sh", "-c", "[ {#} != 3 ] && cat"], ["false"]):
+            args = ("--block", "500K", "--retries", "0", Map.text, "--", *command)
+            code, out, err = run("--output", keep, *args)
+            self.assertEqual((code, out, read(keep)), (1, b"", b"before"), err)
+            self.assertRegex(err, rf"weft map: {keep} is left as it was: \d+ of \d+ pieces failed")
+            code, _, err = run("--output", new, *args)
+            self.assertEqual((code, os.path.exists(new)), (1, False), err)
+            self.assertIn(f"{new} is not made: ", err)
+
+    def test_closed_standard_files(self):
+        """What main() puts in the place of a closed one fails so, too."""
+        some = self.path("some", b"a\n")
+        for args, line in (([some, "--", "cat"], '"$@" 1</dev/null'), (["--kernel", "wc", some], '"$@" 1</dev/null'),
+                           (["--dry-run", some], '"$@" 1</dev/null'), (["--kernel", "wc", "-"], '"$@" 0>/dev/null')):
+            p = subprocess.run(["sh", "-c", line, "sh", WEFT, "map", *args], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env=environment(), timeout=LIMIT)
+            self.assertEqual((p.returncode, p.stdout), (1, b""), (args, p.stderr))
+            self.assertIn(b"standard input" if "0>" in line else b"standard output", p.stderr)
 
     def test_full_disk(self):
         code, _, err = run("--output", "/dev/full", Map.text, "--", "cat")
@@ -577,6 +602,30 @@ class Map(unittest.TestCase):
             out, err = p.communicate(timeout=LIMIT)
             self.assertEqual((p.returncode, out), (0, b"a\nb\n"), err)
 
+    def test_a_stopped_node(self):
+        """Its pieces run elsewhere when their lease is over: here after 3.2 seconds."""
+        p = start("--nodes", "3", "--slots", "1", "--block", "200K", "--timeout", "200ms", "--retries", "1000", Map.text, "--",
+                  "sh", "-c", "sleep 0.01; cat")
+        self.addCleanup(p.stdout.close)
+        self.addCleanup(p.stderr.close)
+        os.kill(until("the nodes run", lambda: len(n := nodes_of(p.pid)) == 2 and n)[0], signal.SIGSTOP)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 0, err)
+        self.assertTrue(out == Map.bytes)
+
+    def test_stopped_and_continued(self):
+        """Ctrl-Z, for longer than a lease: what has lost its lease runs again, and nothing comes twice."""
+        p = start("--nodes", "3", "--slots", "2", "--block", "200K", "--timeout", "500ms", "--retries", "1000", Map.text, "--",
+                  "sh", "-c", "sleep 0.05; cat", start_new_session=True)
+        until("the nodes run", lambda: len(nodes_of(p.pid)) == 2)
+        time.sleep(0.1)
+        os.killpg(p.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.killpg(p.pid, signal.SIGCONT)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 0, err)
+        self.assertTrue(out == Map.bytes)
+
     def test_nodes_killed_over_kernels_and_streams(self):
         expected = run("--kernel", "wc", Map.text)[1]
         p = start("--nodes", "4", "--block", "16K", "--kernel", "wc", Map.text)
@@ -605,6 +654,9 @@ class Map(unittest.TestCase):
             at += int(length)
             self.assertTrue(at == len(Map.bytes) or Map.bytes[at - 1] == 10)
         self.assertEqual(at, len(Map.bytes))
+        code, out, _ = run("--dry-run", self.path("empty", b""), "/proc/version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, rb"^piece\toffset\tlength\tfile\n-\t-\t-\t/proc/version \(a stream.*\n$")
 
     def test_placeholders(self):
         some = self.path("some", b"abc\ndef\n")
@@ -627,12 +679,15 @@ class Map(unittest.TestCase):
         self.assertIn("overhead", err)
 
     def test_progress(self):
-        def terminal(*args):
+        def terminal(*args, interrupt=False, **kw):
             main, other = pty.openpty()
-            p = start(*args, stderr=other, stdout=subprocess.DEVNULL)
+            p = start(*args, stderr=other, stdout=other if kw.get("both") else subprocess.DEVNULL)
             os.close(other)
             seen = b""
             while True:
+                if interrupt and b"running" in seen:
+                    p.send_signal(signal.SIGINT)
+                    interrupt = False
                 try:
                     part = os.read(main, 4096)
                 except OSError:
@@ -641,7 +696,7 @@ class Map(unittest.TestCase):
                     break
                 seen += part
             os.close(main)
-            self.assertEqual(p.wait(LIMIT), 0)
+            self.assertEqual(p.wait(LIMIT), kw.get("code", 0))
             return seen
 
         args = ("--block", "500K", "--nodes", "2", Map.text, "--", "sh", "-c", "sleep 0.1; cat")
@@ -649,6 +704,12 @@ class Map(unittest.TestCase):
         self.assertRegex(seen, rb"%.*of .*/s.*running.*left")
         self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
         self.assertEqual(terminal("--no-progress", *args), b"")
+        seen = terminal(*args, interrupt=True, code=128 + signal.SIGINT)
+        self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
+        # Output on the same terminal: the bar ends before it.
+        seen = terminal(*args[:-1], "sleep 0.2; printf {#},", both=True)
+        self.assertRegex(seen, rb"running.*\r\033\[K1,")
+        self.assertNotIn(b"\033", seen[seen.index(b"\033[K1,") + 3:])
         self.check(Map.bytes, *args)
         self.assertEqual(run(*args)[2], "")
 
