@@ -34,6 +34,7 @@ macos-check: ## compile all of it for macOS, here; fetches a compiler from npm
 install: all ## to PREFIX (/usr/local)
 	@meson configure $(BUILD) --prefix $(PREFIX) >/dev/null
 	meson install -C $(BUILD)
+	@tools/library-path $(BUILD)
 
 deps: ## install what all of these need
 	@tools/deps build test lint bench

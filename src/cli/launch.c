@@ -50,6 +50,7 @@ struct launcher {
     struct rlimit files; /* as we found it, for the nodes */
 
     int status;          /* of the first node that failed; 0: none */
+    int output_status;   /* ours, when output was lost before any node had failed; 0: none was */
     int interrupted;     /* the signal that was first passed on; 0: none */
     bool ending, killed; /* the nodes were asked to end; were made to */
     bool timed_out;
@@ -374,7 +375,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     if (status == 0)
         return;
     /* What we ended is no news. */
-    bool by_us = s->ending && WIFSIGNALED(how);
+    bool by_us = (s->ending && WIFSIGNALED(how)) ||
+                 (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (s->out.broken || s->err.broken));
     if (WIFSIGNALED(how) && !by_us)
         say(s, "node %u (pid %d) was killed by %s%s", rank, (int)node->pid,
             signal_name(WTERMSIG(how), name, sizeof name), WCOREDUMP(how) ? " (core dumped)" : "");
@@ -469,6 +471,23 @@ static bool handle_time(struct launcher *s)
 
 /* --- the loop --- */
 
+/* Output that goes nowhere is a failure of ours. Nobody needs to be told that a reader has left, as after `| head`:
+ * the status is then what SIGPIPE would have made of us. */
+static void look_at_output(struct launcher *s)
+{
+    struct relay_out *outs[] = {&s->out, &s->err};
+    for (int i = 0; i < 2; i++) {
+        int error = outs[i]->error;
+        if (!error)
+            continue;
+        outs[i]->error = 0; /* said once */
+        if (error != EPIPE)
+            say(s, "standard %s: %s", i ? "error" : "output", base_strerror(error));
+        if (!s->status && !s->output_status)
+            s->output_status = error == EPIPE ? 128 + SIGPIPE : 1;
+    }
+}
+
 static int poll_timeout(const struct launcher *s)
 {
     int64_t until = s->running ? s->deadline : INT64_MAX;
@@ -517,6 +536,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
         }
         relay_write(&s->out);
         relay_write(&s->err);
+        look_at_output(s);
         bool out_waits = relay_waiting(&s->out), err_waits = relay_waiting(&s->err);
         if (!s->running && !more && !out_waits && !err_waits)
             return;
@@ -597,7 +617,10 @@ int launch_cluster(const struct launch *l)
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;
     start_all(&s);
     loop(&s, fds);
-    status = s.timed_out ? LAUNCH_TIMED_OUT : s.status;
+    relay_write(&s.out);
+    relay_write(&s.err);
+    look_at_output(&s);
+    status = s.timed_out ? LAUNCH_TIMED_OUT : s.output_status ? s.output_status : s.status;
     if (!status && s.started < l->nodes && s.interrupted)
         status = 128 + s.interrupted; /* before there was a node to hear of it */
 

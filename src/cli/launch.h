@@ -49,7 +49,8 @@ void keeper_remove_dir(const char *dir);
 /* Where lines go: our stdout or stderr. Never blocks; what cannot be written yet is queued. */
 struct relay_out {
     int fd;
-    bool broken; /* nobody reads it any more */
+    bool broken; /* takes nothing any more; `error` says why: EPIPE when nobody reads it */
+    int error;
     char *data;
     size_t start, end, room;
 };

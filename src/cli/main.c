@@ -93,11 +93,12 @@ static const struct command *find(const char *word)
     return NULL;
 }
 
-/* A file opened later must not become descriptor 0, 1 or 2 by chance. */
+/* A file opened later must not become descriptor 0, 1 or 2 by chance. What stands in for a closed one is opened the
+ * other way round, so that its use fails (EBADF) as that of the closed one would: lost output must not pass unseen. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
             _exit(CLI_FAILED);
 }
 

@@ -15,7 +15,14 @@
  * alone, so it must not be made non-blocking. */
 #define WRITE_MAX 4096u
 
-static bool append(struct relay_out *o, const char *bytes, size_t len)
+static void give_up(struct relay_out *o, int error)
+{
+    o->broken = true; /* the launcher closes what feeds it, so that the nodes see it too */
+    o->error = error;
+    o->start = o->end = 0;
+}
+
+static void append(struct relay_out *o, const char *bytes, size_t len)
 {
     if (o->room - o->end < len && o->start) {
         memmove(o->data, o->data + o->start, relay_waiting(o));
@@ -25,14 +32,15 @@ static bool append(struct relay_out *o, const char *bytes, size_t len)
     if (o->room - o->end < len) {
         size_t room = 2 * (o->end + len);
         char *more = realloc(o->data, room);
-        if (!more)
-            return false;
+        if (!more) {
+            give_up(o, ENOMEM);
+            return;
+        }
         o->data = more;
         o->room = room;
     }
     memcpy(o->data + o->end, bytes, len);
     o->end += len;
-    return true;
 }
 
 void relay_say(struct relay_out *o, const char *text, size_t len)
@@ -46,11 +54,11 @@ static void emit(struct relay_in *in, const char *line, size_t len)
     char tag[16];
     struct relay_out *o = in->to;
     int n = snprintf(tag, sizeof tag, "[%u] ", in->node);
-    if (o->broken)
-        return;
-    append(o, tag, (size_t)n);
-    append(o, line, len);
-    if (len == 0 || line[len - 1] != '\n')
+    if (!o->broken)
+        append(o, tag, (size_t)n);
+    if (!o->broken)
+        append(o, line, len);
+    if (!o->broken && (len == 0 || line[len - 1] != '\n'))
         append(o, "\n", 1);
 }
 
@@ -116,8 +124,7 @@ void relay_write(struct relay_out *o)
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             return;
         if (n < 0) {
-            o->broken = true; /* the launcher closes what feeds it, so that the nodes see it too */
-            o->start = o->end = 0;
+            give_up(o, errno);
             return;
         }
         o->start += (size_t)n;

@@ -66,7 +66,7 @@ static bool is_own_address(const char *text)
     return found;
 }
 
-/* An entry that says nothing is this machine; else one of its names or addresses must be ours. */
+/* An entry with only devices is this machine; else one of its names or addresses must be ours. */
 static bool is_here(const struct cluster_host *h)
 {
     char name[256] = "";
@@ -137,7 +137,6 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     bool started = false;
-    uint64_t bytes;
     int c, status;
     while ((c = cli_option("run", argc, argv, "n:tkh", longs, &started)) != -1) {
         switch (c) {
@@ -147,8 +146,8 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
             break;
         case 'H': l->hostfile = optarg; break;
         case 'P':
-            if (base_parse_bytes(optarg, &bytes) || strlen(optarg) > 40)
-                return cli_usage("run", "--pool: %s", base_error());
+            if (cluster_pool_check(optarg) || strlen(optarg) > 40)
+                return cli_usage("run", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
             l->pool = optarg;
             break;
         case 't': l->tag = true; break;
@@ -173,6 +172,8 @@ int cli_run(int argc, char **argv)
     int status = parse_options(argc, argv, &l, &done);
     if (status || done)
         return status;
+    if (cluster_secret_check()) /* else a new secret would take the place of the one that is missing */
+        return cli_error("run", "%s", base_error());
     l.make_secret = !is_set("WEFT_SECRET") && !is_set("WEFT_SECRET_FILE");
     const char *hostfile = l.hostfile ? l.hostfile : is_set("WEFT_HOSTFILE") ? getenv("WEFT_HOSTFILE") : NULL;
     if (hostfile && (status = apply_hostfile(&l, hostfile)))

@@ -72,6 +72,9 @@ struct cluster_setting_row {
 /* `rows` has room for `max`; returns how many there are, or an error. `config` may be NULL: what options say. A
  * missing rank is no error here: who asks is not a node. */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config);
+/* Before nodes are started: whether WEFT_POOL may be this text, and whether WEFT_SECRET is unset or something. */
+int cluster_pool_check(const char *text);
+int cluster_secret_check(void);
 /* Whether a hostfile may give the setting of this name. */
 bool cluster_setting_in_hostfile(const char *name);
 

@@ -178,6 +178,18 @@ static int read_devices(struct reader *r, const json_t *list, struct cluster_hos
     return 0;
 }
 
+/* MLX's form may have any keys, so only this tells an entry from one whose host is under a wrong name. */
+static bool names_host(const json_t *entry)
+{
+    static const char *const keys[] = {"ssh", "ips", "rdma"};
+    for (int i = 0; i < 3; i++) {
+        const json_t *v = json_object_get(entry, keys[i]);
+        if (v && !json_is_null(v))
+            return true;
+    }
+    return false;
+}
+
 static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bool own)
 {
     static const char *const keys[] = {"ssh", "ips", "rdma", "slots", NULL};
@@ -187,6 +199,11 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
         return expected(r, "an object with \"ssh\", \"ips\" and \"rdma\"", v);
     if (own && (rc = only_keys(r, v, keys, "one of the keys ssh, ips, rdma, slots")))
         return rc;
+    if (!names_host(v)) {
+        char place[256];
+        return base_fail(-EINVAL, "%s:%u: %s: expected \"ssh\", \"ips\" or \"rdma\", found none of them", r->name,
+                         position_line(r->text, r->len, &r->path), position_name(&r->path, place, sizeof place));
+    }
     h->machine = (uint32_t)me;
     r->slots[me] = 1;
 

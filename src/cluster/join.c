@@ -19,6 +19,7 @@
 
 #define ANSWER_GRACE    (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
 #define STRANGER_WAIT   (1 * WEFT_SECOND) /* for a side connection to say who it is */
+#define GUEST_WAIT      (2 * WEFT_SECOND) /* for a guest of node 0, when there are more than can be nodes */
 #define PENDING_MAX     (2u * WEFT_MAX_NODES)
 
 struct join {
@@ -182,6 +183,7 @@ enum stage { WAIT_HELLO, WAIT_PROOF, SEATED };
 struct guest {
     int fd;
     enum stage stage;
+    int64_t came;
     size_t got; /* bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
@@ -271,6 +273,20 @@ static uint32_t seated(const struct join *j)
     return n;
 }
 
+/* With more guests than can be nodes, some are strangers: who has not shown by now what it is makes room. With fewer
+ * a slow node, of many on few processors, is let be. */
+static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
+{
+    int64_t now = base_now_ns();
+    for (uint32_t i = guests; i-- > 0 && guests >= j->w->size;) {
+        if (g[i].stage == SEATED || now - g[i].came < GUEST_WAIT)
+            continue;
+        close(g[i].fd);
+        g[i] = g[--guests];
+    }
+    return guests;
+}
+
 static int coordinate(struct join *j)
 {
     uint32_t guests = 0;
@@ -291,7 +307,8 @@ static int coordinate(struct join *j)
         if (left <= 0) {
             char missing[256], text[WIRE_TEXT];
             name_missing(j, missing, sizeof missing);
-            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s (WEFT_JOIN_TIMEOUT)", missing,
+            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s; if slow, "
+                     "raise WEFT_JOIN_TIMEOUT", missing,
                      j->w->size, bound, (double)j->settings->join_timeout_ns / 1e9);
             for (uint32_t i = 0; i < guests; i++)
                 if (g[i].stage == SEATED)
@@ -299,6 +316,7 @@ static int coordinate(struct join *j)
             rc = base_fail(-ETIMEDOUT, "%s", text);
             goto out;
         }
+        guests = dismiss(j, g, guests);
         fds[0] = (struct pollfd){.fd = guests < PENDING_MAX ? listener : -1, .events = POLLIN};
         for (uint32_t i = 0; i < guests; i++)
             fds[1 + i] = (struct pollfd){.fd = g[i].fd, .events = POLLIN};
@@ -315,7 +333,7 @@ static int coordinate(struct join *j)
             int pid, fd = accept(listener, NULL, NULL);
             if (fd >= 0 && user_allowed(fd, &pid)) {
                 fcntl(fd, F_SETFD, FD_CLOEXEC);
-                g[guests++] = (struct guest){.fd = fd};
+                g[guests++] = (struct guest){.fd = fd, .came = base_now_ns()};
             } else if (fd >= 0) {
                 close(fd);
             }
@@ -490,8 +508,11 @@ static int connect_pairs(struct join *j)
                                             "reaches only nodes of one host (and container)", i, j->cards[i].host);
         w->size_here += memcmp(j->cards[i].host_id, w->host_id, sizeof w->host_id) == 0;
     }
+    double limit = (double)j->settings->join_timeout_ns / 1e9;
     for (uint32_t i = 0; i < w->rank; i++) {
         int rc = call(j, i);
+        if (rc == -ETIMEDOUT)
+            return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", i, limit);
         if (rc)
             return rc;
     }
@@ -499,10 +520,15 @@ static int connect_pairs(struct join *j)
         uint32_t node = w->size;
         int rc = answer_call(j, &node);
         if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE) {
-            for (uint32_t i = w->rank + 1; i < w->size; i++)
-                if (!fab_alive(w, i))
-                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
-                                     j->cards[i].pid, j->cards[i].host);
+            for (uint32_t i = w->rank + 1; i < w->size; i++) {
+                if (fab_alive(w, i))
+                    continue;
+                if (rc == -ETIMEDOUT)
+                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise "
+                                         "WEFT_JOIN_TIMEOUT", i, j->cards[i].pid, j->cards[i].host, limit);
+                return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
+                                 j->cards[i].pid, j->cards[i].host);
+            }
         }
         if (rc)
             return rc;

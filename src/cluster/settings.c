@@ -69,7 +69,7 @@ static const struct setting table[COUNT] = {
                   .help = "how long an operation waits unless told otherwise"},
     [JOIN_TIMEOUT] = {.name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
                       .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
-                      .help = "how long a node waits for the others to come"},
+                      .help = "how long a node waits for the others to come; more by itself from 82 nodes on"},
     [SPIN] = {.name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
     [LOG] = {.name = "log", .variable = "WEFT_LOG", .fallback = "warn", .kind = CHOICE,
@@ -148,6 +148,18 @@ static const char *variable(const char *name)
     return value && value[0] ? value : NULL; /* an empty variable is how shells say "not set" */
 }
 
+/* But an empty secret is what a failed `$(cat FILE)` leaves, and must not open the cluster to all. */
+static int empty_secret(const char *who)
+{
+    return base_fail(-EINVAL, "%s is set but empty: give it a secret of 1 to %u bytes, or unset it", who, SECRET_MAX);
+}
+
+int cluster_secret_check(void)
+{
+    const char *value = getenv(table[SECRET_TEXT].variable);
+    return value && !value[0] ? empty_secret(table[SECRET_TEXT].variable) : 0;
+}
+
 static void from_environment(struct found *found)
 {
     for (int i = 0; i < COUNT; i++) {
@@ -162,6 +174,8 @@ static void from_environment(struct found *found)
         if (value && !found[i].text)
             take(&found[i], value, CLUSTER_ENVIRONMENT, "environment", name);
     }
+    if (!found[SECRET_TEXT].text && getenv(table[SECRET_TEXT].variable))
+        take(&found[SECRET_TEXT], "", CLUSTER_ENVIRONMENT, "environment", table[SECRET_TEXT].variable);
 }
 
 static void from_hostfile(struct found *found, const struct cluster_hostfile *h)
@@ -225,6 +239,13 @@ static int read_bytes(enum id id, const struct found *f, uint64_t *out)
     if (base_parse_bytes(f->text, out) || *out < (uint64_t)table[id].min || *out > (uint64_t)table[id].max)
         return bad(id, f, what);
     return 0;
+}
+
+int cluster_pool_check(const char *text)
+{
+    struct found f = {.text = text, .source = CLUSTER_OPTION};
+    uint64_t bytes;
+    return read_bytes(POOL, &f, &bytes);
 }
 
 static int read_duration(enum id id, const struct found *f, int64_t *out)
@@ -320,6 +341,8 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
 static int read_secret(const struct found *found, struct cluster_settings *out)
 {
     const struct found *text = &found[SECRET_TEXT], *file = &found[SECRET_FILE];
+    if (!text->text[0] && text->source != CLUSTER_DEFAULT)
+        return empty_secret(speaker(SECRET_TEXT, text));
     if (text->text[0] && file->text[0] && text->source == file->source)
         return base_fail(-EINVAL, "%s and %s are both set: unset one", table[SECRET_TEXT].variable,
                          table[SECRET_FILE].variable);
@@ -422,6 +445,13 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         from_hostfile(found, out->hosts);
     if (rc == 0)
         rc = read_place(out, found, is_node);
+    if (rc == 0 && !found[JOIN_TIMEOUT].text) {
+        /* Every pair connects, so joining grows with the square of the nodes. Whole seconds: it is for people. */
+        int64_t ns = 30 * WEFT_SECOND + (int64_t)out->size * out->size * 150 * WEFT_US;
+        char *own = found[JOIN_TIMEOUT].own;
+        snprintf(own, sizeof found[JOIN_TIMEOUT].own, "%llds", (long long)(ns / WEFT_SECOND));
+        take(&found[JOIN_TIMEOUT], own, CLUSTER_DEFAULT, "default", NULL);
+    }
     for (int i = 0; i < COUNT; i++)
         if (!found[i].text)
             take(&found[i], table[i].fallback, CLUSTER_DEFAULT, "default", NULL);

@@ -8,11 +8,13 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#include "cluster/cluster.h"
 #include "cluster_test.h"
 
 static char coord[64];
@@ -176,6 +178,34 @@ static void test_strangers(void **state)
     assert_int_equal(processes_failed(4, strangers, NULL), 0);
 }
 
+/* Who says nothing is sent away, though node 0 waits on. */
+static int silent(int rank, void *arg)
+{
+    _Atomic int *dismissed = arg;
+    if (rank < 2) {
+        while (rank == 1 && !*dismissed)
+            usleep(1000);
+        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL));
+        return 0;
+    }
+    int64_t deadline = base_deadline(20 * WEFT_SECOND);
+    int first = cluster_connect(coord, deadline), second = cluster_connect(coord, deadline);
+    CHECK(first >= 0 && second >= 0);
+    struct pollfd fds[2] = {{.fd = first, .events = POLLIN}, {.fd = second, .events = POLLIN}};
+    CHECK(poll(fds, 2, 20000) > 0);
+    *dismissed = 1;
+    close(first);
+    close(second);
+    return 0;
+}
+
+static void test_silent(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(processes_failed(3, silent, shared_words(sizeof(int))), 0);
+}
+
 static int over_tcp(int rank, void *arg)
 {
     (void)arg;
@@ -266,7 +296,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing),      cmocka_unit_test(test_no_coordinator),
         cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
-        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_tcp),          cmocka_unit_test(test_hostfile),
+        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_silent),       cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_hostfile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

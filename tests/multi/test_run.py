@@ -103,6 +103,11 @@ class ExitCodes(Base):
         code, out, _ = run("-n", "1", "--", "sh", "-c", "echo $WEFT_SECRET", env=clean_env(WEFT_SECRET="mine"))
         self.assertEqual((code, out), (0, "mine\n"))
 
+    def test_empty_secret_is_refused(self):
+        code, out, err = run("-n", "1", "--", "echo", "x", env=clean_env(WEFT_SECRET=""))
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("WEFT_SECRET is set but empty", err)
+
     def test_first_failure_counts_and_the_others_go_on(self):
         code, out, err = run("-n", "3", "--", "sh", "-c",
                              'test $WEFT_RANK = 1 && exit 7; sleep 0.3; echo on; test $WEFT_RANK != 2 || exit 9')
@@ -164,6 +169,12 @@ class ExitCodes(Base):
         self.assertEqual((code, err), (0, ""))
         self.assertIn("Usage: weft run", out)
 
+    def test_pool_out_of_range(self):
+        for size in ("100", "0", "17T", "1023K"):
+            code, out, err = run("-n", "1", "--pool", size, "--", "echo", "x")
+            self.assertEqual((code, out), (2, ""), size)
+            self.assertIn(f"--pool '{size}': expected a size from 1M to 16T", err)
+
     def test_many_nodes(self):
         code, out, _ = run("-n", "64", "--tag", "--", "sh", "-c", "echo $WEFT_RANK")
         self.assertEqual(code, 0)
@@ -178,7 +189,7 @@ class Hostfiles(Base):
         return path
 
     def test_local_hosts(self):
-        path = self.file({"weft": 1, "hosts": [{"ssh": "localhost", "slots": 2}, {"ips": ["127.0.0.1"]}, {}]})
+        path = self.file({"weft": 1, "hosts": [{"ssh": "localhost", "slots": 2}, {"ips": ["127.0.0.1"]}, {"ips": []}]})
         code, out, err = run("--hostfile", path, "--", "sh", "-c", "echo $WEFT_SIZE $WEFT_HOSTFILE")
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(out, f"4 {path}\n" * 4)
@@ -190,6 +201,12 @@ class Hostfiles(Base):
         code, _, err = run("--hostfile", path, "true")
         self.assertEqual(code, 1)
         self.assertIn("far.example", err)
+
+    def test_host_under_another_name(self):
+        path = self.file({"hosts": [{"host": "example.org"}, {"host": "localhost"}]})
+        code, out, err = run("--hostfile", path, "--", "echo", "x")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn(f'{path}:1: hosts[0]: expected "ssh", "ips" or "rdma"', err)
 
     def test_wrong_count(self):
         path = self.file([{"ssh": "localhost"}])
@@ -228,9 +245,22 @@ class Output(Base):
         p.stdout.readline()
         p.stdout.close()
         err = p.stderr.read()
-        self.assertEqual(p.wait(LIMIT), 141)
-        self.assertIn("SIGPIPE", err)
+        self.assertEqual((p.wait(LIMIT), err), (141, ""))
         p.stderr.close()
+
+    def test_full_disk(self):
+        for program in (["echo", "x"], ["yes"]):  # done before it is noticed, and after
+            with open("/dev/full", "w") as full:
+                code, _, err = run("-n", "2", "-t", "--", *program, stdout=full)
+            self.assertEqual((code, err), (1, "weft run: standard output: No space left on device\n"))
+
+    def test_closed_files(self):
+        """A closed descriptor fails as a closed one, though /dev/null keeps its place."""
+        code, _, err = run("-n", "1", "-t", "--", "echo", "x", preexec_fn=lambda: os.close(1))
+        self.assertEqual((code, err), (1, "weft run: standard output: Bad file descriptor\n"))
+        code, _, err = run("-n", "1", "--", "cat", preexec_fn=lambda: os.close(0))
+        self.assertEqual(code, 1)
+        self.assertIn("Bad file descriptor", err)
 
     def test_slow_reader_does_not_block_signals(self):
         p = start("-n", "2", "-t", "--", "yes")

@@ -128,21 +128,26 @@ static void names_line_and_field(void **state)
         "F:2: host: expected one of the keys weft, coord, hosts, settings, found a list of 0");
     bad("{\"weft\": 1,\n\"hosts\": [{\n\"ip\": \"a\"}]}",
         "F:3: hosts[0].ip: expected one of the keys ssh, ips, rdma, slots, found \"a\"");
-    bad("{\"weft\": 1,\n\"hosts\": [{\n\"slots\": 0}]}",
+    bad("{\"weft\": 1,\n\"hosts\": [{\"ssh\": \"a\",\n\"slots\": 0}]}",
         "F:3: hosts[0].slots: expected how many nodes run there, from 1 to 1024, found 0");
-    bad("{\"weft\": 1, \"hosts\": [{\"slots\": 1000}, {\"slots\": 1000}]}",
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 1000}, {\"ips\": [], \"slots\": 1000}]}",
         "F: hosts: expected at most 1024 nodes in all, found 2000 slots");
     bad("{\"weft\": 1, \"hosts\": [{\"ssh\": \"-oProxyCommand=x\"}]}",
         "F:1: hosts[0].ssh: expected a host's name, as in \"a.local\", found \"-oProxyCommand=x\"");
+    bad("{\"hosts\": [{\"ssh\": \"a\"},\n{\"host\": \"b\"}]}",
+        "F:2: hosts[1]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
+    bad("[{\"ssh\": null}]", "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
+    bad("{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}",
+        "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": \"a\"}]}",
         "F:1: hosts[0].ips: expected a list of addresses, found \"a\"");
-    bad("{\"weft\": 1, \"hosts\": [{}],\n\"settings\": {\"pol\": 1}}",
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"pol\": 1}}",
         "F:2: settings.pol: expected a setting that a hostfile may give (`weft config` lists them), found 1");
-    bad("{\"weft\": 1, \"hosts\": [{}],\n\"settings\": {\"rank\": 1}}",
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"rank\": 1}}",
         "F:2: settings.rank: expected a setting that a hostfile may give (`weft config` lists them), found 1");
-    bad("{\"weft\": 1, \"hosts\": [{}],\n\"settings\": {\"pool\": [1]}}",
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"pool\": [1]}}",
         "F:2: settings.pool: expected a text, a number, true or false, found a list of 1");
-    bad("{\"weft\": 1, \"hosts\": [{}],\n\"coord\": \"nowhere\"}",
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"coord\": \"nowhere\"}",
         "F:2: coord: address 'nowhere': expected HOST:PORT, [IPV6]:PORT or unix:PATH");
     bad("{}", "F:1: the file: expected an object with \"weft\": 1 and \"hosts\", MLX's list of hosts, or a matrix "
               "of devices, found an object");

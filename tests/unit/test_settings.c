@@ -84,7 +84,7 @@ static void alone_by_default(void **state)
 static void option_environment_hostfile_default(void **state)
 {
     (void)state;
-    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [\"10.0.0.1\"]}, {}],"
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [\"10.0.0.1\"]}, {\"ips\": []}],"
                       " \"settings\": {\"pool\": \"2M\", \"deadline\": \"3s\", \"spin\": 0, \"pool_lock\": true}}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     setenv("WEFT_RANK", "1", 1);
@@ -146,14 +146,24 @@ static void place_in_the_cluster(void **state)
     assert_int_equal(s.rank, 2);
     assert_int_equal(s.size, 3);
     assert_string_equal(s.coord, "unix:/tmp/x");
+    assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
     cluster_settings_clear(&s);
+    setenv("WEFT_SIZE", "1024", 1); /* many nodes have more time by themselves */
+    s = good(NULL);
+    assert_int_equal(s.join_timeout_ns, 187 * WEFT_SECOND);
+    cluster_settings_clear(&s);
+    setenv("WEFT_JOIN_TIMEOUT", "5s", 1);
+    s = good(NULL);
+    assert_int_equal(s.join_timeout_ns, 5 * WEFT_SECOND);
+    cluster_settings_clear(&s);
+    unsetenv("WEFT_JOIN_TIMEOUT");
     unsetenv("WEFT_SIZE");
     bad("WEFT_RANK is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
         "with `weft run`");
     setenv("WEFT_RANK", "0", 1);
     bad("WEFT_COORD is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
         "with `weft run`");
-    write_file(hosts, "{\"weft\": 1, \"coord\": \"unix:/tmp/y\", \"hosts\": [{\"slots\": 2}]}", 0600);
+    write_file(hosts, "{\"weft\": 1, \"coord\": \"unix:/tmp/y\", \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     unsetenv("WEFT_COORD");
     s = good(NULL);
@@ -165,7 +175,7 @@ static void place_in_the_cluster(void **state)
     snprintf(sentence, sizeof sentence, "WEFT_SIZE='3': expected 2, as many as hostfile %s has nodes", hosts);
     bad(sentence);
     unsetenv("WEFT_SIZE");
-    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}", 0600);
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     snprintf(sentence, sizeof sentence,
              "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so nobody knows where node 0 listens: add one, or "
              "set WEFT_COORD to HOST:PORT", hosts);
@@ -232,6 +242,7 @@ static void names_the_wrong_one(void **state)
         {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
         {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
         {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
+        {"WEFT_SECRET", "", "WEFT_SECRET is set but empty: give it a secret of 1 to 1024 bytes, or unset it"},
         {"WEFT_SECRET_FILE", "/nonexistent", "WEFT_SECRET_FILE='/nonexistent': No such file or directory"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -239,7 +250,7 @@ static void names_the_wrong_one(void **state)
         bad(rows[i].sentence);
         unsetenv(rows[i].variable);
     }
-    write_file(hosts, "{\"weft\": 1, \"hosts\": [{}], \"settings\": {\"pool\": \"much\"}}", 0600);
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": []}], \"settings\": {\"pool\": \"much\"}}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     char sentence[256];
     snprintf(sentence, sizeof sentence,
