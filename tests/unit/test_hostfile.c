@@ -136,7 +136,7 @@ static void names_line_and_field(void **state)
         "F:1: hosts[0].ssh: expected a host's name, as in \"a.local\", found \"-oProxyCommand=x\"");
     bad("{\"hosts\": [{\"ssh\": \"a\"},\n{\"host\": \"b\"}]}",
         "F:2: hosts[1]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
-    bad("[{\"ssh\": null}]", "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
+    bad("[{\"ssh\": null}]", "F:1: [0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
     bad("{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}",
         "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": \"a\"}]}",
