@@ -255,18 +255,22 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True when one of them was killed, which a new try may not meet. */
+/* The joining has failed: end all nodes. True when one of them was killed, which a new try may not meet. Its connections
+ * tell of that a little before it can be waited for. */
 static bool stop_nodes(struct map_job *job)
 {
     bool killed = false;
+    for (int64_t until = base_deadline(100 * WEFT_MS); !killed && base_now_ns() < until; base_sleep_ns(WEFT_MS)) {
+        for (uint32_t node = 1; node < job->nodes && !killed; node++) {
+            siginfo_t info = {0};
+            pid_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
+            if (pid > 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid)
+                killed = info.si_code != CLD_EXITED;
+        }
+    }
     for (uint32_t node = 1; node < job->nodes; node++) {
         int32_t pid = atomic_exchange_explicit(&job->board->pids[node], 0, memory_order_relaxed);
-        int status;
-        if (pid <= 0)
-            continue;
-        if (waitpid(pid, &status, WNOHANG) == pid) {
-            killed = killed || WIFSIGNALED(status);
-        } else {
+        if (pid > 0) {
             kill(pid, SIGKILL);
             waitpid(pid, NULL, 0);
         }
