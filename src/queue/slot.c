@@ -326,6 +326,12 @@ uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns)
 {
     uint64_t tail;
+    /* Who did not look for so long was stopped itself, and so perhaps were the owners (Ctrl-Z stops a whole job): their
+     * leases begin again. */
+    bool stopped = watch->looked && now_ns - watch->looked > 2 * lease_ns;
+    watch->looked = now_ns;
+    for (uint32_t i = 0; stopped && i < s->slots; i++)
+        watch->since[i] = now_ns;
     if (s->slots == 0 || load(s, SLOT_TAIL, &tail) || (watch->empty && tail == watch->tail))
         return 0;
     uint32_t requeued = 0;

@@ -148,6 +148,7 @@ struct slot_watch {
     uint64_t *word; /* [slots]: the claimed word last seen; 0: none */
     int64_t *since; /* [slots]: when it was first seen */
     uint64_t tail;  /* of the last look */
+    int64_t looked; /* when that was; 0: never */
     bool empty;     /* and nothing was in use then */
 };
 

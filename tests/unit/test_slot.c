@@ -127,7 +127,7 @@ static void test_stale_owner(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, false};
+    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
     struct slot_claim old, c;
     uint64_t now;
     assert_int_equal(submit(&s, 0, 5), 1);
@@ -136,7 +136,9 @@ static void test_stale_owner(void **state)
     assert_int_equal(slot_expire(&s, &watch, 1099, 100), 0);
     assert_int_equal(slot_renew(&s, old.slot, old.word, &old.word), 0);
     assert_int_equal(slot_expire(&s, &watch, 1100, 100), 0); /* renewed: seen anew */
-    assert_int_equal(slot_expire(&s, &watch, 1200, 100), 1);
+    assert_int_equal(slot_expire(&s, &watch, 1500, 100), 0); /* the home itself was stopped: leases begin again */
+    assert_int_equal(slot_expire(&s, &watch, 1599, 100), 0);
+    assert_int_equal(slot_expire(&s, &watch, 1600, 100), 1);
     assert_int_equal(slot_backlog(&s), 1); /* head is back at it */
     assert_int_equal(slot_complete(&s, old.slot, old.word, &now), -ESTALE);
     assert_int_equal(claim(&s, 1, &c), 1); /* the same node, another claim */
@@ -192,7 +194,7 @@ static void test_ready_behind_head(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, false};
+    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
     struct slot_claim c;
     assert_int_equal(submit(&s, 0, 1), 1);
     assert_int_equal(claim(&s, 1, &c), 1);
@@ -210,7 +212,7 @@ static void test_nonsense(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, false};
+    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
     struct slot_claim c[4];
     unsigned seed = 1;
     for (int round = 0; round < 2000; round++) {
@@ -348,7 +350,7 @@ static void *worker_thread(void *arg)
 static void *home_thread(void *arg)
 {
     struct rig *r = arg;
-    struct slot_watch watch = {calloc(r->s.slots, 8), calloc(r->s.slots, 8), 0, false};
+    struct slot_watch watch = {calloc(r->s.slots, 8), calloc(r->s.slots, 8), 0, 0, false};
     for (int64_t now = 0; atomic_load(&r->left); now++) {
         int64_t lease = atomic_load(&r->requeued) < 2000 ? 2 : INT64_MAX;
         atomic_fetch_add(&r->requeued, slot_expire(&r->s, &watch, now, lease));
