@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Programs that no library can be put under: the loader is not asked, or does not heed its variables. They run,
+ * and see no device; only we can say why.
+ */
+#include "cli.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+/* As execvp finds it: the file that `program` means. -1: none. */
+static int open_program(const char *program)
+{
+    const char *path = getenv("PATH");
+    char file[PATH_MAX];
+    if (strchr(program, '/'))
+        return open(program, O_RDONLY | O_CLOEXEC);
+    for (const char *p = path ? path : "/bin:/usr/bin"; *p;) {
+        size_t n = strcspn(p, ":");
+        int length = snprintf(file, sizeof file, "%.*s%s%s", (int)n, p, n ? "/" : "", program);
+        if (length > 0 && (size_t)length < sizeof file && access(file, X_OK) == 0)
+            return open(file, O_RDONLY | O_CLOEXEC);
+        p += n + (p[n] == ':');
+    }
+    return -1;
+}
+
+/* An executable of this machine's kind that names no loader. A position-independent one may be static too. */
+static bool is_static(int fd)
+{
+    Elf64_Ehdr head;
+    Elf64_Phdr part;
+    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof part || head.e_phnum == 0 ||
+        head.e_phoff > INT32_MAX)
+        return false;
+    for (unsigned i = 0; i < head.e_phnum; i++) {
+        if (pread(fd, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != (ssize_t)sizeof part ||
+            part.p_type == PT_INTERP)
+            return false;
+    }
+    return true;
+}
+
+/* It gets rights that its caller has not: the loader then leaves LD_PRELOAD and LD_LIBRARY_PATH alone. */
+static bool gains_rights(int fd)
+{
+    struct stat s;
+    if (fstat(fd, &s))
+        return false;
+    return (s.st_mode & S_ISUID && s.st_uid != getuid()) || (s.st_mode & S_ISGID && s.st_gid != getgid()) ||
+           (geteuid() != 0 && fgetxattr(fd, "security.capability", NULL, 0) > 0);
+}
+
+void cli_warn_linked(const char *program)
+{
+    int saved = errno, fd = open_program(program);
+    if (fd >= 0 && is_static(fd))
+        cli_error("run", "warning: '%s' is statically linked: no library can be put under it, and it sees no devices of "
+                         "softverbs (programs that it starts may). Link it dynamically", program);
+    else if (fd >= 0 && gains_rights(fd))
+        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader heeds no LD_PRELOAD "
+                         "for it, and it sees no devices of softverbs. Use a copy without (cp)", program);
+    if (fd >= 0)
+        close(fd);
+    errno = saved;
+}

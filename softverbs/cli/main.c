@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The command `softverbs`: finds the subcommand and hands over.
+ */
+#include "cli.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+struct command {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+};
+
+/* In the order of the help; add a row to add a subcommand. */
+static const struct command commands[] = {
+    {"run", "start a program that sees the devices of a host", cli_run},
+    {"up", "make a fabric: switch N, mesh N, ring N or a file", cli_up},
+    {"ls", "live fabrics, their devices, who uses what", cli_ls},
+    {"down", "remove a fabric", cli_down},
+    {"reboot", "what only a restart of a host mends: leaked domains", cli_reboot},
+    {"fault", "lose, harm or delay messages, pull cables, refuse calls", cli_fault},
+    {"topo", "print a topology, as JSON or as a picture", cli_topo},
+    {"profile", "list the kinds of device, or print one", cli_profile},
+};
+#define COMMANDS (sizeof commands / sizeof commands[0])
+
+static void print_help(FILE *to)
+{
+    fputs(
+        "Usage: softverbs COMMAND [OPTIONS] [ARGUMENTS]\n"
+        "\n"
+        "A software RDMA device: programs written for libibverbs, or for Apple's librdma, run unchanged on a\n"
+        "machine that has no RDMA hardware, with the limits and errors of the device they are meant for.\n"
+        "\n"
+        "Commands:\n",
+        to);
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(to, "  %-8s  %s\n", commands[i].name, commands[i].help);
+    fputs(
+        "\n"
+        "  softverbs run -- ibv_devinfo                            the device of host 0\n"
+        "  softverbs run --host 0 -- ib_write_bw &                 two hosts of one fabric, which the first `run`\n"
+        "  softverbs run --host 1 -- ib_write_bw 127.0.0.1         makes: a switch with hosts 0 to 7\n"
+        "\n"
+        "  softverbs up --fabric macs --profile tb5 mesh 4         four Macs, each cabled to each\n"
+        "  softverbs run --fabric macs --host 2 -- ./program\n"
+        "  softverbs fault add --fabric macs drop --chance 0.05%   lose some messages, the same ones each time\n"
+        "  softverbs ls; softverbs down --fabric macs\n"
+        "\n"
+        "`softverbs COMMAND --help` explains one; softverbs(1) is the manual; `softverbs --version` the version.\n"
+        "A fabric is named by --fabric, else SOFTVERBS_FABRIC, else it is 'default'; a host by --host, else\n"
+        "SOFTVERBS_HOST, else it is the first. With SOFTVERBS_LOG=info a program says why a call was refused.\n"
+        "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line.\n",
+        to);
+}
+
+static int unknown(const char *word)
+{
+    const char *near = cli_nearest(word, &commands[0].name, COMMANDS, sizeof commands[0]);
+    if (near)
+        return cli_usage("", "unknown command '%s'; did you mean '%s'?", word, near);
+    return cli_usage("", "unknown command '%s'", word);
+}
+
+static const struct command *find(const char *word)
+{
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (strcmp(word, commands[i].name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+/* A fabric's file must not become descriptor 0, 1 or 2 by chance. What stands in for a closed one is opened
+ * the other way round, so that its use fails as that of the closed one would; it goes at the start of the
+ * program (O_CLOEXEC). */
+static void hold_standard_files(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", (fd ? O_RDONLY : O_WRONLY) | O_CLOEXEC) != fd)
+            _exit(CLI_FAILED);
+}
+
+int main(int argc, char **argv)
+{
+    hold_standard_files();
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || (strcmp(word, "help") == 0 && argc == 2)) {
+        print_help(stdout);
+        return cli_flush("");
+    }
+    if (strcmp(word, "--version") == 0) {
+        printf("softverbs %s\n", SOFTVERBS_VERSION);
+        return cli_flush("");
+    }
+    if (strcmp(word, "help") == 0) {
+        const struct command *c = find(argv[2]);
+        char dash[] = "--help";
+        char *args[] = {argv[2], dash, NULL};
+        return c ? c->run(2, args) : unknown(argv[2]);
+    }
+    if (word[0] == '-')
+        return cli_usage("", "unknown option '%s'", word);
+    const struct command *c = find(word);
+    return c ? c->run(argc - 1, argv + 1) : unknown(word);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * softverbs run: the program, with our library where it looks for libibverbs. It takes the place of this
+ * process: its signals, its exit status and its number are the program's own.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RUN_FAILED = 125, RUN_CANNOT = 126, RUN_NOT_FOUND = 127 }; /* as env(1) and the shells */
+
+static const char help[] =
+    "Usage: softverbs run [--fabric F] [--host H] [--profile P] [--] PROGRAM [ARGUMENTS]\n"
+    "\n"
+    "Starts PROGRAM so that libibverbs.so.1 and librdma.dylib, linked or loaded with dlopen, show it the devices\n"
+    "of host H. It takes the place of softverbs: the same process, signals and exit status.\n"
+    "\n"
+    "  --fabric F    the fabric; else SOFTVERBS_FABRIC, else the profile's name if --profile was given, else\n"
+    "                'default'. One that is not there yet is made: a switch with hosts 0 to 7\n"
+    "  --host H      the host; else SOFTVERBS_HOST, else the first\n"
+    "  --profile P   the kind of its devices, for a fabric to be made ('generic'); `softverbs profile` lists\n"
+    "                them. A fabric that is there must have it\n"
+    "\n"
+    "  softverbs run -- ibv_devinfo -v\n"
+    "  softverbs run --profile tb5 --host 1 -- python3 my_test.py\n"
+    "\n"
+    "SOFTVERBS_LOG=info makes the library say why it refused a call. Exit status: the program's; 125 softverbs\n"
+    "failed, 126 PROGRAM cannot be started, 127 it is not there.\n";
+
+/* Whether `directory` is the one with our library in it; its real path. */
+static bool is_ours(const char *directory, char path[PATH_MAX])
+{
+    char library[PATH_MAX + 32], real[PATH_MAX];
+    if (!realpath(directory, path))
+        return false;
+    snprintf(library, sizeof library, "%s/libibverbs.so.1", path);
+    return realpath(library, real) != NULL;
+}
+
+/* Beside this command as it was installed, or in the tree where it was built. */
+static int find_library(char directory[PATH_MAX])
+{
+    static const char *const places[] = {"../" SOFTVERBS_LIBDIR "/softverbs", "../lib/softverbs",
+                                         "../lib/verbs"};
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0)
+        return cli_error("run", "cannot tell where this command is: /proc/self/exe: %s. Is /proc mounted?",
+                         strerror(errno));
+    self[n] = 0;
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = 0;
+    char place[PATH_MAX + 64];
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(place, sizeof place, "%s/%s", self, places[i]);
+        if (!is_ours(place, directory))
+            continue;
+        if (strpbrk(directory, ": ")) /* both separate entries of LD_PRELOAD, which knows no quoting */
+            return cli_error(
+                "run",
+                "the library's directory has a space or colon in its name, which LD_PRELOAD cannot "
+                "take: '%s'. Move softverbs, or reach it through a link and an installation elsewhere",
+                directory);
+        return 0;
+    }
+    return cli_error(
+        "run",
+        "there is no libibverbs.so.1 in %s/%s, nor in %s/%s beside it: reinstall softverbs, or build all "
+        "of it",
+        self, places[0], self, places[2]);
+}
+
+/* The runtime of a sanitizer must be the first library of a process. This command was built as the library
+ * was: one that it has itself is needed there too. */
+static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
+{
+    (void)size;
+    static const char *const runtimes[] = {"libasan.so", "libtsan.so", "libclang_rt.asan",
+                                           "libclang_rt.tsan"};
+    const char *base = strrchr(info->dlpi_name, '/');
+    for (size_t i = 0; base && i < sizeof runtimes / sizeof runtimes[0]; i++)
+        if (strncmp(base + 1, runtimes[i], strlen(runtimes[i])) == 0) {
+            *(const char **)found = info->dlpi_name;
+            return 1;
+        }
+    return 0;
+}
+
+/* Puts `first` before what the variable says, once. */
+static int prepend(const char *variable, const char *first)
+{
+    const char *old = getenv(variable);
+    size_t n = strlen(first);
+    if (!old || !*old)
+        return setenv(variable, first, 1);
+    if (strncmp(old, first, n) == 0 && (old[n] == 0 || old[n] == ':' || old[n] == ' '))
+        return 0; /* a program started like this starts another */
+    char *both = malloc(n + strlen(old) + 2);
+    if (!both)
+        return -1;
+    sprintf(both, "%s:%s", first, old);
+    int error = setenv(variable, both, 1);
+    free(both);
+    return error;
+}
+
+/* A program that was built with gcc's address sanitizer refuses to start after a preloaded library. It needs not: ours
+ * takes nothing from it. What the user says comes later, and wins. */
+static int calm_sanitizer(void)
+{
+    static const char option[] = "verify_asan_link_order=0";
+    const char *old = getenv("ASAN_OPTIONS");
+    return old && strstr(old, "verify_asan_link_order") ? 0 : prepend("ASAN_OPTIONS", option);
+}
+
+/* The program may go to another directory: a relative $SOFTVERBS_DIR would lead it elsewhere. It is there by now. */
+static int fix_directory(void)
+{
+    const char *set = getenv("SOFTVERBS_DIR");
+    char path[PATH_MAX];
+    if (!set || !*set || *set == '/')
+        return 0;
+    return realpath(set, path) ? setenv("SOFTVERBS_DIR", path, 1) : -1;
+}
+
+static int set_environment(const char *fabric, const char *host)
+{
+    char directory[PATH_MAX], preload[3 * PATH_MAX];
+    int status = find_library(directory);
+    if (status)
+        return status;
+    const char *runtime = NULL;
+    dl_iterate_phdr(note_runtime, &runtime);
+    snprintf(preload, sizeof preload, "%s%s%s/libibverbs.so.1", runtime ? runtime : "", runtime ? ":" : "",
+             directory);
+    if (fix_directory() || calm_sanitizer() || setenv("SOFTVERBS_FABRIC", fabric, 1) || setenv("SOFTVERBS_HOST", host, 1) ||
+        prepend("LD_LIBRARY_PATH", directory) || prepend("LD_PRELOAD", preload))
+        return cli_error("run", "cannot set the program's environment: %s", strerror(errno));
+    return 0;
+}
+
+/* The fabric that is there must be of the profile that was asked for, to the last value. */
+static int check_profile(const struct sf_fabric *f, const struct sv_profile *wanted, const char *word)
+{
+    char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);
+    int status = 0;
+    if (!is || !asked)
+        status = cli_error("run", "out of memory");
+    else if (strcmp(is, asked) != 0)
+        status = cli_error(
+            "run",
+            "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "
+            "--fabric %s` removes it; or name another with --fabric",
+            f->name, f->model.profile.name,
+            strcmp(f->model.profile.name, wanted->name) == 0 ? " of other content" : "", word, f->name);
+    free(is);
+    free(asked);
+    return status;
+}
+
+/* The fabric `name`, made now if it is not there. Several of us may come at once: one makes it. */
+static int enter(struct sf_view *view, const char *name, const struct sv_model *model)
+{
+    struct sv_why why = {""};
+    for (int turn = 0; turn < 8; turn++) { /* it may be taken down between two steps */
+        if (sf_attach(view, name, false, 0, &why) != -ENOENT)
+            break;
+        int error = sf_create(name, model, CLI_SEED, &why);
+        if (error && error != -EEXIST)
+            return cli_error("run", "cannot make fabric '%s': %s", name,
+                             why.text[0] ? why.text : strerror(-error));
+    }
+    return view->fabric ? 0 : cli_attach("run", view, name, false);
+}
+
+static int prepare(const char *fabric, const char *host, const char *profile)
+{
+    char topology[] = "switch", eight[] = "8", *words[] = {topology, eight};
+    const char *name = NULL;
+    struct sv_model *model = NULL;
+    struct sf_view view = {.fd = -1};
+    uint32_t h = 0;
+    int status = cli_model("run", profile ? profile : "generic", 2, words, &model);
+    if (status)
+        return status;
+    if ((status = cli_fabric_name("run", fabric, profile ? &model->profile : NULL, &name)) ||
+        (status = enter(&view, name, model)) ||
+        (profile && (status = check_profile(view.fabric, &model->profile, profile))))
+        goto out;
+    if (!host && (host = getenv("SOFTVERBS_HOST")) && !*host)
+        host = NULL;
+    if (host && (status = cli_find_host("run", &view, host, &h)))
+        goto out;
+    char host_name[SV_NAME], fabric_name[SV_NAME];
+    snprintf(host_name, sizeof host_name, "%.*s", SV_NAME - 1, view.fabric->model.topology.hosts[h].name);
+    snprintf(fabric_name, sizeof fabric_name, "%s",
+             name); /* `name` may be in the environment, or in the model */
+    status = set_environment(fabric_name, host_name);
+out:
+    if (view.fabric)
+        sf_detach(&view);
+    free(model);
+    return status;
+}
+
+int cli_run(int argc, char **argv)
+{
+    static const struct option longs[] = {{"fabric", required_argument, NULL, 'F'},
+                                          {"host", required_argument, NULL, 'H'},
+                                          {"profile", required_argument, NULL, 'P'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    const char *fabric = NULL, *host = NULL, *profile = NULL;
+    bool started = false;
+    int c;
+    while ((c = cli_option("run", argc, argv, true, longs, &started)) != -1) {
+        switch (c) {
+        case 'F':
+            fabric = optarg;
+            break;
+        case 'H':
+            host = optarg;
+            break;
+        case 'P':
+            profile = optarg;
+            break;
+        case 'h':
+            return cli_help("run", help);
+        default:
+            return RUN_FAILED;
+        }
+    }
+    if (optind >= argc) {
+        cli_usage("run", "which program? Give it after `--`");
+        return RUN_FAILED;
+    }
+    if (prepare(fabric, host, profile))
+        return RUN_FAILED;
+    cli_warn_linked(argv[optind]);
+    execvp(argv[optind], argv + optind);
+    int error = errno;
+    cli_error("run", "cannot start '%s': %s", argv[optind],
+              error == ENOENT && !strchr(argv[optind], '/') ? "there is no such program in PATH"
+                                                            : strerror(error));
+    return error == ENOENT ? RUN_NOT_FOUND : RUN_CANNOT;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * softverbs topo: a topology as JSON, or as a picture.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "Usage: softverbs topo [--fabric F] [--json | --dot]\n"
+    "       softverbs topo [--profile P] [--json | --dot] TOPOLOGY\n"
+    "\n"
+    "Prints the topology of a live fabric; or that which `softverbs up TOPOLOGY` would make, without making it.\n"
+    "\n"
+    "  --fabric F    which; else SOFTVERBS_FABRIC, else 'default'\n"
+    "  --profile P   which names devices get, and which addresses; 'generic' without this\n"
+    "  --json        as JSON, to be changed and given to `softverbs up` (this is how it is without a choice)\n"
+    "  --dot         as a graph for Graphviz\n"
+    "\n"
+    "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n";
+
+int cli_topo(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"fabric", required_argument, NULL, 'F'}, {"profile", required_argument, NULL, 'P'},
+        {"json", no_argument, NULL, 'j'},         {"dot", no_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},         {0}};
+    const char *fabric = NULL, *profile = NULL, *name = NULL;
+    bool json = false, dot = false, started = false;
+    int c, status;
+    while ((c = cli_option("topo", argc, argv, false, longs, &started)) != -1) {
+        switch (c) {
+        case 'F':
+            fabric = optarg;
+            break;
+        case 'P':
+            profile = optarg;
+            break;
+        case 'j':
+            json = true;
+            break;
+        case 'd':
+            dot = true;
+            break;
+        case 'h':
+            return cli_help("topo", help);
+        default:
+            return CLI_USAGE;
+        }
+    }
+    bool planned = optind < argc;
+    if (json && dot)
+        return cli_usage("topo", "--json and --dot together: use one of them");
+    if (planned && fabric)
+        return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric,
+                         argv[optind]);
+    if (profile && !planned)
+        return cli_usage("topo", "--profile '%s' without a topology: a live fabric has its own", profile);
+    struct sv_model *model = NULL;
+    struct sf_view view = {.fd = -1};
+    const struct sv_topology *t;
+    if (planned) {
+        if ((status = cli_model("topo", profile ? profile : "generic", argc - optind, argv + optind, &model)))
+            return status;
+        t = &model->topology;
+    } else {
+        if ((status = cli_fabric_name("topo", fabric, NULL, &name)) ||
+            (status = cli_attach("topo", &view, name, false)))
+            return status;
+        t = &view.fabric->model.topology;
+    }
+    char *text = dot ? sv_topology_dot(t) : sv_topology_json(t);
+    status = text ? 0 : cli_error("topo", "out of memory");
+    if (text) {
+        size_t n = strlen(text);
+        fputs(text, stdout);
+        if (n == 0 || text[n - 1] != '\n')
+            putchar('\n');
+        status = cli_flush("topo");
+    }
+    free(text);
+    free(model);
+    if (view.fabric)
+        sf_detach(&view);
+    return status;
+}

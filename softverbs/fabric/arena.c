@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Room for queues: whole pages of the file, each marked with its owner. They are backed when they are taken, so that a full
+ * /dev/shm is an error there and not a SIGBUS later, and returned to the system when they are given back.
+ */
+#include "fabric.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+int sf_back(struct sf_view *v, const volatile void *at, size_t bytes)
+{
+    int r;
+    do
+        r = fallocate(v->fd, 0, (off_t)((const volatile char *)at - (const volatile char *)v->fabric), (off_t)bytes);
+    while (r != 0 && errno == EINTR);
+    int error = r == 0 ? 0 : errno;
+    if (error == ENOSPC && v->full)
+        v->full(v);
+    return -error;
+}
+
+static uint32_t pages_of(size_t bytes)
+{
+    return (uint32_t)((bytes + SF_PAGE - 1) / SF_PAGE);
+}
+
+static uint64_t offset_of(uint32_t page)
+{
+    return sizeof(struct sf_fabric) + (uint64_t)page * SF_PAGE;
+}
+
+/* The first run of `count` free pages at or after `from`; SF_PAGES when there is none before the end. */
+static uint32_t run(struct sf_fabric *f, uint32_t from, uint32_t count)
+{
+    uint32_t length = 0;
+    for (uint32_t p = from; p < SF_PAGES; p++) {
+        length = atomic_load_explicit(&f->pages[p], memory_order_relaxed) == 0 ? length + 1 : 0;
+        if (length == count)
+            return p + 1 - count;
+    }
+    return SF_PAGES;
+}
+
+/* The marks of the pages below page_top are backed. Those that a search for `count` pages may see beyond it. */
+static int back_marks(struct sf_view *v, uint32_t count)
+{
+    struct sf_fabric *f = v->fabric;
+    uint32_t top = f->page_top < SF_PAGES ? f->page_top : SF_PAGES;
+    uintptr_t start = (uintptr_t)&f->pages[top], end = (uintptr_t)&f->pages[count < SF_PAGES - top ? top + count : SF_PAGES];
+    if (start == end || (top > 0 && (start - 1) / SF_PAGE == (end - 1) / SF_PAGE))
+        return 0;
+    return sf_back(v, &f->pages[top], end - start);
+}
+
+uint64_t sf_arena_take(struct sf_view *v, size_t bytes)
+{
+    struct sf_fabric *f = v->fabric;
+    if (bytes == 0 || bytes > (size_t)SF_PAGES * SF_PAGE) {
+        errno = ENOMEM;
+        return 0;
+    }
+    uint32_t count = pages_of(bytes), page = SF_PAGES;
+    for (int again = 0; again < 2 && page == SF_PAGES; again++) {
+        sf_lock_fabric(v);
+        int error = back_marks(v, count);
+        if (error) {
+            sf_unlock(v, &f->lock);
+            errno = -error;
+            return 0;
+        }
+        page = run(f, f->page_next % SF_PAGES, count);
+        if (page == SF_PAGES)
+            page = run(f, 0, count);
+        if (page < SF_PAGES) {
+            for (uint32_t p = page; p < page + count; p++)
+                atomic_store_explicit(&f->pages[p], v->process, memory_order_relaxed);
+            f->page_next = page + count;
+            if (page + count > f->page_top)
+                f->page_top = page + count;
+        }
+        sf_unlock(v, &f->lock);
+        if (page == SF_PAGES && sf_reap_all(v) == 0)
+            break;
+    }
+    if (page == SF_PAGES) {
+        errno = ENOMEM;
+        return 0;
+    }
+    /* Unused pages of the arena are holes, and read as zeros. */
+    int error = sf_back(v, sf_at(v, offset_of(page)), (size_t)count * SF_PAGE);
+    if (error) {
+        sf_arena_give(v, offset_of(page), bytes);
+        errno = -error;
+        return 0;
+    }
+    return offset_of(page);
+}
+
+static void give(struct sf_view *v, uint32_t page, uint32_t count)
+{
+    struct sf_fabric *f = v->fabric;
+    if (fallocate(v->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_of(page), (off_t)count * SF_PAGE) != 0)
+        memset((char *)f + offset_of(page), 0, (size_t)count * SF_PAGE);
+    for (uint32_t p = page; p < page + count; p++)
+        atomic_store_explicit(&f->pages[p], 0, memory_order_release);
+    if (page < f->page_next)
+        f->page_next = page; /* the file stays short */
+}
+
+void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
+{
+    uint32_t count = pages_of(bytes);
+    if (offset < sizeof(struct sf_fabric) || count == 0)
+        return;
+    uint64_t page = (offset - sizeof(struct sf_fabric)) / SF_PAGE;
+    if (page >= SF_PAGES || count > SF_PAGES - page)
+        return;
+    sf_lock_fabric(v);
+    /* A fork's child may destroy its copy of a queue that is its parent's. */
+    uint32_t own = 0;
+    while (own < count && atomic_load_explicit(&v->fabric->pages[page + own], memory_order_relaxed) == v->process)
+        own++;
+    if (own == count)
+        give(v, (uint32_t)page, count);
+    sf_unlock(v, &v->fabric->lock);
+}
+
+void sf_arena_give_all(struct sf_view *v, uint32_t process)
+{
+    struct sf_fabric *f = v->fabric;
+    for (uint32_t p = 0; p < f->page_top && p < SF_PAGES; p++) {
+        uint32_t count = 0;
+        while (p + count < SF_PAGES && atomic_load_explicit(&f->pages[p + count], memory_order_relaxed) == process)
+            count++;
+        if (count > 0) {
+            give(v, p, count);
+            p += count;
+        }
+    }
+}

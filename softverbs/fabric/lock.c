@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Locks that outlive their holders, and the mending of what they guarded.
+ *
+ * A word is 0 or the holder's process number + 1. Who finds it taken spins a little, then sleeps on it for a few
+ * milliseconds at a time, and between two sleeps looks whether the holder still lives; a dead one's lock is taken over.
+ * That costs an uncontended taker one compare-and-swap, and needs nothing of the kernel at a process's death.
+ */
+#include "fabric.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SPINS = 128, YIELDS = 8, NAP_NS = 2000000 };
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static inline uint32_t holder_of(uint32_t word)
+{
+    return word & ~SF_LOCK_WAITED;
+}
+
+bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
+{
+    uint32_t free = 0;
+    /* acquire: pairs with the release of sf_unlock. It is also the full barrier between a queue's `kick` and this. */
+    return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst,
+                                                   memory_order_relaxed);
+}
+
+static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
+{
+    for (int turn = 0; turn < SPINS + YIELDS; turn++) {
+        uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
+        if (word == 0 && sf_try_lock(v, l))
+            return false;
+        if (turn < SPINS)
+            relax();
+        else
+            sched_yield();
+    }
+    for (;;) {
+        uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
+        if (word == 0) {
+            /* With the mark of a sleeper: others may sleep too, and only a marked word is woken. */
+            if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED,
+                                                        memory_order_seq_cst, memory_order_relaxed))
+                return false;
+            continue;
+        }
+        if (!(word & SF_LOCK_WAITED)) {
+            if (!atomic_compare_exchange_strong_explicit(&l->word, &word, word | SF_LOCK_WAITED, memory_order_relaxed,
+                                                         memory_order_relaxed))
+                continue;
+            word |= SF_LOCK_WAITED;
+        }
+        struct timespec nap = {.tv_nsec = NAP_NS};
+        long r = syscall(SYS_futex, &l->word, FUTEX_WAIT, word, &nap, NULL, 0);
+        if (r != 0 && errno == ETIMEDOUT && atomic_load_explicit(&l->word, memory_order_relaxed) == word &&
+            !sf_alive(v->fabric, holder_of(word)) &&
+            atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
+                                                    memory_order_relaxed))
+            return true;
+    }
+}
+
+bool sf_lock(struct sf_view *v, struct sf_lock *l)
+{
+    return sf_try_lock(v, l) ? false : lock_slowly(v, l);
+}
+
+void sf_unlock(struct sf_view *v, struct sf_lock *l)
+{
+    (void)v;
+    /* release: what was done under the lock is seen by the next holder (acquire in sf_try_lock). Sequentially
+     * consistent, because the executor of a queue looks for a kick after this (lib/execute.c). */
+    uint32_t word = atomic_exchange_explicit(&l->word, 0, memory_order_seq_cst);
+    if (word & SF_LOCK_WAITED)
+        syscall(SYS_futex, &l->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+void sf_lock_fabric(struct sf_view *v)
+{
+    if (sf_lock(v, &v->fabric->lock))
+        sf_recount(v->fabric);
+}
+
+/* The completion was published, or it was not: what the dying producer meant to do with the queue it came from is now
+ * done, or not. Both the count and the intent were written under this lock, so there is nobody to race with: that
+ * queue's own lock is still held by the same dead process, or its holder asks for this one before it goes on. */
+void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
+{
+    struct sf_intent *i = &cq->intent;
+    uint32_t kind = atomic_load_explicit(&i->kind, memory_order_relaxed);
+    if (kind != 0 && atomic_load_explicit(&cq->produced, memory_order_relaxed) != i->produced) {
+        if (kind == 1 && i->index < SF_QPS)
+            atomic_store_explicit(&f->qps[i->index].send_done, i->done, memory_order_release);
+        else if (kind == 2 && i->index < SF_QPS)
+            atomic_store_explicit(&f->qps[i->index].receive.done, i->done, memory_order_release);
+        else if (kind == 3 && i->index < SF_SRQS)
+            atomic_store_explicit(&f->srqs[i->index].queue.done, i->done, memory_order_release);
+    }
+    atomic_store_explicit(&i->kind, 0, memory_order_relaxed);
+    /* The last completion that counts may not have been told to its consumer, who looks at its turn. */
+    uint64_t last = atomic_load_explicit(&cq->produced, memory_order_relaxed);
+    uint32_t capacity = cq->capacity;
+    if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) &&
+        cq->ring <= f->bytes && cq->ring % 64 == 0 && capacity <= (f->bytes - cq->ring) / sizeof(struct sf_cqe)) {
+        struct sf_cqe *slot = (struct sf_cqe *)((char *)f + cq->ring) + ((last - 1) & (capacity - 1));
+        /* release: pairs with the acquire in next() (lib/complete.c) */
+        __atomic_store_n(&slot->turn, last, __ATOMIC_RELEASE);
+    }
+}
+
+/* The dead one may have published a completion, and perhaps disarmed the queue, and not got as far as the message to its sleeping
+ * owner. One message too many does no harm. */
+void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
+{
+    uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
+    if (owner != 0 && cq->channel_fd >= 0)
+        sf_signal(v, owner, cq->channel_fd,
+                  &(struct sv_event){.kind = 1, .entry = (uint32_t)(cq - v->fabric->cqs), .generation = cq->generation},
+                  sizeof(struct sv_event));
+}
+
+void sf_lock_cq(struct sf_view *v, struct sf_cq *cq)
+{
+    if (!sf_lock(v, &cq->lock))
+        return;
+    sf_mend_cq(v->fabric, cq);
+    sf_wake_cq(v, cq);
+}
+
+void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq *completes_on)
+{
+    if (!sf_lock(v, &q->lock))
+        return;
+    if (completes_on)
+        sf_wake_cq(v, completes_on);
+    /* Which completion queue the dead one was at cannot be told: a shared receive queue completes on many. */
+    struct sf_fabric *f = v->fabric;
+    for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
+        if (atomic_load_explicit(&f->cqs[i].intent.kind, memory_order_relaxed) != 0) {
+            sf_lock_cq(v, &f->cqs[i]);
+            sf_unlock(v, &f->cqs[i].lock);
+        }
+}
+
+void sf_mend_send(struct sf_qp *qp)
+{
+    uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
+    if (busy & 1) /* its executor died in the middle of an access: there is none any more */
+        atomic_store_explicit(&qp->busy, busy + 1, memory_order_release);
+}
+
+void sf_lock_send(struct sf_view *v, struct sf_qp *qp)
+{
+    if (!sf_lock(v, &qp->lock))
+        return;
+    struct sf_cq *cq = &v->fabric->cqs[qp->send_cq % SF_CQS];
+    sf_lock_cq(v, cq);
+    sf_unlock(v, &cq->lock);
+    sf_wake_cq(v, cq);
+    sf_mend_send(qp);
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Waking another process: a short message into the pipe that it sleeps on.
+ *
+ * The writing end of another process's pipe is opened through /proc once and kept in a small cache. That is safe because
+ * the library never closes a pipe whose number it put on the fabric (lib/pipe.c): as long as the process lives, its
+ * descriptor names the same pipe. Who lives is told by the cookie, which is a part of the cache's key: the number of a
+ * dead process on the fabric comes back with another one.
+ *
+ * It is opened for reading too: a pipe that has lost its process then fills up in silence, where a writer alone would get
+ * a SIGPIPE that belongs to the program and not to this library.
+ */
+#include "fabric.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { ENDS = 32, MANY = 4096 };
+
+static struct end {
+    uint64_t cookie; /* 0: unused */
+    uint32_t process;
+    int theirs, mine;
+} ends[ENDS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of `ends`, and held while one is written to */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* What the parent had open is of no use to a child that is another process on the fabric, or none. The lock may have been
+ * held by a thread that the child does not have. */
+static void in_child(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    for (int i = 0; i < ENDS; i++) {
+        if (ends[i].cookie)
+            close(ends[i].mine);
+        ends[i].cookie = 0;
+    }
+}
+
+static void prepare(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* A full pipe is made larger, as far as an ordinary user may: its reader is behind, and must not miss this message. */
+static int put(int fd, const void *message, size_t bytes)
+{
+    for (;;) {
+        ssize_t n = write(fd, message, bytes);
+        if (n == (ssize_t)bytes)
+            return 0;
+        if (n >= 0)
+            return -EIO; /* not a pipe: those take a short message whole or not at all */
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN)
+            return -errno;
+        int size = fcntl(fd, F_GETPIPE_SZ);
+        if (size < 0 || size > 1 << 29 || fcntl(fd, F_SETPIPE_SZ, size * 2) < 0)
+            return -EAGAIN;
+    }
+}
+
+static int open_end(struct sf_fabric *f, uint32_t process, int fd)
+{
+    char path[64];
+    struct stat st;
+
+    if (!sf_alive(f, process))
+        return -ESRCH;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)sf_reach(f, process), fd);
+    int mine = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (mine < 0)
+        return -errno;
+    /* The process may have died between the two, and its number be another's: then this is anything. */
+    if (fstat(mine, &st) != 0 || !S_ISFIFO(st.st_mode) || !sf_alive(f, process)) {
+        close(mine);
+        return -ESRCH;
+    }
+    return mine;
+}
+
+int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, size_t bytes)
+{
+    struct sf_fabric *f = v->fabric;
+    int err;
+
+    if (process == 0 || process > SF_PROCESSES || fd < 0)
+        return -EINVAL;
+    if (process == v->process)
+        return put(fd, message, bytes);
+    if (!atomic_load_explicit(&f->processes[process - 1].owner, memory_order_acquire))
+        return -ESRCH;
+
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&mutex);
+    uint64_t cookie = f->processes[process - 1].cookie;
+    struct end *e = &ends[(process * 7 + (uint32_t)fd) % ENDS];
+    if (e->cookie == 0 || e->cookie != cookie || e->process != process || e->theirs != fd) {
+        int mine = open_end(f, process, fd);
+        if (mine < 0) {
+            err = mine;
+            goto out;
+        }
+        if (e->cookie)
+            close(e->mine);
+        *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
+    }
+    /* Whoever has so many to read looks at the clock without one more; and what tells of a completion must find room. */
+    int unread;
+    bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
+    err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : put(e->mine, message, bytes);
+out:
+    pthread_mutex_unlock(&mutex);
+    return err;
+}

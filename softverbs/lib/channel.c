@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Completion channels. The program's descriptor is an epoll one over a pipe, into which whoever produces a completion
+ * writes, and a timer, for work of this process that stands still until a time (a receiver that was not ready, a delay):
+ * with no thread of our own, whoever sleeps must be woken to go on with it.
+ */
+#include "lib.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+static const uint64_t forever = ~UINT64_C(0);
+
+void sv_signal(uint32_t process, int fd, const struct sv_event *event)
+{
+    int err;
+
+    /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
+    if (!sv_joined() || fd < 0)
+        return;
+    if (process == sv_lib.view.process && !sv_pipe_ours(fd))
+        return; /* something of the program's own: the number was written over */
+    err = sf_signal(&sv_lib.view, process, fd, event, sizeof *event);
+    if (err && err != -ESRCH)
+        sv_log(SV_ERROR, "an event for process %d is lost: %s",
+               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
+}
+
+static struct sv_channel *channel_of(struct ibv_comp_channel *c)
+{
+    return sv_container(c, struct sv_channel, base);
+}
+
+static bool stale(const struct sv_channel *ch)
+{
+    return !sv_joined() || ch->life != sv_lib.life;
+}
+
+/* ---- Time ------------------------------------------------------------------------------------------------------- */
+static void ring_at(struct sv_channel *ch, uint64_t at)
+{
+    if (at == 0 || at == forever)
+        return;
+    pthread_mutex_lock(&ch->mutex);
+    if (ch->timer_at == 0 || at < ch->timer_at) {
+        struct itimerspec when = {.it_value = {(time_t)(at / 1000000000), (long)(at % 1000000000)}};
+        timerfd_settime(ch->timer, TFD_TIMER_ABSTIME, &when, NULL);
+        ch->timer_at = at;
+    }
+    pthread_mutex_unlock(&ch->mutex);
+}
+
+void sv_wake_at(uint32_t entry, uint64_t until)
+{
+    struct sf_cq *shared;
+    uint32_t owner;
+
+    if (!sv_lib.joined || entry >= SF_CQS || until == 0 || until == forever)
+        return;
+    shared = &sv_lib.fabric->cqs[entry];
+    owner = atomic_load_explicit(&shared->owner, memory_order_relaxed);
+    if (shared->channel_fd < 0)
+        return;
+    if (owner == sv_lib.view.process) {
+        /* Under it a queue is taken out of the table before its channel may go. Queues' locks may be held: it is inner to them. */
+        pthread_mutex_lock(&sv_lib.mutex);
+        if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
+            ring_at(sv_lib.cqs[entry]->channel, until);
+        pthread_mutex_unlock(&sv_lib.mutex);
+    } else if (owner) {
+        sv_signal(owner, shared->channel_fd, &(struct sv_event){.kind = 2, .entry = entry});
+    }
+}
+
+/* Goes on with what waited for time, and sets the timer for what still does. */
+static void look_at_clock(struct sv_channel *ch)
+{
+    ring_at(ch, sv_progress(SF_NO_DEVICE));
+}
+
+static bool rang(struct sv_channel *ch)
+{
+    uint64_t times;
+    bool yes;
+
+    pthread_mutex_lock(&ch->mutex);
+    yes = read(ch->timer, &times, sizeof times) == (ssize_t)sizeof times;
+    if (yes)
+        ch->timer_at = 0;
+    pthread_mutex_unlock(&ch->mutex);
+    return yes;
+}
+
+/* ---- The channel ------------------------------------------------------------------------------------------------ */
+SV_PUBLIC struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
+{
+    struct sv_context *ctx = sv_context_of(context);
+    struct epoll_event in = {.events = EPOLLIN};
+    struct sv_channel *ch;
+    int err = ctx->life != sv_lib.life ? ENODEV : sv_refused(SF_VERB_CREATE_CHANNEL, ctx->device);
+
+    if (err)
+        goto out;
+    ch = calloc(1, sizeof *ch);
+    if (!ch) {
+        err = ENOMEM;
+        goto out;
+    }
+    err = sv_pipe_take(&ch->pipe_read, &ch->pipe_write);
+    if (err)
+        goto memory;
+    ch->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (ch->timer < 0) {
+        err = errno;
+        goto pipe;
+    }
+    ch->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    if (ch->base.fd < 0) {
+        err = errno;
+        goto timer;
+    }
+    if (fcntl(ch->pipe_read, F_SETFL, O_NONBLOCK) || epoll_ctl(ch->base.fd, EPOLL_CTL_ADD, ch->pipe_read, &in) ||
+        epoll_ctl(ch->base.fd, EPOLL_CTL_ADD, ch->timer, &in)) {
+        err = errno;
+        goto epoll;
+    }
+    ch->base.context = context;
+    ch->life = sv_lib.life;
+    pthread_mutex_init(&ch->mutex, NULL);
+    atomic_fetch_add_explicit(&ctx->objects, 1, memory_order_relaxed);
+    return &ch->base;
+
+epoll:
+    close(ch->base.fd);
+timer:
+    close(ch->timer);
+pipe:
+    sv_pipe_give(ch->pipe_read, ch->pipe_write);
+memory:
+    free(ch);
+out:
+    errno = err;
+    return NULL;
+}
+
+SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
+{
+    struct sv_channel *ch = channel_of(base);
+    int used;
+
+    pthread_mutex_lock(&sv_lib.mutex);
+    used = ch->base.refcnt; /* counted by cq.c, under the same lock */
+    pthread_mutex_unlock(&sv_lib.mutex);
+    if (used)
+        return EBUSY;
+    atomic_fetch_sub_explicit(&sv_context_of(base->context)->objects, 1, memory_order_relaxed);
+    close(ch->base.fd);
+    close(ch->timer);
+    if (!stale(ch))
+        sv_pipe_give(ch->pipe_read, ch->pipe_write);
+    pthread_mutex_destroy(&ch->mutex);
+    free(ch);
+    return 0;
+}
+
+/* The queue of an event, which from now on is one that the program must acknowledge; NULL when the queue has gone. */
+static struct sv_cq *deliver(struct sv_channel *ch, const struct sv_event *event)
+{
+    struct sv_cq *cq = NULL;
+
+    if (event->entry >= SF_CQS)
+        return NULL;
+    /* The lock under which ibv_destroy_cq takes the queue out: it then waits for what was delivered before. */
+    pthread_mutex_lock(&sv_lib.mutex);
+    cq = sv_lib.cqs[event->entry];
+    if (cq && (cq->generation != event->generation || cq->channel != ch))
+        cq = NULL;
+    if (cq) {
+        pthread_mutex_lock(&cq->base.mutex);
+        cq->events_delivered++;
+        pthread_mutex_unlock(&cq->base.mutex);
+    }
+    pthread_mutex_unlock(&sv_lib.mutex);
+    return cq;
+}
+
+SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq_out, void **cq_context)
+{
+    struct sv_channel *ch = channel_of(base);
+
+    if (stale(ch)) {
+        errno = ENODEV;
+        return -1;
+    }
+    for (bool looked = false;;) {
+        struct sv_event event;
+        ssize_t n = read(ch->pipe_read, &event, sizeof event);
+
+        if (n == (ssize_t)sizeof event) {
+            struct sv_cq *cq = event.kind == 1 ? deliver(ch, &event) : NULL;
+            if (cq) {
+                *cq_out = &cq->base;
+                *cq_context = cq->base.cq_context;
+                return 0;
+            }
+            if (event.kind == 2)
+                look_at_clock(ch);
+            continue;
+        }
+        if (n < 0 && errno != EAGAIN)
+            return -1;
+        if (!looked && rang(ch)) {
+            look_at_clock(ch);
+            looked = true; /* once: time goes on while this runs, and the program may not want to wait */
+            continue;
+        }
+        /* Nothing there. Whether to wait for it is the program's choice, made on the descriptor that it knows. */
+        int flags = fcntl(ch->base.fd, F_GETFL);
+        if (flags < 0)
+            return -1;
+        if (flags & O_NONBLOCK) {
+            errno = EAGAIN;
+            return -1;
+        }
+        struct pollfd wait[2] = {{.fd = ch->pipe_read, .events = POLLIN}, {.fd = ch->timer, .events = POLLIN}};
+        if (poll(wait, 2, -1) < 0)
+            return -1; /* EINTR: a signal of the program's */
+        looked = false;
+    }
+}
+
+SV_PUBLIC void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
+{
+    pthread_mutex_lock(&cq->mutex);
+    cq->comp_events_completed += count;
+    pthread_cond_broadcast(&cq->cond);
+    pthread_mutex_unlock(&cq->mutex);
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Completions: into a queue by whoever executed the request, out of it by its owner.
+ *
+ * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device: a program that
+ * never signals fills its send queue, here as there.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+enum { LOOK_PAUSE_NS = 10000 };
+
+static void advance(const struct sf_intent *in)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    uint32_t kind = atomic_load_explicit(&in->kind, memory_order_relaxed);
+    if (kind == 1)
+        atomic_store_explicit(&f->qps[in->index % SF_QPS].send_done, in->done, memory_order_release);
+    else if (kind == 2)
+        atomic_store_explicit(&f->qps[in->index % SF_QPS].receive.done, in->done, memory_order_release);
+    else if (kind == 3)
+        atomic_store_explicit(&f->srqs[in->index % SF_SRQS].queue.done, in->done, memory_order_release);
+}
+
+void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent *in)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_cq *cq = &f->cqs[index % SF_CQS];
+    struct sf_view *v = &sv_lib.view;
+    sf_lock_cq(v, cq);
+    uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
+    uint64_t produced = atomic_load_explicit(&cq->produced, memory_order_relaxed);
+    if (produced - cq->seen >= cq->limit) /* acquire: the consumer has read a slot before it frees it (below) */
+        cq->seen = atomic_load_explicit(&cq->consumed, memory_order_acquire);
+    uint64_t unpolled = produced - cq->seen;
+    bool overrun = unpolled >= cq->limit;
+    if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
+        !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
+        bool first = owner != 0 && overrun && atomic_exchange_explicit(&cq->dead, 1, memory_order_relaxed) == 0;
+        if (in)
+            advance(in);
+        sf_unlock(v, &cq->lock);
+        if (first) {
+            sv_log(SV_ERROR, "completion queue overrun: %u completions unpolled, all it has room for", cq->limit);
+            if (cq->context >= 0)
+                sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
+        }
+        return;
+    }
+    struct sf_cqe *slot = (struct sf_cqe *)sf_at(v, cq->ring) + (produced & (cq->capacity - 1));
+    memcpy(slot, e, offsetof(struct sf_cqe, turn));
+    slot->timestamp = cq->timed ? sf_now() : 0;
+    if (in) {
+        cq->intent.index = in->index;
+        cq->intent.produced = produced;
+        cq->intent.done = in->done;
+        atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
+    }
+    /* release: the consumer that sees the count sees the slot (acquire in next()). Died before here: it never happened.
+     * Died after: sf_mend_cq moves the work queue on, and says the turn. */
+    atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
+    /* release: the same, for the consumer that sees the turn */
+    __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
+    if (in) {
+        advance(in);
+        atomic_store_explicit(&cq->intent.kind, 0, memory_order_release);
+    }
+    bool notify = false;
+    int fd = cq->channel_fd;
+    uint32_t generation = cq->generation;
+    if (fd >= 0) {
+        /* Pairs with the fence in sv_req_notify_cq: either this sees it armed, or its owner sees the completion. */
+        atomic_thread_fence(memory_order_seq_cst);
+        uint32_t armed = atomic_load_explicit(&cq->armed, memory_order_relaxed);
+        if (armed == 1 || (armed == 2 && (e->solicited || e->status != IBV_WC_SUCCESS)))
+            notify = atomic_compare_exchange_strong(&cq->armed, &armed, 0);
+    }
+    sf_unlock(v, &cq->lock);
+    if (notify)
+        sv_signal(owner, fd, &(struct sv_event){.kind = 1, .entry = index, .generation = generation});
+}
+
+int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
+{
+    struct sv_cq *cq = (struct sv_cq *)base;
+    if (cq->life != sv_lib.life)
+        return ENODEV;
+    int refused = sv_refused(SF_VERB_REQ_NOTIFY, cq->shared->device);
+    if (refused)
+        return refused;
+    /* Who asked for any completion and then for a solicited one still hears of any. */
+    uint32_t none = 0;
+    if (solicited_only)
+        atomic_compare_exchange_strong_explicit(&cq->shared->armed, &none, 2, memory_order_seq_cst, memory_order_relaxed);
+    else
+        atomic_store_explicit(&cq->shared->armed, 1, memory_order_seq_cst);
+    /* Pairs with the fence in sv_complete: a completion that did not see this is seen by the poll that follows. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return 0;
+}
+
+/* ---- Polling --------------------------------------------------------------------------------------------------- */
+
+static const struct sf_cqe *next(struct sv_cq *cq, uint64_t consumed)
+{
+    enum { SELDOM = 64 };
+    const struct sf_cqe *e = sv_ring_slot(&cq->ring, consumed);
+    /* acquire: pairs with the release in sv_complete */
+    if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
+        return e;
+    /* Who polls in vain may be waiting for a producer that died between the count and the turn. */
+    if (cq->idle % SELDOM != SELDOM - 1)
+        return NULL;
+    uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
+    return there - 1 > cq->ring.mask ? NULL : e; /* none, or more than it holds: a count was written over */
+}
+
+static uint64_t frames(uint64_t bytes)
+{
+    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
+    return n ? n : 1;
+}
+
+/* The slots that a polled completion frees. */
+static void free_slots(const struct sf_cqe *e)
+{
+    if (e->srq != 0) {
+        struct sv_srq *srq = __atomic_load_n(&sv_lib.srqs[(e->srq - 1) % SF_SRQS], __ATOMIC_ACQUIRE);
+        if (srq)
+            atomic_fetch_add_explicit(&srq->polled, 1, memory_order_release);
+        return;
+    }
+    struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
+    if (!qp || qp->base.qp_num != e->qp_num || (uint8_t)qp->shared->connection != e->connection)
+        return; /* of a queue pair that is no more, or was reset */
+    const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
+    _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
+    uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
+    uint64_t to = from + (uint32_t)(e->slot - (uint32_t)from) + 1;
+    if (to - from > ring->mask + UINT64_C(1) || !ring->base)
+        return; /* not one of this queue's: it was written over */
+    /* acquire: what was posted is read below; pairs with the release in post.c */
+    if (to > atomic_load_explicit(e->receive ? &qp->shared->receive.posted : &qp->shared->send_posted, memory_order_acquire))
+        return;
+    if (sv_lib.profile->frame_bytes) {
+        uint64_t sum = 0;
+        for (uint64_t p = from; p < to; p++)
+            sum += frames(e->receive ? ((struct sf_receive *)sv_ring_slot(ring, p))->length
+                                     : ((struct sf_send *)sv_ring_slot(ring, p))->length);
+        atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
+    }
+    /* release: the slots were read before they are written again (acquire in post.c) */
+    atomic_store_explicit(polled, to, memory_order_release);
+}
+
+/* What waits for time may have come to its end. */
+static bool anything_new(struct sv_cq *cq, uint64_t consumed)
+{
+    if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
+        return false;
+    /* Who polls without a pause does not look each time: that would be the work of a look for each of a poll. */
+    uint64_t now = sf_now(), after;
+    if (now < cq->look_again)
+        return false;
+    uint64_t again = sv_progress(cq->entry);
+    if (again && cq->channel) /* should it be the last look before a sleep */
+        sv_wake_at(cq->entry, again);
+    after = sf_now();
+    cq->look_again = after + (4 * (after - now) > LOOK_PAUSE_NS ? 4 * (after - now) : LOOK_PAUSE_NS);
+    return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
+}
+
+/* Looks when there is nothing, and now and then in a queue that never runs empty: others that complete here would wait for
+ * ever. */
+static const struct sf_cqe *next_or_new(struct sv_cq *cq, uint64_t consumed)
+{
+    enum { SELDOM = 64 };
+    const struct sf_cqe *e = next(cq, consumed);
+    if ((e && ++cq->turns % SELDOM != 0) || !anything_new(cq, consumed))
+        return e;
+    return next(cq, consumed);
+}
+
+static enum ibv_wc_opcode opcode_of(const struct sf_cqe *e)
+{
+    return (enum ibv_wc_opcode)(e->opcode | (e->receive ? IBV_WC_RECV : 0));
+}
+
+int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
+{
+    struct sv_cq *cq = (struct sv_cq *)base;
+    if (cq->life != sv_lib.life) {
+        errno = ENODEV; /* a forked child with its parent's queue */
+        return -1;
+    }
+    if (sv_rules()) {
+        int refused = sv_refused_slow(SF_VERB_POLL_CQ, cq->shared->device);
+        if (refused) {
+            errno = refused;
+            return -1;
+        }
+    }
+    int n = 0;
+    pthread_mutex_lock(&cq->poll);
+    uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
+    for (; n < entries; n++, wc++) {
+        const struct sf_cqe *e = n == 0 ? next_or_new(cq, consumed) : next(cq, consumed);
+        if (!e)
+            break;
+        *wc = (struct ibv_wc){
+            .wr_id = e->wr_id,
+            .status = e->status,
+            .opcode = opcode_of(e),
+            .vendor_err = e->vendor_error,
+            .byte_len = e->byte_len,
+            .imm_data = e->imm,
+            .qp_num = e->qp_num,
+            .src_qp = e->source_qp,
+            .wc_flags = e->wc_flags,
+            .sl = e->service_level,
+        };
+        free_slots(e);
+        consumed++;
+    }
+    if (n > 0) /* release: the slots were read (acquire in sv_complete) */
+        atomic_store_explicit(&cq->shared->consumed, consumed, memory_order_release);
+    bool tired = sv_tired(cq, n > 0);
+    pthread_mutex_unlock(&cq->poll);
+    if (tired)
+        sched_yield();
+    return n;
+}
+
+bool sv_take_cqe(struct sv_cq *cq, struct sf_cqe *out)
+{
+    uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
+    const struct sf_cqe *e = next_or_new(cq, consumed);
+    if (!e)
+        return false;
+    *out = *e;
+    free_slots(e);
+    atomic_store_explicit(&cq->shared->consumed, consumed + 1, memory_order_release);
+    return true;
+}

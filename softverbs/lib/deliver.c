@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One request of a send queue, from its memory to the peer's, with the completions it makes on both sides.
+ *
+ * The executor holds the send queue's lock and is the sender, or the connected receiver that has just posted what the
+ * sender waited for. Nothing is kept half done: a request that cannot go on leaves everything as it was, and the queue
+ * pair's wait_* words say what it waits for. The only exception is a completion that a fault holds back (SF_WAIT_HELD).
+ */
+#include "engine.h"
+
+#include <endian.h>
+#include <string.h>
+#include <time.h>
+
+enum { GRH = 40 };
+
+static uint32_t me(void)
+{
+    return sv_lib.view.process;
+}
+
+/* ---- The target ------------------------------------------------------------------------------------------------- */
+
+static bool hears(const struct sf_qp *t)
+{
+    uint32_t state = atomic_load_explicit(&t->state, memory_order_acquire);
+    return state >= IBV_QPS_RTR && state <= IBV_QPS_SQE;
+}
+
+static bool connected(const struct sf_qp *qp, const struct sf_qp *t)
+{
+    if (t->owner == 0 || !hears(t) || t->type != qp->type || t->number != qp->peer_number || t->device != qp->peer_device)
+        return false;
+    if (t->peer_number != qp->number || t->peer_device != qp->device)
+        return false;
+    /* A reliable receiver takes nothing but the number it expects. */
+    return qp->type != IBV_QPT_RC || t->receive_psn == qp->send_psn;
+}
+
+/* The receiver's owner wrote these last: they come from another core, and may do so while the rest is looked at. What is read
+ * here without a lock decides nothing but which line is fetched; it is looked at again under the lock. */
+__attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_receive_queue *rq)
+{
+    uint64_t slot = rq->done & (rq->capacity - 1);
+    __builtin_prefetch(&rq->posted);
+    __builtin_prefetch((const void *)((uintptr_t)sv_lib.fabric + rq->ring + slot * rq->stride));
+}
+
+/* Where the message would go; whether it gets there is found_target's to say, once the queue is marked busy. */
+static void name_target(struct sv_job *j)
+{
+    j->t = j->qp->type == IBV_QPT_UD ? sf_number_entry(j->s->ud_qp) : j->qp->peer_qp % SF_QPS;
+    j->target = &sv_lib.fabric->qps[j->t];
+    if (sv_takes_receive(j->s->opcode))
+        fetch_early(&j->target->receive);
+}
+
+static bool found_target(const struct sv_job *j)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    const struct sf_qp *qp = j->qp, *t = j->target;
+    bool ud = qp->type == IBV_QPT_UD;
+    uint32_t device = ud ? j->s->ud_device : qp->peer_device;
+    if (!sf_reachable(f, qp->device, device))
+        return false;
+    if (!ud)
+        return connected(qp, t);
+    return t->owner != 0 && hears(t) && t->type == IBV_QPT_UD && t->number == j->s->ud_qp && t->device == device &&
+           t->qkey == j->s->ud_qkey;
+}
+
+/* The receive queue of the target, locked, with a receive in it. False: there is none, and it is not locked. */
+static bool take_receive(struct sv_job *j, bool *gone)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_qp *t = j->target;
+    struct sf_srq *srq = t->srq ? &f->srqs[(t->srq - 1) % SF_SRQS] : NULL;
+    struct sf_receive_queue *rq = srq ? &srq->queue : &t->receive;
+    sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
+    j->rq = rq;
+    /* Looked at again under the lock: its owner resets, connects and destroys it under this lock. */
+    *gone = (j->qp->type != IBV_QPT_UD ? !connected(j->qp, t) : !hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
+            !sv_receive_ring_sane(rq);
+    uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
+    /* acquire: pairs with the release in post.c */
+    uint64_t there = atomic_load_explicit(&rq->posted, memory_order_acquire) - done;
+    *gone = *gone || there > rq->capacity; /* a count was written over */
+    if (!*gone && there != 0)
+        return true;
+    if (!*gone && j->qp->type != IBV_QPT_UD) {
+        /* Say so before the last look: pairs with the fence after `posted` in post.c. Either this sees the receive, or its
+         * poster sees this and runs the queue. */
+        atomic_store_explicit(&t->wanted, 1, memory_order_seq_cst);
+        if (srq)
+            atomic_store_explicit(&srq->waiting, 1, memory_order_seq_cst);
+        atomic_thread_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&rq->posted, memory_order_acquire) != done)
+            return true;
+    }
+    sf_unlock(&sv_lib.view, &rq->lock);
+    j->rq = NULL;
+    return false;
+}
+
+static void let_receive_go(struct sv_job *j)
+{
+    if (j->rq)
+        sf_unlock(&sv_lib.view, &j->rq->lock);
+    j->rq = NULL;
+}
+
+/* ---- The operations ----------------------------------------------------------------------------------------------- */
+
+/* The sender's own elements; inline data lies in the request, which every process has mapped. */
+static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
+{
+    const struct sf_send *s = j->s;
+    if (s->flags & IBV_SEND_INLINE) {
+        p->process = me();
+        uint32_t length = s->length;
+        if (length > 0 && length <= j->qp->send_stride - offsetof(struct sf_send, data)) {
+            p->piece[p->count++] = (struct iovec){(void *)s->data, length};
+            p->bytes += length;
+        }
+        return true;
+    }
+    p->process = j->qp->owner;
+    uint32_t count = s->sge_count;
+    if (count > SV_PIECES / 2 || count > (j->qp->send_stride - offsetof(struct sf_send, sge)) / sizeof(struct sf_sge))
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (!sv_place_add(p, j->qp->owner, j->qp->pd, s->sge[i].lkey, s->sge[i].address, s->sge[i].length, access))
+            return false;
+    return true;
+}
+
+static bool receive_place(struct sv_job *j, struct sv_place *p)
+{
+    const struct sf_qp *t = j->target;
+    const struct sf_receive *r = sv_receive_slot(j->rq, atomic_load_explicit(&j->rq->done, memory_order_relaxed));
+    uint32_t pd = t->srq ? sv_lib.fabric->srqs[(t->srq - 1) % SF_SRQS].pd : t->pd;
+    sv_place_begin(p, t->owner);
+    uint32_t count = r->sge_count;
+    if (count > SV_PIECES / 2 || count > (j->rq->stride - sizeof *r) / sizeof(struct sf_sge))
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (!sv_place_add(p, t->owner, pd, r->sge[i].lkey, r->sge[i].address, r->sge[i].length, IBV_ACCESS_LOCAL_WRITE))
+            return false;
+    return true;
+}
+
+static enum sv_moved move(struct sv_job *j, struct sv_place *source, struct sv_place *target, uint64_t bytes)
+{
+    if (!j->qp->corrupt || bytes == 0)
+        return sv_move(source, target, bytes);
+    static _Thread_local struct sv_place whole; /* not on a stack that may be a small one */
+    whole = *target;
+    enum sv_moved r = sv_move(source, target, bytes);
+    if (r == SV_MOVED)
+        sv_flip(&whole, j->qp->dice % bytes);
+    return r;
+}
+
+/* The receiver answers with an error: its queue pair stops, and the sender hears why. */
+static enum sv_step refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
+{
+    if (j->qp->type == IBV_QPT_RC) {
+        sv_fail_qp(j->t, event, j->later);
+        return sv_end(j, sender_status);
+    }
+    return sv_lost(j);
+}
+
+/* A receive that cannot take the message: it ends with `status`, and the rest as refuse() has it. */
+static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
+{
+    sv_end_receive(j, status, 0);
+    if (j->qp->type != IBV_QPT_UD)
+        sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
+    return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
+}
+
+static void count_sent(struct sv_job *j)
+{
+    struct sf_device *from = &sv_lib.fabric->devices[j->qp->device % SV_DEVICES];
+    struct sf_device *to = &sv_lib.fabric->devices[j->target->device % SV_DEVICES];
+    atomic_fetch_add_explicit(&from->sent, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&from->sent_bytes, j->s->length, memory_order_relaxed);
+    atomic_fetch_add_explicit(&to->received, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&to->received_bytes, j->s->length, memory_order_relaxed);
+}
+
+/* The bytes are there. Completions now, or when a fault's time is over. */
+static enum sv_step arrived(struct sv_job *j, uint64_t received)
+{
+    if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
+        j->target->context >= 0 && j->qp->type != IBV_QPT_UD) {
+        /* Its owner may not know yet that the other side is ready. */
+        j->target->established = 1;
+        sv_async((uint32_t)j->target->context, IBV_EVENT_COMM_EST, j->t, j->target->generation);
+    }
+    bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
+    if (j->rq && !(j->qp->hold_ns && receive_waits))
+        sv_end_receive(j, IBV_WC_SUCCESS, received);
+    count_sent(j); /* after what the receiver waits for: these words are in others' caches */
+    if (j->qp->hold_ns)
+        return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
+    return sv_end(j, IBV_WC_SUCCESS);
+}
+
+/* Its data has moved before: what is left is to say so. */
+static enum sv_step release_held(struct sv_job *j)
+{
+    bool gone;
+    if (sf_now() < j->qp->wait_until)
+        return sv_stall(j, SF_WAIT_HELD, 0);
+    if (sv_takes_receive(j->s->opcode) && j->target->srq == 0 && j->qp->type != IBV_QPT_UD && connected(j->qp, j->target) &&
+        take_receive(j, &gone))
+        sv_end_receive(j, IBV_WC_SUCCESS, j->s->length);
+    return sv_end(j, IBV_WC_SUCCESS);
+}
+
+static uint64_t frames(uint64_t bytes)
+{
+    uint32_t one = sv_lib.profile->frame_bytes;
+    uint64_t n = one ? (bytes + one - 1) / one : 1;
+    return n ? n : 1;
+}
+
+/* The 40 bytes before a datagram's data: addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 that is
+ * an IPv4 header in the last 20 of them. */
+static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
+{
+    enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* what the wire has around the data: transport's headers and checksum */
+    const struct sv_topology *topology = &sv_lib.fabric->model.topology;
+    const struct sf_send *s = j->s;
+    const uint8_t *from = topology->devices[j->qp->device % SV_DEVICES].gids[(s->ud_hop & 0xff) % SV_GIDS].raw;
+    uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
+    memset(grh, 0, GRH);
+    if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
+        uint8_t *ip = grh + 20;
+        uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));
+        ip[0] = 0x45;
+        ip[1] = traffic_class;
+        memcpy(ip + 2, &length, 2);
+        ip[6] = 0x40; /* not to be cut in pieces */
+        ip[8] = hop_limit;
+        ip[9] = UDP;
+        memcpy(ip + 12, from + 12, 4);
+        memcpy(ip + 16, s->ud_dgid + 12, 4);
+        uint32_t sum = 0;
+        for (int i = 0; i < 20; i += 2)
+            sum += (uint32_t)ip[i] << 8 | ip[i + 1];
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum = ~((sum & 0xffff) + (sum >> 16));
+        ip[10] = (uint8_t)(sum >> 8);
+        ip[11] = (uint8_t)sum;
+        return;
+    }
+    uint32_t first = htobe32(UINT32_C(6) << 28 | (uint32_t)traffic_class << 20);
+    uint16_t length = htobe16((uint16_t)(bytes + AROUND));
+    memcpy(grh, &first, 4);
+    memcpy(grh + 4, &length, 2);
+    grh[6] = 0x1b;
+    grh[7] = hop_limit;
+    memcpy(grh + 8, from, 16);
+    memcpy(grh + 24, s->ud_dgid, 16);
+}
+
+static enum sv_step send(struct sv_job *j)
+{
+    struct sv_place source, target;
+    uint8_t grh[GRH];
+    const struct sf_send *s = j->s;
+    bool gone, ud = j->qp->type == IBV_QPT_UD;
+    sv_place_begin(&source, me());
+    if (ud) {
+        write_grh(j, grh, s->length);
+        source.piece[source.count++] = (struct iovec){grh, GRH};
+        source.bytes = GRH;
+    }
+    if (!local_place(j, &source, 0))
+        return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    if (ud && s->length > j->qp->mtu)
+        return sv_end(j, IBV_WC_LOC_LEN_ERR);
+    if (j->qp->drop && ud)
+        return sv_lost(j);
+    if (!take_receive(j, &gone))
+        return gone ? sv_no_answer(j) : sv_not_ready(j);
+    if (j->qp->drop) /* a credit was there, and the message went: it does not arrive */
+        return sv_lost(j);
+    if (!receive_place(j, &target))
+        return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
+    if (sv_lib.profile->equal_frames && frames(source.bytes) != frames(target.bytes)) {
+        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (docs/profiles.md)",
+               (unsigned long long)source.bytes, (unsigned long long)target.bytes, sv_lib.profile->frame_bytes);
+        return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
+    }
+    if (source.bytes > target.bytes)
+        return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
+    uint64_t bytes = source.bytes;
+    switch (move(j, &source, &target, bytes)) {
+    case SV_MOVED: return arrived(j, bytes);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    case SV_MOVED_TARGET: return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
+    }
+}
+
+/* A queue pair that does not do an operation at all takes such a request for one it does not know (InfiniBand's table of
+ * NAK codes): "remote invalid request", not the access error that a wrong key gets. */
+static bool set_up_for(const struct sf_qp *t, unsigned access)
+{
+    return (t->access & access) != 0;
+}
+
+static enum sv_step write_remote(struct sv_job *j)
+{
+    struct sv_place source, target;
+    const struct sf_send *s = j->s;
+    const struct sf_qp *t = j->target;
+    bool gone;
+    sv_place_begin(&source, me());
+    sv_place_begin(&target, t->owner);
+    if (!local_place(j, &source, 0))
+        return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    if (j->qp->drop)
+        return sv_lost(j);
+    if (!set_up_for(t, IBV_ACCESS_REMOTE_WRITE))
+        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+    if (s->length > 0 && !sv_place_add(&target, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_WRITE))
+        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    if (s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !take_receive(j, &gone))
+        return gone ? sv_no_answer(j) : sv_not_ready(j);
+    uint64_t bytes = source.bytes;
+    switch (move(j, &source, &target, bytes)) {
+    case SV_MOVED: return arrived(j, bytes);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    case SV_MOVED_TARGET: return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
+    }
+}
+
+static enum sv_step read_remote(struct sv_job *j)
+{
+    struct sv_place source, target;
+    const struct sf_send *s = j->s;
+    const struct sf_qp *t = j->target;
+    sv_place_begin(&source, t->owner);
+    sv_place_begin(&target, me());
+    if (!local_place(j, &target, IBV_ACCESS_LOCAL_WRITE))
+        return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    if (j->qp->rd_atomic == 0)
+        return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
+    if (t->dest_rd_atomic == 0 || !set_up_for(t, IBV_ACCESS_REMOTE_READ))
+        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+    if (s->length > 0 && !sv_place_add(&source, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_READ))
+        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    switch (move(j, &source, &target, s->length)) {
+    case SV_MOVED: break;
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    case SV_MOVED_TARGET: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
+    }
+    return arrived(j, s->length);
+}
+
+static enum sv_step atomic_remote(struct sv_job *j)
+{
+    struct sv_place remote, target;
+    const struct sf_send *s = j->s;
+    const struct sf_qp *t = j->target;
+    sv_place_begin(&remote, t->owner);
+    sv_place_begin(&target, me());
+    if (!local_place(j, &target, IBV_ACCESS_LOCAL_WRITE))
+        return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    if (target.bytes < 8)
+        return sv_end(j, IBV_WC_LOC_LEN_ERR);
+    if (j->qp->rd_atomic == 0)
+        return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
+    if (t->dest_rd_atomic == 0 || (s->remote & 7) != 0 || !set_up_for(t, IBV_ACCESS_REMOTE_ATOMIC))
+        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+    if (!sv_place_add(&remote, t->owner, t->pd, s->rkey, s->remote, 8, IBV_ACCESS_REMOTE_ATOMIC) || remote.count != 1)
+        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    uint64_t old = 0;
+    enum sv_moved r = sv_move_atomic(t->owner, t->device, (uintptr_t)remote.piece[0].iov_base, s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP,
+                                     s->compare_add, s->swap, &old);
+    if (r == SV_MOVED_TARGET)
+        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    if (r == SV_MOVED) {
+        sv_place_begin(&remote, me()); /* the way back */
+        remote.piece[remote.count++] = (struct iovec){&old, 8};
+        remote.bytes = 8;
+        r = move(j, &remote, &target, 8);
+    }
+    switch (r) {
+    case SV_MOVED: return arrived(j, 8);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED_TARGET:
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
+    }
+}
+
+/* ---- One step ------------------------------------------------------------------------------------------------------ */
+
+/* The faults' and the profile's verdict on the message, once for each try. True: it has to wait first. */
+static bool judge(struct sv_job *j)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_qp *qp = j->qp;
+    struct sv_verdict verdict = {0};
+    uint64_t message = qp->messages | (uint64_t)qp->attempts << 48;
+    /* One time-out after the last of the tries that the attribute allows. */
+    if (qp->type == IBV_QPT_RC && qp->attempts > qp->retry_count) {
+        sv_end(j, IBV_WC_RETRY_EXC_ERR);
+        return false;
+    }
+    if (sv_rules())
+        sv_judge_slow(j->q, message, &verdict);
+    if (sv_lib.profile->loss_ppm && sv_dice(f->seed, qp->device, qp->ordinal, message) % 1000000 < sv_lib.profile->loss_ppm)
+        verdict.drop = true;
+    qp->judged = 1;
+    qp->drop = verdict.drop;
+    qp->corrupt = verdict.corrupt;
+    qp->hold_ns = verdict.hold_ns;
+    qp->dice = verdict.dice;
+    if (verdict.drop && qp->type == IBV_QPT_RC) {
+        /* The sender hears nothing and tries again after its time-out. */
+        qp->drop = 0;
+        qp->attempts++;
+        qp->judged = 0;
+        verdict.delay_ns += UINT64_C(4096) << (qp->timeout & 31);
+        atomic_fetch_add_explicit(&f->devices[qp->device % SV_DEVICES].dropped, 1, memory_order_relaxed);
+    }
+    if (verdict.delay_ns) {
+        sv_stall(j, SF_WAIT_DELAY, sf_now() + verdict.delay_ns);
+        return true;
+    }
+    return false;
+}
+
+static enum sv_step operate(struct sv_job *j)
+{
+    switch (j->s->opcode) {
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM: return send(j);
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return write_remote(j);
+    case IBV_WR_RDMA_READ: return read_remote(j);
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return atomic_remote(j);
+    default: return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
+    }
+}
+
+/* Whether the other end is still the program it was: looked at again after a while, so that a number which the system has
+ * given to another program since is not written to. Numbers do not come round within these milliseconds. */
+static bool still_there(uint32_t process)
+{
+    static _Atomic uint64_t looked[SF_PROCESSES + 1];
+    enum { LOOK_NS = 8000000 };
+    struct timespec t;
+    if (process == me() || process > SF_PROCESSES)
+        return true;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    uint64_t now = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    if (now - atomic_load_explicit(&looked[process], memory_order_relaxed) < LOOK_NS)
+        return true;
+    if (!sf_alive(sv_lib.fabric, process))
+        return false;
+    atomic_store_explicit(&looked[process], now, memory_order_relaxed);
+    return true;
+}
+
+enum sv_step sv_step(uint32_t q, struct sv_later *later)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_qp *qp = &f->qps[q];
+    uint64_t done = atomic_load_explicit(&qp->send_done, memory_order_relaxed);
+    struct sv_job j = {.q = q, .qp = qp, .s = sv_send_slot(qp, done), .later = later};
+    enum sv_step step;
+
+    name_target(&j);
+    if (me() != qp->owner && !(qp->type != IBV_QPT_UD && me() == j.target->owner)) {
+        /* Neither end's process: only those reach both memories. Its owner does it when it looks. */
+        return sv_stall(&j, qp->wait_for ? (enum sf_wait)qp->wait_for : SF_WAIT_DELAY, sf_now());
+    }
+    if (qp->wait_for == SF_WAIT_HELD) {
+        step = release_held(&j);
+        let_receive_go(&j);
+        return step;
+    }
+    if (qp->wait_for == SF_WAIT_DELAY) {
+        if (sf_now() < qp->wait_until)
+            return sv_stall(&j, SF_WAIT_DELAY, 0);
+        qp->wait_for = SF_WAIT_NOTHING;
+    }
+    if (!qp->judged && (sv_rules() || sv_lib.profile->loss_ppm)) {
+        if (judge(&j))
+            return SV_STALL;
+        if (atomic_load_explicit(&qp->send_done, memory_order_relaxed) != done)
+            return SV_DONE;
+    } else if (!qp->judged) {
+        qp->judged = 1;
+        qp->drop = qp->corrupt = 0;
+        qp->hold_ns = 0;
+    }
+
+    /* Busy from here: pairs with `live` = 0 and sv_quiesce() of whoever takes memory away, and with a state in which the
+     * target hears nothing and sv_quiesce() of who brought it there. */
+    uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
+    atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
+    atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);
+    uint32_t other = me() == qp->owner ? j.target->owner : qp->owner;
+    if (!found_target(&j))
+        step = sv_no_answer(&j);
+    else if (still_there(other))
+        step = operate(&j);
+    else
+        step = sv_died(&j, other);
+    let_receive_go(&j);
+    /* release: all that was touched was touched before (acquire in sv_quiesce) */
+    atomic_store_explicit(&qp->busy, busy + 2, memory_order_release);
+    return step;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files that run the queues share: post.c, execute.c, deliver.c, move.c, complete.c.
+ */
+#ifndef SOFTVERBS_ENGINE_H
+#define SOFTVERBS_ENGINE_H
+
+#include "lib.h"
+
+#include <string.h>
+#include <sys/uio.h>
+
+enum { SV_PIECES = 128 }; /* of one message on one side: the most elements of a request, each perhaps in two pieces */
+
+/* A message's memory on one side: pieces in the memory of one process (number + 1). */
+struct sv_place {
+    uint32_t process;
+    int count;
+    uint64_t bytes;
+    struct iovec piece[SV_PIECES];
+};
+/* An empty one. Its pieces are left as they are: two kilobytes, and most messages have one. */
+static inline void sv_place_begin(struct sv_place *p, uint32_t process)
+{
+    p->process = process;
+    p->count = 0;
+    p->bytes = 0;
+}
+
+enum sv_moved {
+    SV_MOVED,
+    SV_MOVED_DEAD,   /* the other process is no more */
+    SV_MOVED_SOURCE, /* memory of the source is not there */
+    SV_MOVED_TARGET,
+    SV_MOVED_DENIED, /* this machine does not let processes reach each other's memory */
+};
+
+/* move.c. Adds the range to the place: checks key, owner, domain, liveness, bounds, rights. False: refused. */
+bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes,
+                  uint32_t access);
+/* The first `bytes` of the source to the target. One of them is this process. Both places are used up. */
+enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes);
+/* A 64-bit word of the target's memory, under the lock of its device's atomics; the old value goes to *old. */
+enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add,
+                             uint64_t swap, uint64_t *old);
+/* Flips a bit of the byte at `offset` of a place that has not been used up. */
+void sv_flip(const struct sv_place *, uint64_t offset);
+
+/* complete.c */
+static inline struct sf_send *sv_send_slot(const struct sf_qp *qp, uint64_t position)
+{
+    return sf_at(&sv_lib.view, qp->send_ring + (position & (qp->send_capacity - 1)) * qp->send_stride);
+}
+static inline struct sf_receive *sv_receive_slot(const struct sf_receive_queue *q, uint64_t position)
+{
+    return sf_at(&sv_lib.view, q->ring + (position & (q->capacity - 1)) * q->stride);
+}
+/* Whether a ring lies in the arena, its size is a power of two, and a slot has room for `least` bytes: these words are in memory
+ * that others write. */
+static inline bool sv_ring_sane(uint64_t ring, uint32_t capacity, uint32_t stride, size_t least)
+{
+    return capacity != 0 && (capacity & (capacity - 1)) == 0 && ring >= sizeof(struct sf_fabric) && ring <= SF_BYTES &&
+           stride >= least && ((stride | ring) & 7) == 0 && (uint64_t)capacity * stride <= SF_BYTES - ring;
+}
+static inline bool sv_send_ring_sane(const struct sf_qp *qp)
+{
+    return sv_ring_sane(qp->send_ring, qp->send_capacity, qp->send_stride, offsetof(struct sf_send, sge) + sizeof(struct sf_sge));
+}
+static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
+{
+    return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
+}
+
+enum { SV_GID_ROCE_V2 = 2 }; /* gid_type of the profile */
+/* Whether a datagram goes to an IPv4 address. */
+static inline bool sv_over_ipv4(const struct sf_send *s)
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    return memcmp(s->ud_dgid, mapped, sizeof mapped) == 0;
+}
+
+/* A list of queue pairs to look after once no lock is held. */
+struct sv_later {
+    int count, flush_count, dead_count;
+    uint32_t run[6], flush[6], dead[4];
+};
+static inline bool sv_later_any(const struct sv_later *l)
+{
+    return (l->count | l->flush_count | l->dead_count) != 0;
+}
+static inline void sv_later_run(struct sv_later *l, uint32_t qp)
+{
+    if (l->count < 6)
+        l->run[l->count++] = qp;
+}
+static inline void sv_later_flush(struct sv_later *l, uint32_t qp)
+{
+    if (l->flush_count < 6)
+        l->flush[l->flush_count++] = qp;
+}
+
+/* A request on its way. */
+struct sv_job {
+    uint32_t q, t;           /* entries of the sender's and the target's queue pair */
+    struct sf_qp *qp, *target;
+    struct sf_send *s;
+    struct sf_receive_queue *rq; /* locked, where the operation takes a receive */
+    struct sv_later *later;
+};
+
+static inline bool sv_takes_receive(uint32_t opcode)
+{
+    return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+/* deliver.c: one request of a send queue, all the way or not at all. The send queue's lock is held. */
+enum sv_step {
+    SV_DONE,  /* go on with the next */
+    SV_STALL, /* wait: the queue pair's wait_* say for what */
+};
+enum sv_step sv_step(uint32_t qp, struct sv_later *);
+
+/* finish.c. The request at send_done ends with a status; on any but success the queue pair stops as its kind does. */
+void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
+/* The receive at `done` of the locked receive queue ends. */
+void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
+/* Moves a queue pair to ERR: its events (IBV_EVENT_CQ_ERR stands for none of its own), and what is to be flushed later. */
+void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
+
+/* wait.c */
+enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` counts when it begins to wait for this */
+enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
+enum sv_step sv_lost(struct sv_job *);     /* ends as if it had arrived */
+enum sv_step sv_no_answer(struct sv_job *); /* no such queue pair, not connected to this one, its process dead, no way there */
+enum sv_step sv_not_ready(struct sv_job *); /* no receive is posted there */
+enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process, under our hands */
+
+#endif

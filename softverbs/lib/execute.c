@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Send queues, run as far as they go: by their owner when it posts or polls, by the receiver when it posts what a sender
+ * waited for. One executor at a time; who comes while it works leaves a kick and goes.
+ */
+#include "engine.h"
+
+enum { LOOK_AGAIN_NS = 20000 };
+
+static void drain(uint32_t q, struct sv_later *later)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    for (;;) {
+        uint64_t done = atomic_load_explicit(&qp->send_done, memory_order_relaxed);
+        /* acquire: pairs with the release in sv_post_send */
+        uint64_t left = atomic_load_explicit(&qp->send_posted, memory_order_acquire) - done;
+        if (left == 0 || left > qp->send_capacity || atomic_load_explicit(&qp->owner, memory_order_relaxed) == 0 ||
+            !sv_send_ring_sane(qp)) {
+            atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed); /* nothing does, whatever is said there */
+            return;
+        }
+        uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
+        if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
+            sv_end_send(q, IBV_WC_WR_FLUSH_ERR, later);
+        else if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && qp->wait_for == SF_WAIT_HELD))
+            return; /* one whose data has moved ends in SQD, too */
+        else if (sv_step(q, later) == SV_STALL)
+            return;
+    }
+}
+
+/* Should this process die with the lock, the owner must come and look: nobody else asks it to. Not at once, for it would
+ * wait for the lock. */
+static void leave_a_trace(struct sf_qp *qp)
+{
+    qp->next_look = sf_now() + 1000000;
+    atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
+    /* release: who sees the flag finds the queue pair waiting (acquire in sv_progress) */
+    atomic_store_explicit(&sv_lib.fabric->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
+}
+
+static void run_one(uint32_t q, struct sv_later *later)
+{
+    struct sf_view *v = &sv_lib.view;
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    if (!sv_joined())
+        return; /* a thread that goes on while the program ends: what it sees is a copy (setup.c) */
+    bool mine = atomic_load_explicit(&qp->owner, memory_order_relaxed) == v->process;
+    if (mine)
+        sf_lock_send(v, qp);
+    else {
+        /* Before the try: whoever holds the lock looks for a kick after letting go. */
+        atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
+        if (!sf_try_lock(v, &qp->lock))
+            return;
+    }
+    for (;;) {
+        /* One that comes after this look is seen below: it came before its bringer's try for the lock, which is held. */
+        if (atomic_load_explicit(&qp->kick, memory_order_relaxed))
+            atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
+        if (!mine)
+            leave_a_trace(qp);
+        drain(q, later);
+        if (qp->wait_for == SF_WAIT_NOTHING)
+            atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
+        sf_unlock(v, &qp->lock);
+        if (atomic_load_explicit(&qp->kick, memory_order_seq_cst) == 0 || !sf_try_lock(v, &qp->lock))
+            return;
+    }
+}
+
+__attribute__((noinline)) static void settle(struct sv_later *later)
+{
+    /* Each round can only leave work for queue pairs that were not in ERR before: it comes to an end. */
+    while (sv_later_any(later)) {
+        struct sv_later now = *later;
+        later->count = later->flush_count = later->dead_count = 0;
+        for (int i = 0; i < now.dead_count; i++)
+            sf_reap(&sv_lib.view, now.dead[i]);
+        for (int i = 0; i < now.flush_count; i++)
+            sv_flush_receives(now.flush[i]);
+        for (int i = 0; i < now.count; i++)
+            run_one(now.run[i], later);
+    }
+}
+
+void sv_run(uint32_t q)
+{
+    struct sv_later later;
+    if (q >= SF_QPS)
+        return;
+    later.count = later.flush_count = later.dead_count = 0; /* the rest is what these count */
+    run_one(q, &later);
+    if (sv_later_any(&later))
+        settle(&later);
+}
+
+void sv_flush_receives(uint32_t q)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_qp *qp = &f->qps[q];
+    if (qp->srq)
+        return; /* what is posted there is for all who share it */
+    sf_lock_receive(&sv_lib.view, &qp->receive, &f->cqs[qp->receive_cq % SF_CQS]);
+    for (;;) {
+        uint64_t done = atomic_load_explicit(&qp->receive.done, memory_order_relaxed);
+        if (atomic_load_explicit(&qp->state, memory_order_seq_cst) != IBV_QPS_ERR ||
+            atomic_load_explicit(&qp->owner, memory_order_relaxed) == 0 ||
+            atomic_load_explicit(&qp->receive.posted, memory_order_acquire) == done ||
+            atomic_load_explicit(&qp->receive.posted, memory_order_relaxed) - done > qp->receive.capacity ||
+            !sv_receive_ring_sane(&qp->receive))
+            break;
+        struct sf_cqe e = {
+            .wr_id = sv_receive_slot(&qp->receive, done)->wr_id,
+            .qp = q,
+            .qp_num = qp->number,
+            .slot = (uint32_t)done,
+            .status = IBV_WC_WR_FLUSH_ERR,
+            .receive = 1,
+            .connection = (uint8_t)qp->connection,
+        };
+        struct sf_intent in = {.kind = 2, .index = q, .done = done + 1};
+        sv_complete(qp->receive_cq, &e, &in);
+    }
+    sf_unlock(&sv_lib.view, &qp->receive.lock);
+}
+
+/* A queue pair whose turn has come again. */
+static uint64_t look_at(uint32_t q, uint64_t now)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    if (atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_ERR) {
+        /* `softverbs fault remove` put it there (cli/cable.c), and left the flushing to us. */
+        atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
+        sv_run(q);
+        sv_flush_receives(q);
+        return 0;
+    }
+    if (now >= qp->next_look)
+        sv_run(q);
+    if (atomic_load_explicit(&qp->waiting, memory_order_acquire) == 0)
+        return 0;
+    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* it did not move, nor say when it will */
+}
+
+uint64_t sv_progress(uint32_t cq)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    uint32_t me = sv_lib.view.process;
+    uint64_t now = sf_now(), next = 0;
+    if (cq < SF_CQS)
+        atomic_exchange_explicit(&f->cqs[cq].waiting, 0, memory_order_acq_rel);
+    for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
+        struct sf_qp *qp = &f->qps[i];
+        if (atomic_load_explicit(&qp->owner, memory_order_acquire) != me)
+            continue;
+        uint64_t then = 0;
+        if ((cq >= SF_CQS || qp->send_cq == cq || qp->receive_cq == cq) &&
+            atomic_load_explicit(&qp->waiting, memory_order_acquire))
+            then = look_at(i, now);
+        struct sf_qp *peer = &f->qps[qp->peer_qp % SF_QPS];
+        if ((cq >= SF_CQS || qp->receive_cq == cq) && qp->type != IBV_QPT_UD && peer->owner != me && peer->owner != 0 &&
+            atomic_load_explicit(&peer->waiting, memory_order_acquire) &&
+            (peer->wait_for == SF_WAIT_DELAY || peer->wait_for == SF_WAIT_HELD) && peer->peer_number == qp->number) {
+            uint64_t later = look_at(qp->peer_qp % SF_QPS, now);
+            then = later && (!then || later < then) ? later : then;
+        }
+        next = then && (!next || then < next) ? then : next;
+    }
+    if (next && cq < SF_CQS)
+        atomic_store_explicit(&f->cqs[cq].waiting, 1, memory_order_release);
+    return next;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The rules of `softverbs fault`, applied. They lie in the fabric's file and may come and go while programs
+ * run.
+ *
+ * Chance is no chance: a rule's decision on a message is a hash of the rule's seed, of the sender's device,
+ * of which of that device's queue pairs it is, in the order they were made, and of which of its messages. So
+ * the same seed does the same to the same program, however its processes take turns. Rules by turn (the n-th,
+ * every n-th) count what they match, over all queue pairs together: name one (--qp, --device) where that must
+ * not depend on turns.
+ */
+#include "lib.h"
+
+#include <errno.h>
+
+static inline uint64_t mix(uint64_t x)
+{
+    /* Each bit of x reaches all bits: an odd factor carries upwards, a shift downwards, twice. */
+    x ^= x >> 32;
+    x *= UINT64_C(0xd6e8feb86659fd93);
+    x ^= x >> 32;
+    x *= UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
+uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
+{
+    /* Each word is added to the mixed ones before it, so that (1, 2) is not (2, 1); the constant keeps 0 from
+     * staying 0. */
+    uint64_t x = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
+    x = mix(x + a);
+    x = mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);
+    return mix(x + UINT64_C(0x9e3779b97f4a7c15) + c);
+}
+
+/* Whether a rule that matches strikes this time; `dice` of this rule and message. */
+static bool strikes(struct sf_fault *r, uint64_t dice)
+{
+    uint64_t turn = atomic_fetch_add_explicit(&r->matches, 1, memory_order_relaxed) + 1;
+    if (r->first || r->every) {
+        uint64_t first = r->first ? r->first : r->every;
+        if (turn < first || (turn > first && (r->every == 0 || (turn - first) % r->every != 0)))
+            return false;
+    }
+    if (r->chance_ppm && dice % 1000000 >= r->chance_ppm)
+        return false;
+    uint64_t hits = atomic_load_explicit(&r->hits, memory_order_relaxed);
+    do {
+        if (r->count && hits >= r->count)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&r->hits, &hits, hits + 1, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+static bool concerns(const struct sf_fault *r, uint32_t device, uint32_t host)
+{
+    return (r->device == SF_NO_DEVICE || r->device == device) && (r->host == SF_NO_DEVICE || r->host == host);
+}
+
+void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    const struct sf_qp *qp = &f->qps[entry % SF_QPS];
+    uint32_t device = qp->device;
+    uint32_t host = device < SV_DEVICES ? f->model.topology.devices[device].host : SF_NO_DEVICE;
+
+    *verdict = (struct sv_verdict){.dice = sv_dice(f->seed, device, qp->ordinal, message)};
+    for (uint32_t i = 0; i < SF_FAULTS; i++) {
+        struct sf_fault *r = &f->faults[i];
+        /* acquire: pairs with the release in cli/fault.c, which writes the kind after the rest of the rule */
+        uint32_t kind = atomic_load_explicit(&r->kind, memory_order_acquire);
+        if (kind == SF_FAULT_NONE || kind >= SF_FAULT_REFUSE)
+            continue;
+        if (!concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
+            continue;
+        /* The kind too: a message that is lost is never the one that is harmed, if one seed did both. */
+        uint64_t dice = sv_dice(r->seed + ((uint64_t)kind << 56), device, qp->ordinal, message);
+        if (!strikes(r, dice))
+            continue;
+        switch (kind) {
+        case SF_FAULT_DROP:
+            verdict->drop = true;
+            break;
+        case SF_FAULT_CORRUPT:
+            verdict->corrupt = true;
+            verdict->dice = mix(dice); /* which byte: not the same choice again as whether */
+            break;
+        case SF_FAULT_DELAY:
+            verdict->delay_ns += r->nanoseconds;
+            break;
+        case SF_FAULT_WITHHOLD:
+            verdict->hold_ns += r->nanoseconds;
+            break;
+        case SF_FAULT_REORDER:
+            verdict->hold_ns += r->nanoseconds ? mix(dice + 1) % r->nanoseconds : 0;
+            break;
+        default:
+            break;
+        }
+        sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair %u", r->id,
+               verdict->drop ? "drops" : "", verdict->corrupt ? "corrupts" : "",
+               verdict->delay_ns || verdict->hold_ns ? "holds up" : "", (unsigned long long)message,
+               qp->number);
+    }
+}
+
+int sv_refused_slow(enum sf_verb verb, uint32_t device)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    for (uint32_t i = 0; i < SF_FAULTS; i++) {
+        struct sf_fault *r = &f->faults[i];
+        /* acquire: as above */
+        if (atomic_load_explicit(&r->kind, memory_order_acquire) != SF_FAULT_REFUSE ||
+            r->verb != (uint32_t)verb)
+            continue;
+        if (!concerns(r, device, sv_lib.host))
+            continue;
+        uint64_t turn = atomic_load_explicit(&r->matches, memory_order_relaxed);
+        if (!strikes(r, sv_dice(r->seed, device, verb, turn)))
+            continue;
+        int error = r->error > 0 ? r->error : EIO;
+        sv_log(SV_INFO, "refused with errno %d by fault %u (`softverbs fault list`)", error, r->id);
+        return error;
+    }
+    return 0;
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How requests end: the completions they leave, and queue pairs that stop over them.
+ */
+#include "engine.h"
+
+void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
+{
+    struct sf_fabric *f = sv_lib.fabric;
+    struct sf_qp *qp = &f->qps[q];
+    uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+    bool foreign = qp->owner != sv_lib.view.process;
+    if (foreign && state >= IBV_QPS_RTR && state != IBV_QPS_ERR) {
+        /* Should this process die before it has flushed the queues, the owner does it when it polls. */
+        atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
+        /* release: as in sv_stall */
+        atomic_store_explicit(&f->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
+        atomic_store_explicit(&f->cqs[qp->receive_cq % SF_CQS].waiting, 1, memory_order_release);
+    }
+    do {
+        /* A peer's executor holds none of its locks: the owner may have reset it in the meantime, and made it anew. */
+        if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
+            return;
+        /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
+    } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
+    if (foreign) /* the same, should the owner sleep */
+        sv_wake_at(qp->receive_cq, sf_now());
+    if (qp->context >= 0) {
+        if (event != IBV_EVENT_CQ_ERR) /* stands for none */
+            sv_async((uint32_t)qp->context, event, q, qp->generation);
+        if (qp->srq)
+            sv_async((uint32_t)qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, q, qp->generation);
+    }
+    if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
+        atomic_store_explicit(&f->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
+    sv_later_flush(later, q);
+    sv_later_run(later, q);
+}
+
+/* A completion queue that had no room takes its queue pairs with it. */
+static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
+{
+    if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))
+        sv_fail_qp(q, IBV_EVENT_QP_FATAL, later);
+}
+
+static uint8_t send_opcode(uint32_t opcode)
+{
+    switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return IBV_WC_RDMA_WRITE;
+    case IBV_WR_RDMA_READ: return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP: return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return IBV_WC_FETCH_ADD;
+    default: return IBV_WC_SEND;
+    }
+}
+
+void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    uint64_t done = atomic_load_explicit(&qp->send_done, memory_order_relaxed);
+    const struct sf_send *s = sv_send_slot(qp, done);
+
+    qp->judged = qp->attempts = 0;
+    atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed);
+    qp->messages++;
+    if (status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR) {
+        sv_log(SV_INFO, "queue pair %u: a request ends with %s", qp->number, ibv_wc_status_str(status));
+        if (qp->type == IBV_QPT_RC)
+            sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
+        else { /* unless a peer has brought it to ERR since */
+            uint32_t ready = IBV_QPS_RTS;
+            atomic_compare_exchange_strong_explicit(&qp->state, &ready, IBV_QPS_SQE, memory_order_release, memory_order_relaxed);
+        }
+    }
+    if (!qp->signal_all && !(s->flags & IBV_SEND_SIGNALED) && status == IBV_WC_SUCCESS) {
+        /* release: the request was read before its slot counts as done */
+        atomic_store_explicit(&qp->send_done, done + 1, memory_order_release);
+        return;
+    }
+    bool atomic = s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+    struct sf_cqe e = {
+        .wr_id = s->wr_id,
+        .qp = q,
+        .qp_num = qp->number,
+        .byte_len = status != IBV_WC_SUCCESS ? 0 : atomic ? 8 : s->length,
+        .slot = (uint32_t)done,
+        .status = (uint8_t)status,
+        .opcode = send_opcode(s->opcode),
+        .connection = (uint8_t)qp->connection,
+    };
+    struct sf_intent in = {.kind = 1, .index = q, .done = done + 1};
+    sv_complete(qp->send_cq, &e, &in);
+    fail_overrun(q, qp->send_cq, later);
+}
+
+
+/* A datagram over RoCE version 2 has no service level. Adapters of the ConnectX family tell here which header is before the data:
+ * 8, and 1 for IPv6's or 2 for IPv4's. libibverbs has no other place for it, and UCX 1.13 drops what came over IPv4 without. */
+static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
+{
+    if (target->type != IBV_QPT_UD || sv_lib.profile->gid_type != SV_GID_ROCE_V2)
+        return 0;
+    return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
+}
+
+/* The receive at `done` of the locked receive queue ends. */
+void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
+{
+    struct sf_qp *t = j->target;
+    struct sf_receive_queue *rq = j->rq;
+    uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
+    const struct sf_receive *r = sv_receive_slot(rq, done);
+    const struct sf_send *s = j->s;
+    bool imm = s->opcode == IBV_WR_SEND_WITH_IMM || s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    struct sf_cqe e = {
+        .wr_id = r->wr_id,
+        .qp = j->t,
+        .qp_num = t->number,
+        .source_qp = j->qp->number,
+        .byte_len = (uint32_t)bytes,
+        .imm = imm ? s->imm : 0,
+        .slot = (uint32_t)done,
+        .status = (uint8_t)status,
+        .opcode = s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM - IBV_WC_RECV : 0,
+        .wc_flags = (uint8_t)((imm ? IBV_WC_WITH_IMM : 0) | (t->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
+        .receive = 1,
+        .solicited = (s->flags & IBV_SEND_SOLICITED) != 0,
+        .connection = (uint8_t)t->connection,
+        .service_level = service_level(t, s),
+        .srq = t->srq,
+    };
+    struct sf_intent in = {.kind = t->srq ? 3 : 2, .index = t->srq ? t->srq - 1 : j->t, .done = done + 1};
+    sv_complete(t->receive_cq, &e, &in);
+    fail_overrun(j->t, t->receive_cq, j->later);
+    if (t->srq) {
+        struct sf_srq *srq = &sv_lib.fabric->srqs[(t->srq - 1) % SF_SRQS];
+        uint32_t mark = atomic_load_explicit(&srq->watermark, memory_order_relaxed);
+        if (mark != 0 && atomic_load_explicit(&rq->posted, memory_order_relaxed) - (done + 1) < mark &&
+            atomic_exchange_explicit(&srq->watermark, 0, memory_order_relaxed) != 0 && srq->context >= 0)
+            sv_async((uint32_t)srq->context, IBV_EVENT_SRQ_LIMIT_REACHED, t->srq - 1, srq->generation);
+    }
+}

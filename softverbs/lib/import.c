@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Objects of another process, imported through its kernel file: there is no such file here.
+ */
+#include "lib.h"
+
+#include <errno.h>
+
+static void *refuse(const char *call)
+{
+    sv_refuse(EOPNOTSUPP, "%s: objects are not shared between processes here", call);
+    return NULL;
+}
+
+SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
+{
+    (void)cmd_fd;
+    return refuse("ibv_import_device");
+}
+
+SV_PUBLIC struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
+{
+    (void)context;
+    (void)handle;
+    return refuse("ibv_import_pd");
+}
+
+SV_PUBLIC void ibv_unimport_pd(struct ibv_pd *pd)
+{
+    (void)pd;
+}
+
+SV_PUBLIC struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
+{
+    (void)pd;
+    (void)handle;
+    return refuse("ibv_import_mr");
+}
+
+SV_PUBLIC void ibv_unimport_mr(struct ibv_mr *mr)
+{
+    (void)mr;
+}
+
+SV_PUBLIC struct ibv_dm *ibv_import_dm(struct ibv_context *context, uint32_t handle)
+{
+    (void)context;
+    (void)handle;
+    return refuse("ibv_import_dm");
+}
+
+SV_PUBLIC void ibv_unimport_dm(struct ibv_dm *dm)
+{
+    (void)dm;
+}

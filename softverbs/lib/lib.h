@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The library inside the program: its objects, and what its files give each other.
+ *
+ *   setup.c     the environment, joining the fabric, fork and exit          log.c       SOFTVERBS_LOG
+ *   device.c    list, open, close, queries                                   names.c     strings, rates, address helpers
+ *   private.c   symbols that drivers import: there, and refusing             symbols.map versions of all symbols
+ *   pd.c mr.c   domains and regions; memory.c: which memory registers        ah.c srq.c  address handles, shared receive queues
+ *   cq.c        completion queues; cq_ex.c: the extended form of polling      channel.c   completion channels; pipe.c: what they read
+ *   async.c     asynchronous events
+ *   qp.c        queue pairs: make, query, destroy; states.c: ibv_modify_qp    wr.c        the ibv_wr_* interface
+ *   post.c      requests into the queues                                     execute.c   requests out of them; move.c: the bytes
+ *   sysfs.c     files of /sys by libibverbs' calls; paths.c: those and device nodes by libc's
+ *   complete.c  completions into and out of the queues                       fault.c     rules of `softverbs fault`
+ *
+ * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.
+ */
+#ifndef SOFTVERBS_LIB_H
+#define SOFTVERBS_LIB_H
+
+#include "../fabric/fabric.h"
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#define SV_PUBLIC __attribute__((visibility("default")))
+#define sv_container(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+
+/* ---- The library in this process ------------------------------------------------------------------------------- */
+struct sv_library {
+    pthread_mutex_t mutex;   /* of what follows; taken when objects come and go, never while data moves */
+    bool joined;             /* view is a member of a fabric; read without the mutex, too: sv_joined() */
+    uint32_t life;           /* grows in a forked child: what was made before is its parent's */
+    struct sf_view view;
+    struct sf_fabric *fabric;
+    const struct sv_profile *profile;
+    uint32_t host;
+    struct sv_qp **qps;      /* by entry: SF_QPS pointers, or NULL. Written under mutex, read with acquire by anyone polling */
+    struct sv_cq **cqs;      /* by entry */
+    struct sv_srq **srqs;    /* by entry */
+};
+extern struct sv_library sv_lib;
+
+/* setup.c: joins the fabric of $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, once; 0, or an errno with the reason logged.
+ * The child of a fork is not joined: it may join anew, and has none of its parent's objects. */
+int sv_join(void);
+
+/* log.c: SOFTVERBS_LOG=error|info|debug, to stderr. A refusal is `info` and says which limit, whose, where documented. */
+enum sv_level { SV_ERROR = 1, SV_INFO = 2, SV_DEBUG = 3 };
+extern int sv_level;
+void sv_log_line(enum sv_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define sv_log(level, ...) ((level) <= sv_level ? sv_log_line(level, __VA_ARGS__) : (void)0)
+/* Where the keys of profiles that messages name are explained. */
+#define SV_DOCUMENTED "softverbs/docs/profiles.md"
+
+/* Logs the refusal and sets errno: `return sv_refuse(ENOMEM, ...), NULL`. Returns the errno. */
+int sv_refuse(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static inline bool sv_joined(void)
+{
+    return __atomic_load_n(&sv_lib.joined, __ATOMIC_RELAXED);
+}
+
+/* ---- Objects ------------------------------------------------------------------------------------------------- */
+struct sv_device {
+    struct ibv_device base;
+    uint32_t entry; /* in topology.devices and fabric.devices */
+};
+
+struct sv_context {
+    uint32_t device, entry, life;
+    int async_read, async_write;
+    _Atomic uint32_t objects; /* alive under it */
+    struct verbs_context verbs; /* verbs.context is what the program has: last, as the ABI wants it */
+};
+static inline struct sv_context *sv_context_of(struct ibv_context *c)
+{
+    return sv_container(c, struct sv_context, verbs.context);
+}
+
+/* Whether an entry of a table, of an object of this context, belongs to this process now. Not so in a forked child, for what its
+ * parent made: then only the program's own structure is freed, and nothing on the fabric touched. */
+static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
+{
+    return sv_joined() && sv_context_of(context)->life == sv_lib.life &&
+           atomic_load_explicit(owner, memory_order_relaxed) == sv_lib.view.process;
+}
+
+/* Where a queue of this process's own lies. The words on the fabric say the same to the others; whatever is written over those,
+ * the owner writes into its own slots only. */
+struct sv_ring {
+    char *base;
+    uint64_t offset;          /* in the fabric's file; 0: there is no queue */
+    uint32_t mask, stride;    /* slots less 1, bytes of one */
+    uint32_t limit, sge_limit; /* requests that may be unpolled, elements of one */
+};
+static inline void *sv_ring_slot(const struct sv_ring *r, uint64_t position)
+{
+    return r->base + (position & r->mask) * r->stride;
+}
+static inline size_t sv_ring_bytes(const struct sv_ring *r)
+{
+    return ((size_t)r->mask + 1) * r->stride;
+}
+
+struct sv_pd {
+    struct ibv_pd base;
+    uint32_t entry;
+    _Atomic uint32_t users; /* regions, queue pairs, shared receive queues, address handles */
+};
+
+struct sv_mr {
+    struct ibv_mr base;
+    uint32_t entry;
+    void *mapped; /* of a dmabuf: ours, to unmap */
+    size_t mapped_bytes;
+};
+
+struct sv_channel {
+    struct ibv_comp_channel base; /* base.fd is an epoll descriptor over the two below: readable when either is */
+    int pipe_read, pipe_write, timer;
+    pthread_mutex_t mutex;
+    uint64_t timer_at;   /* when it rings, ns; 0: not set. Under mutex */
+    uint32_t life;       /* sv_lib.life of when it was made */
+};
+
+struct sv_cq {
+    union {
+        struct ibv_cq base;
+        struct ibv_cq_ex ex;
+    };
+    uint32_t entry, generation, life;
+    struct sf_cq *shared;
+    struct sv_ring ring;       /* of struct sf_cqe; changed under `poll` */
+    struct sv_channel *channel;
+    pthread_mutex_t poll;      /* of consumers */
+    uint64_t look_again;       /* ns; under poll: not before this is time spent on queue pairs that wait */
+    struct sf_cqe current;     /* of the extended interface */
+    bool reading;
+    uint32_t turns;            /* polls that found something */
+    uint32_t idle;             /* polls since that found nothing */
+    uint64_t wc_flags;         /* asked for at ibv_create_cq_ex */
+    uint64_t wall_ahead;       /* ns: the time of day, of the times above */
+    uint32_t events_delivered; /* under base.mutex */
+    uint32_t async_delivered;
+    _Atomic uint32_t users;    /* queue pairs */
+};
+
+struct sv_srq {
+    struct ibv_srq base;
+    uint32_t entry, generation, life;
+    struct sf_srq *shared;
+    struct sv_ring ring;       /* changed under `post` */
+    pthread_mutex_t post;
+    _Atomic uint64_t polled;   /* requests whose completion was polled: their slots are free */
+    uint32_t async_delivered;
+    _Atomic uint32_t users;
+};
+
+struct sv_qp {
+    union {
+        struct ibv_qp base;
+        struct ibv_qp_ex ex;
+    };
+    uint32_t entry, life;
+    struct sf_qp *shared;
+    struct sv_ring send, receive;
+    pthread_mutex_t post_send, post_receive;
+    _Atomic uint64_t send_polled;    /* requests of the send queue whose slots are free: polled, or before one that was */
+    _Atomic uint64_t receive_polled;
+    _Atomic uint64_t frames_send, frames_receive; /* outstanding, where the profile counts frames */
+    uint32_t async_delivered;
+    struct ibv_qp_attr attr;         /* as last modified, for ibv_query_qp */
+    struct ibv_qp_init_attr init;
+    struct sv_builder *builder;      /* wr.c's, or NULL */
+};
+
+struct sv_ah {
+    struct ibv_ah base;
+    struct ibv_ah_attr attr;
+    uint32_t device; /* the peer's, found when it was made; SF_NO_DEVICE: messages are lost */
+};
+
+/* ---- cq.c, complete.c ------------------------------------------------------------------------------------------ */
+struct ibv_cq *sv_create_cq(struct ibv_context *, int cqe, void *cq_context, struct ibv_comp_channel *, int vector);
+int sv_resize_cq(struct ibv_cq *, int cqe);
+int sv_destroy_cq(struct ibv_cq *);
+int sv_req_notify_cq(struct ibv_cq *, int solicited_only);  /* complete.c */
+int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* complete.c: ibv_context_ops.poll_cq */
+bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* complete.c: the next completion, its slot freed; runs what waits for time
+                                                     * when there is none. cq->poll is held. False: none */
+/* Whether a poll that has found nothing should let others run: one that has found nothing for long, some tens of
+ * microseconds, waits for somebody who may be waiting for this core. cq->poll is held; the yield comes after. */
+static inline bool sv_tired(struct sv_cq *cq, bool found)
+{
+    enum { PATIENCE = 1000 };
+    cq->idle = found ? 0 : cq->idle + 1;
+    return cq->idle >= PATIENCE && cq->idle % (PATIENCE / 10) == 0;
+}
+/* Publishes a completion and wakes who sleeps for it; `intent` (its kind, index, done) may be NULL. The queue of the request is
+ * advanced in the same step. Called with that queue's lock held, by any process. */
+void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
+
+/* ---- channel.c, async.c, pipe.c --------------------------------------------------------------------------------- */
+/* A pipe that other processes write events into: 0 or an errno. The writing end never blocks, the reading end does. It is given
+ * back and used again, never closed: a descriptor found on the fabric names one of these pipes for as long as its process lives. */
+int sv_pipe_take(int *read_end, int *write_end);
+void sv_pipe_give(int read_end, int write_end);
+bool sv_pipe_ours(int write_end); /* whether it is one of these, of this process */
+/* Takes events of an object that goes out of a pipe: `kind` as below, and for kind 3 the types whose bits are in `types`. */
+void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
+/* sf_signal (fabric/signal.c) of this process's view, its result logged. struct sv_event is declared beside it. */
+void sv_signal(uint32_t process, int fd, const struct sv_event *);
+/* An asynchronous event for the opener of a context (entry in contexts). */
+void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
+/* An object of this context goes: its unread events go with it. `types`: bits 1 << enum ibv_event_type. */
+enum {
+    SV_CQ_EVENTS = 1 << IBV_EVENT_CQ_ERR,
+    SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR |
+                   1 << IBV_EVENT_COMM_EST | 1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG |
+                   1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
+    SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
+};
+void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
+/* A queue pair that completes on `cq` stands still until `until` (ns): its owner's channel, if any, must wake then. */
+void sv_wake_at(uint32_t cq, uint64_t until);
+
+/* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
+int sv_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **bad);
+int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
+int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
+/* Runs the send queue of an entry as far as it goes, in this process's context; no lock may be held. In ERR it flushes. */
+void sv_run(uint32_t qp);
+/* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
+void sv_flush_receives(uint32_t qp);
+/* Runs queue pairs of this process that wait for time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look
+ * again (ns), 0 if there is nothing to wait for. */
+uint64_t sv_progress(uint32_t cq);
+/* Returns once nobody is in the middle of an access to this process's memory that began before the call. */
+void sv_quiesce(void);
+/* Bytes of a slot: for sf_qp.send_stride, sf_receive_queue.stride. */
+static inline uint32_t sv_send_stride(uint32_t sges, uint32_t inline_bytes)
+{
+    size_t body = sges * sizeof(struct sf_sge) > inline_bytes ? sges * sizeof(struct sf_sge) : inline_bytes;
+    return (uint32_t)((offsetof(struct sf_send, sge) + body + 63) / 64 * 64);
+}
+static inline uint32_t sv_receive_stride(uint32_t sges)
+{
+    return (uint32_t)((sizeof(struct sf_receive) + sges * sizeof(struct sf_sge) + 31) / 32 * 32);
+}
+
+/* ---- sysfs.c, for paths.c: once joined -------------------------------------------------------------------------- */
+/* The text of a device's file, as snprintf; -1: not of a device of this host, or there is no such file. */
+int sv_sysfs_text(const char *path, char *text, size_t bytes);
+/* Whether a device of this host has this node ("uverbs0"), and its number. */
+bool sv_device_node(const char *name, uint32_t *number);
+
+/* ---- memory.c --------------------------------------------------------------------------------------------------- */
+/* 0, or the errno with which the profile refuses to register this memory. Checks that it is mapped (EFAULT). */
+int sv_memory_check(const void *address, size_t bytes, bool writable);
+
+/* ---- pd.c mr.c ah.c srq.c qp.c states.c ------------------------------------------------------------------------- */
+struct ibv_pd *sv_alloc_pd(struct ibv_context *);
+int sv_dealloc_pd(struct ibv_pd *);
+struct ibv_srq *sv_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
+struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* both ibv_create_qp and the extended one */
+/* states.c: the locks that shut everybody out of a queue pair: who posts, who executes and, if asked for, who polls. */
+void sv_enter_qp(struct sv_qp *, bool pollers);
+void sv_leave_qp(struct sv_qp *, bool pollers);
+/* To RESET: what was posted is gone. Between sv_enter_qp and sv_leave_qp, pollers shut out. */
+void sv_reset_qp(struct sv_qp *);
+/* states.c: port, is_global and sgid_index of an address: 0, or the errno of the refusal. */
+int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
+void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; 0, or errno in errno */
+void sv_wr_remove(struct sv_qp *);
+void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
+
+/* ---- fault.c ------------------------------------------------------------------------------------------------------ */
+/* What the rules want done to a message of a queue pair; all 0 in the usual case. */
+struct sv_verdict {
+    bool drop, corrupt;
+    uint64_t delay_ns, hold_ns;
+    uint64_t dice; /* of this message: picks the byte that is corrupted */
+};
+void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
+int sv_refused_slow(enum sf_verb, uint32_t device);
+/* A number that looks like chance and is the same for the same four. The profile's loss_ppm is judged by
+ * sv_dice(fabric->seed, qp->device, qp->ordinal, message) % 1000000. */
+uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
+static inline bool sv_rules(void)
+{
+    return atomic_load_explicit(&sv_lib.fabric->fault_count, memory_order_relaxed) != 0;
+}
+/* errno with which this call of a verb is to fail, or 0. */
+static inline int sv_refused(enum sf_verb verb, uint32_t device)
+{
+    return sv_rules() ? sv_refused_slow(verb, device) : 0;
+}
+
+#endif

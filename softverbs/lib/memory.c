@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which memory registers. All of a range must be mapped, and writable where the region is to be written to. Then, where
+ * the profile makes a difference between memory from mmap and memory from malloc, what kind it is: Apple's library
+ * refuses the heap, and what it can tell by the tag of a mapping is told here by looking at the mapping and at what the C
+ * library's allocator writes before its blocks.
+ *
+ * Known for heap: the mapping called [heap]; blocks that glibc's malloc maps by themselves; the arenas of threads other
+ * than the first. Memory of another allocator (musl's, jemalloc's, a sanitizer's) passes for a mapping.
+ */
+#include "lib.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* ---- The mappings of this process ----------------------------------------------------------------------------- */
+struct mapping {
+    uint64_t start, end;
+    bool readable, writable;
+    bool heap;      /* called so by the kernel: what brk() made */
+    bool anonymous; /* no file behind it */
+};
+
+/* Since Linux 6.11 the kernel answers for one address (PROCMAP_QUERY of linux/fs.h, which older headers lack); before, all
+ * mappings up to that address are read as text. */
+struct map_query {
+    uint64_t size, flags, address;                   /* in */
+    uint64_t start, end, bits, page_size, offset, inode; /* out */
+    uint32_t device_major, device_minor;
+    uint32_t name_size, build_id_size; /* in: room, out: length */
+    uint64_t name, build_id;           /* in: where to */
+};
+#define MAP_QUERY _IOWR('f', 17, struct map_query)
+enum { QUERY_READABLE = 1, QUERY_WRITABLE = 2, QUERY_COVERING_OR_NEXT = 16 };
+
+struct maps {
+    int fd;
+    bool text;
+    size_t used, filled; /* of `buffer` */
+    char buffer[8192];
+};
+
+static int open_maps(struct maps *m)
+{
+    m->fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    m->text = false;
+    m->used = m->filled = 0;
+    return m->fd < 0 ? -errno : 0;
+}
+
+static int query(struct maps *m, uint64_t address, struct mapping *to)
+{
+    char name[64] = "";
+    struct map_query q = {
+        .size = sizeof q,
+        .flags = QUERY_COVERING_OR_NEXT,
+        .address = address,
+        .name_size = sizeof name,
+        .name = (uintptr_t)name,
+    };
+
+    if (ioctl(m->fd, MAP_QUERY, &q)) {
+        if (errno != ENAMETOOLONG)
+            return -errno;
+        q.name_size = 0; /* a long name is a file's: it is not asked for again */
+        q.name = 0;
+        name[0] = '/';
+        if (ioctl(m->fd, MAP_QUERY, &q))
+            return -errno;
+    }
+    *to = (struct mapping){
+        .start = q.start,
+        .end = q.end,
+        .readable = q.bits & QUERY_READABLE,
+        .writable = q.bits & QUERY_WRITABLE,
+        .heap = !strcmp(name, "[heap]"),
+        .anonymous = q.inode == 0,
+    };
+    return 0;
+}
+
+/* The next line of the text, or NULL at its end. */
+static char *line(struct maps *m)
+{
+    for (;;) {
+        char *start = m->buffer + m->used, *end = memchr(start, '\n', m->filled - m->used);
+        ssize_t n;
+
+        if (end) {
+            *end = 0;
+            m->used = (size_t)(end + 1 - m->buffer);
+            return start;
+        }
+        memmove(m->buffer, start, m->filled - m->used);
+        m->filled -= m->used;
+        m->used = 0;
+        if (m->filled == sizeof m->buffer)
+            return NULL; /* no line is that long: a path has at most 4096 bytes */
+        do
+            n = read(m->fd, m->buffer + m->filled, sizeof m->buffer - m->filled);
+        while (n < 0 && errno == EINTR);
+        if (n <= 0)
+            return NULL;
+        m->filled += (size_t)n;
+    }
+}
+
+/* START-END rwxp OFFSET MAJOR:MINOR INODE NAME */
+static bool parse(char *text, struct mapping *to)
+{
+    char *p = text, *end;
+
+    to->start = strtoull(p, &end, 16);
+    if (end == p || *end != '-')
+        return false;
+    p = end + 1;
+    to->end = strtoull(p, &end, 16);
+    if (end == p || *end != ' ' || strlen(end) < 6)
+        return false;
+    to->readable = end[1] == 'r';
+    to->writable = end[2] == 'w';
+    p = end + 6;
+    for (int skip = 0; skip < 2 && p; skip++)
+        p = (p = strchr(p, ' ')) ? p + 1 : NULL;
+    if (!p)
+        return false;
+    to->anonymous = strtoull(p, &end, 10) == 0;
+    to->heap = strstr(end, "[heap]") != NULL && to->anonymous;
+    return true;
+}
+
+/* The mapping at an address, or the next one after it. Addresses are asked for in ascending order. */
+static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
+{
+    char *text;
+
+    if (!m->text) {
+        int err = query(m, address, to);
+        if (err == 0 || err == -ENOENT)
+            return err;
+        m->text = true;
+    }
+    while ((text = line(m))) {
+        if (!parse(text, to))
+            return -EPROTO;
+        if (to->end > address)
+            return 0;
+    }
+    return -ENOENT;
+}
+
+/* ---- The C library's allocator ---------------------------------------------------------------------------------- */
+/* What glibc keeps before a block: the size of what lies before it, and its own size with flags in the low bits. */
+struct chunk {
+    uint64_t before, size;
+};
+enum { CHUNK_MAPPED = 2, CHUNK_FLAGS = 7 };
+#define ARENA_SPAN (UINT64_C(64) << 20) /* at whose multiples a thread's arena begins */
+enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* of a larger block only the first 16 MiB are known for heap */
+
+/* What an arena that is not the first begins with. */
+struct arena {
+    uint64_t state;    /* address of the arena's state: right behind this in the first part of it */
+    uint64_t previous; /* part, or 0 */
+    uint64_t size, accessible;
+};
+
+/* Memory that may not be there is read by the kernel's hand: it fails where a load would be a SIGSEGV. */
+static bool peek(uint64_t address, void *to, size_t bytes)
+{
+    struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
+
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)bytes;
+}
+
+/* Whether the words before `block` say that glibc has mapped a block that holds the range. */
+static bool maps_block(const struct chunk *c, uint64_t block, uint64_t address, uint64_t bytes)
+{
+    uint64_t size = c->size & ~(uint64_t)CHUNK_FLAGS, start = block - sizeof *c - c->before;
+
+    return (c->size & CHUNK_FLAGS) == CHUNK_MAPPED && c->before < block && size >= SF_PAGE / 2 && size < UINT64_C(1) << 47 &&
+           start % SF_PAGE == 0 && (c->before + size) % SF_PAGE == 0 && address >= block &&
+           address + bytes <= block - sizeof *c + size;
+}
+
+static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t bytes)
+{
+    uint64_t page = address - address % SF_PAGE, lowest = m->start;
+    struct chunk seen[SCAN_BATCH];
+
+    /* Its start, or what posix_memalign made of it. The words before a page's start may lie in another mapping. */
+    if (address % sizeof *seen == 0 && peek(address - sizeof *seen, seen, sizeof *seen) &&
+        maps_block(seen, address, address, bytes))
+        return true;
+    /* Its middle: such a block begins with a page, so look at the starts of those before. */
+    if (page - lowest > (uint64_t)SCAN_PAGES * SF_PAGE)
+        lowest = page - (uint64_t)SCAN_PAGES * SF_PAGE;
+    for (;;) {
+        struct iovec here = {seen, 0}, there[SCAN_BATCH];
+        unsigned count = 0;
+        ssize_t n;
+
+        for (uint64_t at = page; count < SCAN_BATCH && at >= lowest && at <= page; at -= SF_PAGE)
+            there[count++] = (struct iovec){(void *)(uintptr_t)at, sizeof *seen};
+        here.iov_len = count * sizeof *seen;
+        n = process_vm_readv(getpid(), &here, 1, there, count, 0);
+        for (unsigned i = 0; n > 0 && i < (size_t)n / sizeof *seen; i++) {
+            uint64_t start = page - (uint64_t)i * SF_PAGE;
+            if (seen[i].before == 0 && start + (seen[i].size & ~(uint64_t)CHUNK_FLAGS) <= m->end &&
+                maps_block(&seen[i], start + sizeof *seen, address, bytes))
+                return true;
+        }
+        if (n != (ssize_t)here.iov_len || count < SCAN_BATCH)
+            return false;
+        page -= (uint64_t)SCAN_BATCH * SF_PAGE;
+        if (page < lowest)
+            return false;
+    }
+}
+
+static bool in_arena(const struct mapping *m, uint64_t address)
+{
+    uint64_t base = address & ~(ARENA_SPAN - 1);
+    struct arena a;
+
+    if (base < m->start || !peek(base, &a, sizeof a))
+        return false;
+    if (a.size == 0 || a.size > ARENA_SPAN || a.accessible < a.size || a.accessible > ARENA_SPAN || a.size % SF_PAGE ||
+        a.accessible % SF_PAGE || address - base >= a.size || a.previous % ARENA_SPAN)
+        return false;
+    return a.state % 16 == 0 && a.state % ARENA_SPAN >= sizeof a && a.state % ARENA_SPAN < 4 * sizeof a &&
+           (a.previous == 0) == ((a.state & ~(ARENA_SPAN - 1)) == base);
+}
+
+static bool on_heap(const struct mapping *m, uint64_t address, uint64_t bytes)
+{
+    return m->heap || (m->anonymous && m->writable && (in_arena(m, address) || in_mapped_block(m, address, bytes)));
+}
+
+/* ---- The check -------------------------------------------------------------------------------------------------- */
+int sv_memory_check(const void *address, size_t bytes, bool writable)
+{
+    const struct sv_memory_rules *rules = &sv_lib.profile->memory;
+    uint64_t start = (uintptr_t)address, end = start + bytes, at = start;
+    struct mapping first = {0}, m = {0};
+    struct maps maps;
+    bool heap = false;
+    int err;
+
+    if (end < start || bytes == 0)
+        return EINVAL;
+    err = open_maps(&maps);
+    if (err) {
+        sv_log(SV_ERROR, "/proc/self/maps: %s: cannot tell what memory this is", strerror(-err));
+        return -err;
+    }
+    while (at < end) {
+        if (find_mapping(&maps, at, &m) || m.start > at || !m.readable || (writable && !m.writable)) {
+            err = EFAULT;
+            break;
+        }
+        if (at == start)
+            first = m;
+        heap = heap || m.heap;
+        at = m.end;
+    }
+    close(maps.fd);
+    if (err || (!rules->mapping && !rules->heap && !rules->heap_aligned))
+        return err;
+    if (heap || on_heap(&first, start, bytes))
+        return start % SF_PAGE ? rules->heap : rules->heap_aligned;
+    return rules->mapping;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Files that programs look for beside libibverbs: UCX takes a device only if its node in /dev/infiniband is there and may be
+ * read and written, NCCL and UCX read the kinds of its GIDs in /sys/class/infiniband. libc's calls that look for files are
+ * therefore ours first. Each is libc's own; only where that has found nothing (or what it found is forbidden to us), and the
+ * path is one of this host's devices, does it get our answer:
+ *
+ *   /dev/infiniband/uverbsN        stat, access: a character device for all. It cannot be opened (ENXIO): who speaks to the
+ *                                  kernel without libibverbs speaks to no device of ours
+ *   /sys/class/infiniband/NAME/... stat, access, open to read: what sysfs.c knows
+ *
+ * Only the shared library has this file. Its names have no version (symbols.map), so that they stand for those of libc.
+ */
+#include "lib.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+/* By their names for the linker: headers may turn `stat` into `stat64`, or `open` into a checked form of it. The twins with 64
+ * in their names are the same where a word has 64 bits. */
+_Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(off_t) == 8, "a machine of 64 bits");
+#define CALL(type, name, ...)                                  \
+    SV_PUBLIC type sv_call_##name(__VA_ARGS__) __asm__(#name); \
+    type sv_call_##name(__VA_ARGS__)
+#define TWIN(type, name, twin, ...) SV_PUBLIC type sv_call_##twin(__VA_ARGS__) __asm__(#twin) __attribute__((alias(#name)))
+
+/* libc's function, or that of another library that stands before it. They are all looked up when the library is loaded, so
+ * that a signal handler does not do it; a call that comes even before that looks for itself. */
+enum { ACCESS, FACCESSAT, STAT, FSTATAT, OPEN, OPENAT, FOPEN, CALLS };
+static _Atomic(uintptr_t) found[CALLS];
+
+static uintptr_t next(int call)
+{
+    static const char *const names[] = { "access", "faccessat", "stat", "fstatat", "open", "openat", "fopen" };
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
+
+    if (!function) {
+        function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);
+        atomic_store_explicit(&found[call], function, memory_order_relaxed);
+    }
+    return function;
+}
+
+__attribute__((constructor)) static void find_all(void)
+{
+    for (int call = 0; call < CALLS; call++)
+        next(call);
+}
+
+/* ---- Our answer ------------------------------------------------------------------------------------------------ */
+struct file {
+    bool node;       /* else it is a text */
+    unsigned number; /* of a node */
+    int length;
+    char text[512];
+};
+
+static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband/";
+
+/* libc's call has failed with what is in errno: whether the path is one of ours. If not, errno is as it was. */
+static bool ours(const char *path, struct file *file)
+{
+    int error = errno;
+    bool yes = false;
+
+    if (error != ENOENT && error != EACCES) /* so the path could be read */
+        return false;
+    file->node = !strncmp(path, nodes, sizeof nodes - 1);
+    if (!file->node && strncmp(path, sys, sizeof sys - 1))
+        return false;
+    if (!getenv("SOFTVERBS_FABRIC") || sv_join())
+        goto out;
+    if (file->node) {
+        yes = sv_device_node(path + sizeof nodes - 1 - strlen("uverbs"), &file->number);
+        goto out;
+    }
+    file->length = sv_sysfs_text(path, file->text, sizeof file->text - 1);
+    yes = file->length >= 0 && (size_t)file->length < sizeof file->text - 1;
+    if (yes)
+        file->text[file->length++] = '\n';
+out:
+    errno = error;
+    return yes;
+}
+
+static int look(int result, const char *path, struct stat *buffer)
+{
+    struct file file;
+
+    if (!result || !ours(path, &file))
+        return result;
+    memset(buffer, 0, sizeof *buffer);
+    buffer->st_mode = file.node ? S_IFCHR | 0666 : S_IFREG | 0444;
+    buffer->st_nlink = 1;
+    buffer->st_blksize = 4096;
+    if (file.node)
+        buffer->st_rdev = makedev(231, 192 + file.number); /* as Linux numbers the first 32 */
+    else
+        buffer->st_size = 4096; /* as all of sysfs says */
+    return 0;
+}
+
+static int permit(int result, const char *path, int mode)
+{
+    struct file file;
+
+    if (!result || !ours(path, &file))
+        return result;
+    if (!(mode & (file.node ? X_OK : X_OK | W_OK)))
+        return 0;
+    errno = EACCES;
+    return -1;
+}
+
+static int give(int result, const char *path, int flags)
+{
+    struct file file;
+    int fd;
+
+    if (result >= 0 || flags & (O_PATH | O_DIRECTORY) || !ours(path, &file))
+        return result;
+    if (file.node || (flags & O_ACCMODE) != O_RDONLY) {
+        errno = file.node ? ENXIO : EACCES;
+        return -1;
+    }
+    fd = memfd_create("softverbs", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
+    if (fd >= 0 && (write(fd, file.text, (size_t)file.length) != file.length || lseek(fd, 0, SEEK_SET))) {
+        close(fd);
+        errno = EIO;
+        return -1;
+    }
+    return fd;
+}
+
+/* ---- The calls ------------------------------------------------------------------------------------------------- */
+CALL(int, access, const char *path, int mode)
+{
+    return permit(((int (*)(const char *, int))next(ACCESS))(path, mode), path, mode);
+}
+
+CALL(int, faccessat, int at, const char *path, int mode, int flags)
+{
+    return permit(((int (*)(int, const char *, int, int))next(FACCESSAT))(at, path, mode, flags), path, mode);
+}
+
+CALL(int, stat, const char *path, struct stat *buffer)
+{
+    return look(((int (*)(const char *, struct stat *))next(STAT))(path, buffer), path, buffer);
+}
+
+CALL(int, fstatat, int at, const char *path, struct stat *buffer, int flags)
+{
+    return look(((int (*)(int, const char *, struct stat *, int))next(FSTATAT))(at, path, buffer, flags), path, buffer);
+}
+
+/* stat, of programs built with a glibc before 2.33: the structure's versions 0 and 1 are one where a word has 64 bits. */
+CALL(int, __xstat, int version, const char *path, struct stat *buffer)
+{
+    if (version == 0 || version == 1)
+        return sv_call_stat(path, buffer);
+    errno = EINVAL;
+    return -1;
+}
+
+#define TAKE_MODE(mode)         /* it is there only if the flags ask for it */ \
+    mode_t mode = 0;                                                           \
+    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {                 \
+        va_list more;                                                          \
+        va_start(more, flags);                                                 \
+        mode = va_arg(more, mode_t);                                           \
+        va_end(more);                                                          \
+    }
+
+CALL(int, open, const char *path, int flags, ...)
+{
+    TAKE_MODE(mode)
+    return give(((int (*)(const char *, int, ...))next(OPEN))(path, flags, mode), path, flags);
+}
+
+CALL(int, openat, int at, const char *path, int flags, ...)
+{
+    TAKE_MODE(mode)
+    return give(((int (*)(int, const char *, int, ...))next(OPENAT))(at, path, flags, mode), path, flags);
+}
+
+CALL(FILE *, fopen, const char *path, const char *mode)
+{
+    FILE *stream = ((FILE *(*)(const char *, const char *))next(FOPEN))(path, mode);
+    int fd;
+
+    if (stream || mode[0] != 'r' || strchr(mode, '+'))
+        return stream;
+    fd = give(-1, path, O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0));
+    return fd < 0 ? NULL : fdopen(fd, mode);
+}
+
+TWIN(int, stat, stat64, const char *, struct stat *);
+TWIN(int, fstatat, fstatat64, int, const char *, struct stat *, int);
+TWIN(int, __xstat, __xstat64, int, const char *, struct stat *);
+TWIN(int, open, open64, const char *, int, ...);
+TWIN(int, openat, openat64, int, const char *, int, ...);
+TWIN(FILE *, fopen, fopen64, const char *, const char *);

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Requests into the queues. What is wrong with a request is found here, and leaves nothing posted; what is wrong with its memory
+ * or its peer ends as a completion.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <string.h>
+
+static uint64_t frames(uint64_t bytes)
+{
+    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
+    return n ? n : 1;
+}
+
+/* A forked child has its parent's queue pairs in its memory, and no part in them. */
+static int forked(void)
+{
+    return sv_refuse(ENODEV, "a forked child cannot use its parent's queues: open the device anew");
+}
+
+/* Which operation a request is, in the profile's bits; 0 when the queue pair's type does not have it. */
+static uint32_t operation(uint32_t type, uint32_t opcode)
+{
+    bool rc = type == IBV_QPT_RC, connected = rc || type == IBV_QPT_UC;
+    switch (opcode) {
+    case IBV_WR_SEND: return SV_OP_SEND;
+    case IBV_WR_SEND_WITH_IMM: return SV_OP_SEND_IMM;
+    case IBV_WR_RDMA_WRITE: return connected ? SV_OP_WRITE : 0;
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return connected ? SV_OP_WRITE_IMM : 0;
+    case IBV_WR_RDMA_READ: return rc ? SV_OP_READ : 0;
+    case IBV_WR_ATOMIC_CMP_AND_SWP: return rc ? SV_OP_CAS : 0;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return rc ? SV_OP_FADD : 0;
+    default: return 0;
+    }
+}
+
+/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. */
+static int overdepth(const struct sv_qp *qp, const char *queue, uint64_t outstanding, uint64_t more, uint32_t depth, bool *lose)
+{
+    const struct sv_profile *p = sv_lib.profile;
+    if (outstanding + more <= depth)
+        return 0;
+    *lose = p->overdepth == SV_OVERDEPTH_LOSE;
+    sv_log(SV_INFO, "queue pair %u: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
+                    "(profile %s, docs/profiles.md: depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
+           (unsigned long long)more, depth, *lose ? "It will never complete" : "Refused", p->name);
+    return *lose ? 0 : p->overdepth_errno;
+}
+
+static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t position, bool *lose)
+{
+    const struct sv_profile *p = sv_lib.profile;
+    struct sf_qp *s = qp->shared;
+    uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
+    uint32_t op = operation(type, wr->opcode);
+    if (op == 0)
+        return sv_refuse(EINVAL, "queue pair %u: operation %d is none of its type", s->number, (int)wr->opcode);
+    if (!(p->operations & op))
+        return sv_refuse(p->operation_errno, "queue pair %u: operation %d is not one of profile %s (docs/profiles.md: operations)",
+                         s->number, (int)wr->opcode, p->name);
+    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
+        return sv_refuse(EINVAL, "queue pair %u: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
+    bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
+    bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
+    uint64_t length = 0;
+    for (int i = 0; i < wr->num_sge; i++)
+        length += wr->sg_list[i].length;
+    if (inlined && (op == SV_OP_READ || atomic || length > most_inline))
+        return sv_refuse(EINVAL, "queue pair %u: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
+                         (unsigned long long)length, most_inline);
+    if (length > p->max_message)
+        return sv_refuse(p->message_errno, "queue pair %u: a message of %llu bytes, the most is %llu (profile %s, docs/profiles.md: max_message)",
+                         s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
+    if (type == IBV_QPT_UD && !wr->wr.ud.ah)
+        return sv_refuse(EINVAL, "queue pair %u: a datagram without an address handle", s->number);
+    if (p->frame_bytes) {
+        uint64_t more = frames(length);
+        int r = overdepth(qp, "send", atomic_load_explicit(&qp->frames_send, memory_order_relaxed), more, s->frame_depth_send, lose);
+        if (r || *lose)
+            return r;
+        atomic_fetch_add_explicit(&qp->frames_send, more, memory_order_relaxed);
+    }
+    struct sf_send *slot = sv_ring_slot(&qp->send, position);
+    slot->wr_id = wr->wr_id;
+    slot->opcode = wr->opcode;
+    slot->flags = wr->send_flags;
+    slot->imm = wr->imm_data;
+    slot->length = (uint32_t)length;
+    slot->sge_count = (uint32_t)wr->num_sge;
+    if (atomic) {
+        slot->remote = wr->wr.atomic.remote_addr;
+        slot->rkey = wr->wr.atomic.rkey;
+        slot->compare_add = wr->wr.atomic.compare_add;
+        slot->swap = wr->wr.atomic.swap;
+    } else if (type == IBV_QPT_UD) {
+        const struct sv_ah *ah = (const struct sv_ah *)wr->wr.ud.ah;
+        slot->ud_device = ah->device;
+        slot->ud_qp = wr->wr.ud.remote_qpn;
+        /* The high bit asks for the queue pair's own key. */
+        slot->ud_qkey = wr->wr.ud.remote_qkey & UINT32_C(0x80000000) ? s->qkey : wr->wr.ud.remote_qkey;
+        slot->ud_hop = ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 | (uint32_t)ah->attr.grh.hop_limit << 16;
+        memcpy(slot->ud_dgid, ah->attr.grh.dgid.raw, 16);
+    } else {
+        slot->remote = wr->wr.rdma.remote_addr;
+        slot->rkey = wr->wr.rdma.rkey;
+    }
+    if (inlined) {
+        uint8_t *to = slot->data;
+        for (int i = 0; i < wr->num_sge; i++) {
+            memcpy(to, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+            to += wr->sg_list[i].length;
+        }
+    } else {
+        for (int i = 0; i < wr->num_sge; i++)
+            slot->sge[i] = (struct sf_sge){wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey};
+    }
+    return 0;
+}
+
+int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    struct sv_qp *qp = (struct sv_qp *)base;
+    struct sf_qp *s = qp->shared;
+    int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_SEND, s->device);
+    if (r) {
+        *bad = wr;
+        return r;
+    }
+    pthread_mutex_lock(&qp->post_send);
+    uint64_t posted = atomic_load_explicit(&s->send_posted, memory_order_relaxed), before = posted;
+    uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
+    if (wr && state < IBV_QPS_RTS)
+        r = sv_refuse(EINVAL, "queue pair %u is not ready to send: its state is %u", s->number, state);
+    for (; wr && r == 0; wr = wr->next) {
+        /* acquire: a slot that is free was read (release in free_slots) */
+        if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
+            r = sv_refuse(ENOMEM, "queue pair %u: its send queue is full: %u requests are posted and no completion polled that covers them",
+                          s->number, qp->send.limit);
+            break;
+        }
+        bool lose = false;
+        if ((r = write_send(qp, wr, posted, &lose)) != 0)
+            break;
+        if (!lose)
+            /* release: who sees the count sees the request (acquire in drain) */
+            atomic_store_explicit(&s->send_posted, ++posted, memory_order_release);
+    }
+    pthread_mutex_unlock(&qp->post_send);
+    if (posted != before)
+        sv_run(qp->entry);
+    if (r)
+        *bad = wr;
+    return r;
+}
+
+static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t position, uint64_t length)
+{
+    struct sf_receive *slot = sv_ring_slot(ring, position);
+    slot->wr_id = wr->wr_id;
+    slot->sge_count = (uint32_t)wr->num_sge;
+    slot->length = (uint32_t)length;
+    for (int i = 0; i < wr->num_sge; i++)
+        slot->sge[i] = (struct sf_sge){wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey};
+}
+
+static int check_receive(uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled, uint64_t *length)
+{
+    if (unpolled >= ring->limit)
+        return sv_refuse(ENOMEM, "queue pair %u: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
+    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
+        return sv_refuse(EINVAL, "queue pair %u: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
+    *length = 0;
+    for (int i = 0; i < wr->num_sge; i++)
+        *length += wr->sg_list[i].length;
+    return 0;
+}
+
+/* The peer's sender waits for what was just posted: run it. */
+static void serve_sender(const struct sf_qp *s)
+{
+    struct sf_qp *peer = &sv_lib.fabric->qps[s->peer_qp % SF_QPS];
+    if (s->type != IBV_QPT_UD && peer->number == s->peer_number && peer->owner != 0)
+        sv_run(s->peer_qp % SF_QPS);
+}
+
+int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct sv_qp *qp = (struct sv_qp *)base;
+    struct sf_qp *s = qp->shared;
+    const struct sv_profile *p = sv_lib.profile;
+    uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
+    int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
+    if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
+        sv_log(SV_ERROR, "ibv_post_recv on queue pair %u after its cable was pulled: this device's driver crashes here (profile %s, "
+                         "docs/profiles.md: unplugged)", s->number, p->name);
+        volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
+        *gone = 0;
+    }
+    if (r == 0 && base->srq)
+        r = sv_refuse(EINVAL, "queue pair %u receives from a shared queue: post there", s->number);
+    if (r == 0 && state == IBV_QPS_RESET)
+        r = sv_refuse(EINVAL, "queue pair %u is in RESET: no receives can be posted", s->number);
+    if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
+        r = sv_refuse(p->receive_errno, "queue pair %u is not ready to send yet, and this device takes receives only then (profile %s, "
+                                        "docs/profiles.md: receive_needs_rts)", s->number, p->name);
+    if (r) {
+        *bad = wr;
+        return r;
+    }
+    pthread_mutex_lock(&qp->post_receive);
+    uint64_t posted = atomic_load_explicit(&s->receive.posted, memory_order_relaxed), before = posted;
+    for (; wr; wr = wr->next) {
+        uint64_t length = 0;
+        bool lose = false;
+        r = check_receive(s->number, &qp->receive, wr, posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
+        if (r == 0 && p->frame_bytes) {
+            uint64_t more = frames(length);
+            r = overdepth(qp, "receive", atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), more, s->frame_depth_receive,
+                          &lose);
+            if (r == 0 && !lose)
+                atomic_fetch_add_explicit(&qp->frames_receive, more, memory_order_relaxed);
+        }
+        if (r)
+            break;
+        if (lose)
+            continue;
+        write_receive(&qp->receive, wr, posted, length);
+        /* release: who sees the count sees the request (acquire in take_receive) */
+        atomic_store_explicit(&s->receive.posted, ++posted, memory_order_release);
+    }
+    pthread_mutex_unlock(&qp->post_receive);
+    if (posted != before) {
+        /* Pairs with the stores of `wanted` before the last look in take_receive, and of ERR in sv_fail_qp. */
+        atomic_thread_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&s->wanted, memory_order_relaxed) && atomic_exchange(&s->wanted, 0))
+            serve_sender(s);
+        if (atomic_load_explicit(&s->state, memory_order_seq_cst) == IBV_QPS_ERR)
+            sv_flush_receives(qp->entry);
+    }
+    if (r)
+        *bad = wr;
+    return r;
+}
+
+int sv_post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct sv_srq *srq = (struct sv_srq *)base;
+    struct sf_srq *s = srq->shared;
+    struct sf_fabric *f = sv_lib.fabric;
+    int r = srq->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
+    if (r) {
+        *bad = wr;
+        return r;
+    }
+    pthread_mutex_lock(&srq->post);
+    uint64_t posted = atomic_load_explicit(&s->queue.posted, memory_order_relaxed), before = posted;
+    for (; wr; wr = wr->next) {
+        uint64_t length = 0;
+        r = check_receive(0, &srq->ring, wr, posted - atomic_load_explicit(&srq->polled, memory_order_acquire), &length);
+        if (r)
+            break;
+        write_receive(&srq->ring, wr, posted, length);
+        /* release: as in sv_post_recv */
+        atomic_store_explicit(&s->queue.posted, ++posted, memory_order_release);
+    }
+    pthread_mutex_unlock(&srq->post);
+    if (posted != before) {
+        /* Pairs with the stores before the last look in take_receive. */
+        atomic_thread_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&s->waiting, memory_order_relaxed) && atomic_exchange(&s->waiting, 0))
+            for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
+                struct sf_qp *qp = &f->qps[i];
+                if (qp->owner == sv_lib.view.process && qp->srq == (uint32_t)(srq->entry + 1) &&
+                    atomic_load_explicit(&qp->wanted, memory_order_relaxed) && atomic_exchange(&qp->wanted, 0))
+                    serve_sender(qp);
+            }
+    }
+    if (r)
+        *bad = wr;
+    return r;
+}

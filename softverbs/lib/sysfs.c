@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Files of /sys, as libibverbs reads them for programs. A device here has none; what programs ask for by these functions
+ * is answered from the fabric, all else is read where it is.
+ */
+#include "lib.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* No public header declares them any more. */
+SV_PUBLIC const char *ibv_get_sysfs_path(void);
+SV_PUBLIC int ibv_read_sysfs_file(const char *directory, const char *file, char *text, size_t bytes);
+
+const char *ibv_get_sysfs_path(void)
+{
+    const char *path = getenv("SYSFS_PATH");
+
+    return path && *path ? path : "/sys";
+}
+
+static bool there(uint32_t device)
+{
+    return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
+}
+
+/* A device's directory, and the rest of the path below it; NULL: of no device of this host. */
+static const struct sv_device_model *model_of(const char *path, const char **rest)
+{
+    static const char root[] = "/sys/class/infiniband/";
+    const struct sv_topology *topology;
+    const struct sv_host_model *host;
+
+    if (!sv_lib.joined || strncmp(path, root, sizeof root - 1))
+        return NULL;
+    path += sizeof root - 1;
+    topology = &sv_lib.fabric->model.topology;
+    host = &topology->hosts[sv_lib.host];
+    for (uint32_t i = host->first_device; i < host->first_device + host->device_count && i < SV_DEVICES; i++) {
+        size_t length = strnlen(topology->devices[i].name, SV_NAME);
+
+        if (!strncmp(path, topology->devices[i].name, length) && path[length] == '/' && there(i)) {
+            *rest = path + length + 1;
+            return &topology->devices[i];
+        }
+    }
+    return NULL;
+}
+
+static int print_guid(char *text, size_t bytes, uint64_t guid)
+{
+    return snprintf(text, bytes, "%04x:%04x:%04x:%04x", (unsigned)(guid >> 48), (unsigned)(guid >> 32 & 0xffff),
+                    (unsigned)(guid >> 16 & 0xffff), (unsigned)(guid & 0xffff));
+}
+
+static int print_gid(char *text, size_t bytes, const uint8_t raw[16])
+{
+    int length = 0;
+
+    for (int i = 0; i < 16 && (size_t)length < bytes; i += 2)
+        length += snprintf(text + length, bytes - (size_t)length, "%s%02x%02x", i ? ":" : "", raw[i], raw[i + 1]);
+    return length;
+}
+
+/* As snprintf; -1: there is no such file. */
+static int print(const struct sv_device_model *model, const char *file, char *text, size_t bytes)
+{
+    static const char *const types[] = { "IB/RoCE v1", "IB/RoCE v1", "RoCE v2" };
+    const struct sv_profile *profile = sv_lib.profile;
+    unsigned index;
+    char end;
+
+    if (!strcmp(file, "node_guid") || !strcmp(file, "sys_image_guid"))
+        return print_guid(text, bytes, model->guid);
+    if (!strcmp(file, "fw_ver"))
+        return snprintf(text, bytes, "%s", profile->firmware);
+    if (!strcmp(file, "hw_rev"))
+        return snprintf(text, bytes, "%x", profile->hardware_version);
+    if (!strcmp(file, "board_id") || !strcmp(file, "hca_type"))
+        return snprintf(text, bytes, "softverbs-%s", profile->name);
+    if (!strcmp(file, "node_desc"))
+        return snprintf(text, bytes, "%s", sv_lib.fabric->model.topology.hosts[sv_lib.host].name);
+    if (!strcmp(file, "node_type"))
+        return snprintf(text, bytes, "1: CA");
+    if (!strcmp(file, "ports/1/link_layer"))
+        return snprintf(text, bytes, "%s", profile->link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand");
+    if (sscanf(file, "ports/1/pkeys/%u%c", &index, &end) == 1 && index < profile->pkeys)
+        return snprintf(text, bytes, index ? "0x0000" : "0xffff");
+    if (sscanf(file, "ports/1/gids/%u%c", &index, &end) == 1 && index < SV_GIDS)
+        return print_gid(text, bytes, model->gids[index].raw);
+    if (sscanf(file, "ports/1/gid_attrs/types/%u%c", &index, &end) == 1 && index < SV_GIDS && index < model->gid_count &&
+        profile->gid_type < 3)
+        return snprintf(text, bytes, "%s", types[profile->gid_type]);
+    return -1;
+}
+
+int sv_sysfs_text(const char *path, char *text, size_t bytes)
+{
+    const char *rest;
+    const struct sv_device_model *model = model_of(path, &rest);
+
+    return model ? print(model, rest, text, bytes) : -1;
+}
+
+bool sv_device_node(const char *name, uint32_t *number)
+{
+    const struct sv_host_model *host;
+    char node[32];
+
+    if (!sv_lib.joined)
+        return false;
+    host = &sv_lib.fabric->model.topology.hosts[sv_lib.host];
+    for (uint32_t i = 0; i < host->device_count && host->first_device + i < SV_DEVICES; i++) {
+        snprintf(node, sizeof node, "uverbs%u", i);
+        if (!strcmp(name, node) && there(host->first_device + i)) {
+            *number = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Bytes of the text, without the newline at its end, or -1. */
+int ibv_read_sysfs_file(const char *directory, const char *file, char *text, size_t bytes)
+{
+    const struct sv_device_model *model;
+    const char *rest;
+    char path[1024];
+    ssize_t got;
+    int fd, length;
+
+    length = snprintf(path, sizeof path, "%s/%s", directory, file);
+    if (length < 0 || (size_t)length >= sizeof path || !bytes) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    model = model_of(path, &rest);
+    if (model) {
+        length = print(model, rest, text, bytes);
+        if (length < 0)
+            errno = ENOENT;
+        return length < 0 || (size_t)length < bytes ? length : (int)bytes - 1;
+    }
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    got = read(fd, text, bytes);
+    close(fd);
+    if (got < 0)
+        return -1;
+    if (got > 0 && text[got - 1] == '\n')
+        text[--got] = '\0';
+    else if ((size_t)got < bytes)
+        text[got] = '\0';
+    else
+        return -1;
+    return (int)got;
+}

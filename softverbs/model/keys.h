@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The keys of a profile: one table from which files are read and printed, and docs/profiles.md has its list.
+ */
+#ifndef SOFTVERBS_MODEL_KEYS_H
+#define SOFTVERBS_MODEL_KEYS_H
+
+#include "model.h"
+
+enum sv_key_type {
+    SV_KEY_TEXT,   /* a string, shorter than the field */
+    SV_KEY_NUMBER, /* from least to most */
+    SV_KEY_FLAG,   /* true or false */
+    SV_KEY_WORD,   /* one of words */
+    SV_KEY_WORDS,  /* an array of words: bits */
+    SV_KEY_STEPS,  /* an array of ascending numbers; their count is kept beside them */
+};
+
+struct sv_word {
+    const char *name; /* NULL ends a list */
+    uint32_t value;
+};
+
+struct sv_key {
+    const char *group; /* the object it is in; "" is the top */
+    const char *name;  /* as the field is called */
+    enum sv_key_type type;
+    size_t offset, bytes;
+    uint64_t least, most;
+    const struct sv_word *words;
+    const char *meaning;
+};
+extern const struct sv_key sv_keys[];
+extern const size_t sv_key_count;
+
+/* What a key may be, in words: "a number from 1 to 12". */
+void sv_key_allowed(const struct sv_key *key, char *text, size_t bytes);
+
+/* The list of all keys with the built-in profiles' values, for docs/profiles.md. malloc'ed. */
+char *sv_profile_table(void);
+
+/* The built-in profiles as JSON (made from ../profiles by embed.py). */
+struct sv_builtin_profile {
+    const char *name;
+    const unsigned char *json;
+    size_t bytes;
+};
+extern const struct sv_builtin_profile sv_builtin_profiles[];
+extern const size_t sv_builtin_profile_count;
+
+#endif

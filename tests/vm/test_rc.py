@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft over the kernel's own software RDMA (rdma_rxe): two virtual machines, each with a kernel of its own, as one cluster;
+and the tests of several nodes inside one machine.
+
+Emulated processors are slow: without WEFT_TEST_LONG=1 it is two machines of which one is killed, and one of the programs in
+one machine; with it, everything, in five to nine minutes.
+
+Usage: test_rc.py RUN PEER TEST...    (tests/vm/run; multi_peer; programs of tests/multi)
+"""
+import os
+import subprocess
+import sys
+import unittest
+
+RUN, PEER, *TESTS = [os.path.abspath(path) for path in sys.argv[1:]]
+
+# On both machines; the node of the second is the one that ends. What it leaves in the way of a command's end is cut off.
+NODE = """
+export WEFT_RANK=$((VM_INDEX - 1)) WEFT_SIZE=2 WEFT_COORD=10.77.0.1:7654 WEFT_POOL=16M WEFT_SECRET=of-the-test
+export WEFT_DEADLINE=120s WEFT_JOIN_TIMEOUT=60s WEFT_LIVENESS={liveness}
+case $VM_INDEX-{end} in
+2-leave|1-*) exec {peer} {times} {end} ;;
+2-kill) {peer} {times} {end}; [ $? = 137 ] ;;
+2-stop) {peer} {times} {end} & for i in $(seq 600); do
+        case $(cut -d' ' -f3 /proc/$!/stat) in T) break ;; esac; sleep 0.2; done
+    while grep -q ' 01 [0-9A-F]*:' /proc/net/tcp; do sleep 0.5; done ;; # until node 0 ends the connection
+2-cut) {peer} {times} {end} | while read -r line; do
+        echo "$line"; case $line in 'cut here') ip link set eth0 down ;; esac; done ;;
+esac
+"""
+
+
+def vm(*command, machines=1, timeout=400, env=(), modules="rdma_rxe"):
+    return subprocess.run([sys.executable, RUN, "--modules", modules, "--machines", str(machines),
+                           "--timeout", str(timeout), *(f"--env={pair}" for pair in env), "--", *command],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+LONG = os.environ.get("WEFT_TEST_LONG") == "1"
+long_only = unittest.skipUnless(LONG, "one of the long forms (WEFT_TEST_LONG=1)")
+
+
+class Rc(unittest.TestCase):
+    def two(self, end, liveness="5s", times=20):
+        done = vm("sh", "-c", NODE.format(peer=PEER, end=end, times=times, liveness=liveness), machines=2)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for machine in (1, 2):
+            self.assertIn(f"vm{machine}| node {machine - 1} of 2: all is well", done.stdout)
+        if end != "leave":
+            self.assertIn("vm1| node 0: node 1 is dead after", done.stdout)
+        sys.stderr.write("".join(f"  {line}\n" for line in done.stdout.splitlines() if " dead " in line))
+        return done.stdout
+
+    @long_only
+    def test_two_machines(self):
+        self.two("leave", times=100)
+
+    def test_killed(self):
+        self.two("kill", times=20 if LONG else 5)
+
+    @long_only
+    def test_stopped(self):
+        """Its host's kernel goes on answering: it has longer than one that is cut off."""
+        self.assertIn("on a host that answers", self.two("stop", liveness="2s"))
+
+    @long_only
+    def test_cable_cut(self):
+        """The machine is there no more, and nothing tells so."""
+        self.assertNotIn("on a host that answers", self.two("cut"))
+
+    @long_only
+    def test_two_devices(self):
+        """Two of the kernel's devices, on two interfaces: large puts and gets go by both."""
+        fabric = next(test for test in TESTS if test.endswith("_fabric"))
+        done = vm("sh", "-ec", """
+            ip link show dummy0 >/dev/null 2>&1 || ip link add dummy0 type dummy
+            ip addr add 10.78.0.1/24 dev dummy0
+            ip link set dummy0 up
+            rdma link add rxe1 type rxe netdev dummy0
+            "$1" """, "sh", fabric, modules="rdma_rxe,dummy", timeout=900,
+                  env=("WEFT_TRANSPORT=rc", "WEFT_DEADLINE=120s", "TEST_DIVIDE=100", "TEST_HANG=200", "WEFT_POOL=64M", "WEFT_STRIPE=32K",
+                       "WEFT_LOG=debug"))
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("device rxe1 reaches node 1", done.stdout)
+
+    def test_one_machine(self):
+        # Registering a pool touches all of it, which takes long in an emulated machine; only one test needs a large one.
+        loop = """for test in "$@"; do
+            case $test in *_fabric) WEFT_POOL=64M ;; *) WEFT_POOL=16M ;; esac; export WEFT_POOL
+            $test >/tmp/said 2>&1 && echo "$test passed" || { echo "$test ended with $?"; cat /tmp/said; }
+        done"""
+        tests = TESTS if LONG else [test for test in TESTS if test.endswith("_fabric")]
+        done = vm("sh", "-c", loop, "sh", *tests, timeout=900,
+                  env=("WEFT_TRANSPORT=rc", "WEFT_DEADLINE=120s", "TEST_DIVIDE=100", "TEST_HANG=200"))
+        self.assertEqual([test for test in tests if f"{test} passed\n" not in done.stdout], [], done.stdout)
+
+
+if __name__ == "__main__":
+    first = vm("true", timeout=100)
+    sys.stderr.write(first.stdout)
+    if first.returncode == 77:
+        sys.exit(1 if os.environ.get("CI") else 77)
+    unittest.main(argv=sys.argv[:1], verbosity=2)
