@@ -4,7 +4,7 @@ BUILD ?= build
 PREFIX ?= /usr/local
 FILE ?=
 
-.PHONY: all run test bench lint macos-check install clean deps help
+.PHONY: all run test soak bench lint macos-check install clean deps help
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD)
 
@@ -15,9 +15,13 @@ $(BUILD)/build.ninja:
 run: all ## the main job on a text of this machine, or on FILE=...
 	@BUILD=$(BUILD) FILE="$$FILE" tools/demo
 
-test: ## everything that is checked, with sanitizers and fuzzers: under ten minutes
+test: ## everything that is checked, with sanitizers and fuzzers: about a quarter of an hour
 	@tools/deps build test
 	@tests/run
+
+soak: all ## ten minutes of nodes over tb, with faults, stops and kills
+	@tools/deps build test
+	@BUILD=$(BUILD) tests/soak
 
 bench: all ## weft beside its peers: tables, and bench/out/*.json
 	@tools/deps bench
@@ -27,7 +31,7 @@ lint: ## warnings of two compilers, clang-tidy, cppcheck
 	@tools/deps build test lint
 	@tools/lint
 
-macos-check: ## compile all of it for macOS, here; fetches a compiler from npm
+macos-check: ## compile and link all of it for macOS, here; fetches a compiler from npm
 	@tools/deps build
 	@tools/macos-check
 

@@ -2,7 +2,9 @@
  *
  * weft's operations between two nodes, each on a core of its own, and what the machine itself can do: the same
  * ping-pong and the same copies by plain stores between shared mappings. bench/run starts one process a node with
- * WEFT_RANK, WEFT_SIZE and WEFT_COORD set, and both with the same tests (spec.h).
+ * WEFT_RANK, WEFT_SIZE and WEFT_COORD set, and both with the same tests (spec.h). `_typical` tells the median of single
+ * rounds, as perftest does, `_rate` millions a second. With BENCH_PATIENT set the node that has nothing to do leaves its core
+ * alone, as perftest's does: two cores may be two threads of one.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,7 +15,7 @@
 #include "spec.h"
 #include "weft.h"
 
-enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512 };
+enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512, AT_SIGNAL = 1024, AT_SUM = 1536 };
 enum { ON_TURN, ON_PING, ON_PONG };
 
 struct bench {
@@ -22,6 +24,8 @@ struct bench {
     weft_gaddr mine, theirs; /* WORDS bytes of words, then the buffer */
     uint8_t *memory;
     uint32_t pauses;       /* between two looks at memory */
+    uint64_t *took;        /* [iterations] ticks of each round, for those tests that tell the median; else NULL */
+    bool patient;          /* looks now and then only, while the other works */
     uint64_t turn, ponged; /* of the peer; changed by handlers, on whichever thread makes progress */
 };
 
@@ -67,6 +71,8 @@ static int reached(struct bench *b, const uint64_t *word, uint64_t value)
 {
     for (uint32_t i = 1; __atomic_load_n(word, __ATOMIC_ACQUIRE) < value; i++) {
         weft_progress(b->w);
+        if (b->patient)
+            usleep(500);
         /* What it sent before it went is delivered before it counts as gone: look at the word once more then. */
         if (i % 4096 == 0 && !weft_alive(b->w, b->peer) && __atomic_load_n(word, __ATOMIC_ACQUIRE) < value) {
             fprintf(stderr, "weft: node %u is gone\n", b->peer);
@@ -94,6 +100,16 @@ static int meet(struct bench *b, uint64_t turn)
     return reached(b, &b->turn, turn);
 }
 
+/* The end of a round of a test that tells the median. */
+static inline void mark(struct bench *b, uint64_t round, uint64_t *since)
+{
+    if (b->took) {
+        uint64_t now = spec_ticks();
+        b->took[round] = now - *since;
+        *since = now;
+    }
+}
+
 /* Ping-pong by putting a word into the other's memory and looking at one's own. `bare`: by a plain store. */
 static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
 {
@@ -101,6 +117,7 @@ static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
     uint64_t *far = weft_ptr(b->w, b->theirs + AT_PING, 8);
     if (bare && !far)
         return -1;
+    uint64_t since = spec_ticks();
     for (uint64_t i = first; i < first + n; i++) {
         for (uint32_t half = 0; half < 2; half++) {
             if (half != b->rank)
@@ -112,16 +129,60 @@ static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
             else if (failed("put", weft_put_now(b->w, b->theirs + AT_PING, &i, 8)))
                 return -1;
         }
+        mark(b, i - first, &since);
+    }
+    return 0;
+}
+
+/* Ping-pong by putting bytes and adding to the word the other waits for: what a program does over any transport. */
+static int signal_latency(struct bench *b, uint64_t n, uint64_t first, size_t len)
+{
+    weft_gaddr mine = b->mine + AT_SIGNAL, far = b->theirs + AT_SIGNAL;
+    uint64_t since = spec_ticks();
+    for (uint64_t i = first; i < first + n; i++) {
+        for (uint32_t half = 0; half < 2; half++) {
+            if (half != b->rank) {
+                if (failed("wait", weft_wait_until(b->w, mine, WEFT_GE, i, NULL, WEFT_DEFAULT)))
+                    return -1;
+            } else if (failed("put_signal", weft_put_signal(b->w, b->theirs + WORDS, b->memory + WORDS, len, far, 1, NULL))) {
+                return -1;
+            }
+        }
+        mark(b, i - first, &since);
+    }
+    return 0;
+}
+
+static int add_latency(struct bench *b, uint64_t n)
+{
+    uint64_t since = spec_ticks();
+    for (uint64_t i = 0; i < n; i++) {
+        if (failed("fetch_add", weft_fetch_add_now(b->w, b->theirs + AT_SUM, 1, NULL)))
+            return -1;
+        mark(b, i, &since);
+    }
+    return 0;
+}
+
+static int get_latency(struct bench *b, uint64_t n)
+{
+    uint64_t since = spec_ticks();
+    for (uint64_t i = 0; i < n; i++) {
+        if (failed("get", weft_get_now(b->w, b->memory + AT_PING, b->theirs + AT_PING, 8)))
+            return -1;
+        mark(b, i, &since);
     }
     return 0;
 }
 
 static int message_latency(struct bench *b, uint64_t n, uint64_t first)
 {
-    for (uint64_t i = first; i < first + n; i++)
-        if (failed("send", weft_send(b->w, b->peer, ON_PING, &i, sizeof(i), NULL, 0, NULL)) ||
-            reached(b, &b->ponged, i))
+    uint64_t since = spec_ticks();
+    for (uint64_t i = first; i < first + n; i++) {
+        if (failed("send", weft_send(b->w, b->peer, ON_PING, &i, sizeof(i), NULL, 0, NULL)) || reached(b, &b->ponged, i))
             return -1;
+        mark(b, i - first, &since);
+    }
     return 0;
 }
 
@@ -183,21 +244,39 @@ static int copy_limit(const struct spec *spec)
 static int part(struct bench *b, const struct spec *spec, uint64_t n, uint64_t first)
 {
     const char *t = spec->test;
-    if (!strcmp(t, "put_lat") || !strcmp(t, "line_lat"))
+    if (!strcmp(t, "put_lat") || !strcmp(t, "put_typical") || !strcmp(t, "line_lat"))
         return put_latency(b, n, first, *t == 'l');
+    if (!strcmp(t, "signal_typical"))
+        return signal_latency(b, n, first, spec->bytes);
     if (b->rank == 1)
         return 0;
-    if (!strcmp(t, "msg_lat"))
+    if (!strcmp(t, "add_typical"))
+        return add_latency(b, n);
+    if (!strcmp(t, "msg_lat") || !strcmp(t, "msg_typical"))
         return message_latency(b, n, first);
+    if (!strcmp(t, "get_typical"))
+        return get_latency(b, n);
     if (!strcmp(t, "cswap_lat"))
         return compare_swap(b, n, first);
     return stream(b, n, spec->bytes, *t == 'p');
 }
 
-static int test(struct bench *b, const struct spec *spec, uint64_t number)
+static int ascending(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+static uint64_t median(uint64_t *of, uint64_t n)
+{
+    qsort(of, n, sizeof *of, ascending);
+    return of[n / 2];
+}
+
+static int measure(struct bench *b, const struct spec *spec, uint64_t number)
 {
     uint64_t n = spec->iterations, elapsed;
-    double halves = !strcmp(spec->test, "put_lat") || !strcmp(spec->test, "line_lat") ? 2 : 1;
+    double halves = !strncmp(spec->test, "put_", 4) || !strcmp(spec->test, "signal_typical") || !strcmp(spec->test, "line_lat") ? 2 : 1;
 
     if (!strcmp(spec->test, "copy_bw")) {
         if (b->rank == 0 && copy_limit(spec))
@@ -226,15 +305,38 @@ static int test(struct bench *b, const struct spec *spec, uint64_t number)
     if (b->rank == 0) {
         if (strstr(spec->test, "_bw"))
             spec_value(spec, spec_gbs(elapsed, spec->bytes, n));
+        else if (strstr(spec->test, "_rate"))
+            spec_value(spec, (double)n * 1e3 / (double)elapsed);
+        else if (b->took)
+            spec_value(spec, (double)median(b->took, n) * spec_tick_ns() / 1e3 / halves);
         else
             spec_value(spec, spec_us(elapsed, n) / halves);
     }
-    return meet(b, 3 * number + 3);
+    b->patient = b->rank == 1 && !strstr(spec->test, "_lat") && strcmp(spec->test, "msg_typical") && getenv("BENCH_PATIENT");
+    int rc = meet(b, 3 * number + 3);
+    b->patient = false;
+    return rc;
+}
+
+static int test(struct bench *b, const struct spec *spec, uint64_t number)
+{
+    if (strstr(spec->test, "_typical")) {
+        uint64_t most = spec->iterations > spec->warmup ? spec->iterations : spec->warmup;
+        b->took = malloc(most * sizeof *b->took);
+        if (!b->took)
+            return -1;
+        memset(b->took, 0, most * sizeof *b->took); /* its pages are there before the clock starts */
+    }
+    int rc = measure(b, spec, number);
+    free(b->took);
+    b->took = NULL;
+    return rc;
 }
 
 int main(int argc, char **argv)
 {
-    static const char *known[] = {"put_lat", "line_lat", "msg_lat", "cswap_lat", "put_bw", "get_bw", "copy_bw"};
+    static const char *known[] = {"put_lat", "line_lat", "msg_lat", "cswap_lat", "put_bw", "get_bw", "copy_bw", "put_rate",
+                                  "put_typical", "get_typical", "msg_typical", "signal_typical", "add_typical"};
     static struct spec specs[64];
     uint64_t largest = 0;
     if (argc < 2 || argc > 65) {

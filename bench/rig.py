@@ -181,6 +181,21 @@ def wait_listening(port, process, timeout=10):
     raise Missing("the server did not come up")
 
 
+def ask(server, client, timeout, coming_up=10):
+    """Start a server and then its client, each by a function of the port: what the client prints. Anew at another port, twice,
+    when that fails: somebody may have taken this one."""
+    for attempt in range(3):
+        port = free_port()
+        serving = server(port)
+        try:
+            wait_listening(port, serving, coming_up)
+            return together([client(port), serving], timeout)[0]
+        except Missing:
+            end(serving)
+            if attempt == 2:
+                raise
+
+
 def json_lines(text):
     """The lines of `text` that are JSON objects."""
     found = []

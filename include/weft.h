@@ -6,7 +6,7 @@
  *   weft/node.h    joining a cluster, membership
  *   weft/pool.h    the node's memory: allocate, free, look
  *   weft/fabric.h  put, get, atomics, messages, flush, fence, waiting
- *   weft/sync.h    barrier, lock, counter
+ *   weft/sync.h    barrier, exchange, lock, counter
  *   weft/queue.h   the distributed work queue
  *   weft/kernel.h  named functions over bytes (the `host` back end)
  *

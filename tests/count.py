@@ -8,6 +8,7 @@ import json
 import sys
 
 label, path = sys.argv[1:]
+PASSED = ("[ RUN      ]", "[       OK ]")  # cmocka's
 passed = failed = skipped = 0
 try:
     with open(path) as f:
@@ -22,8 +23,10 @@ try:
             else:
                 failed += 1
                 print(f"\n{label}: {outcome}: {result['name']}", file=sys.stderr)
-                for stream in ("stdout", "stderr"):
-                    tail = (result.get(stream) or "").splitlines()[-40:]
+                # First what tells most, where a log is cut: sanitizers and failed checks speak on stderr.
+                for stream in ("stderr", "stdout"):
+                    lines = (result.get(stream) or "").splitlines()
+                    tail = [line for line in lines if not line.startswith(PASSED)][-40:]
                     if tail:
                         print(f"--- {stream}, its end\n" + "\n".join(tail), file=sys.stderr)
 except FileNotFoundError:

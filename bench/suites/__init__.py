@@ -2,7 +2,7 @@
 """The benchmarks, in the order in which `bench/run` without names runs them. A new one is a module and a word here."""
 import importlib
 
-NAMES = ("pool", "fabric", "wait", "barrier", "queue", "map")
+NAMES = ("pool", "fabric", "wait", "barrier", "queue", "map", "softverbs", "rc", "tb")
 
 
 def load(name):

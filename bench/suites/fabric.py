@@ -2,7 +2,7 @@
 """put, get, compare_swap and messages between two pinned processes, beside UCX and libfabric over shared memory."""
 import shutil
 
-from rig import Missing, Ours, Row, Side, end, free_port, nodes, run, scaled, start, together, values, wait_listening
+from rig import Missing, Ours, Row, Side, ask, nodes, run, scaled, start, values
 
 NAME = "fabric"
 TITLE = "operations between two nodes of one machine, each on a core of its own"
@@ -73,20 +73,9 @@ class UCX(Side):
 
     def one(self, transport, name, size, iterations, warmup):
         env = {"UCX_TLS": transport, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "error"}
-        for attempt in range(3):
-            port = free_port()
-            server = start(["ucx_perftest", "-p", str(port), "-c", str(self.context.core(0))], env=env)
-            try:
-                wait_listening(port, server)
-                client = start(["ucx_perftest", "localhost", "-p", str(port), "-c", str(self.context.core(1)),
-                                "-t", name, "-s", str(size), "-n", str(iterations), "-w", str(warmup),
-                                "-f", "-v"], env=env)
-                out = together([client, server], 60)[0]
-                break
-            except Missing:
-                end(server)
-                if attempt == 2:
-                    raise
+        out = ask(lambda port: start(["ucx_perftest", "-p", str(port), "-c", str(self.context.core(0))], env=env),
+                  lambda port: start(["ucx_perftest", "localhost", "-p", str(port), "-c", str(self.context.core(1)), "-t", name,
+                                      "-s", str(size), "-n", str(iterations), "-w", str(warmup), "-f", "-v"], env=env), 60)
         lines = [line for line in out.splitlines() if line.count(",") == 7]
         if len(lines) < 2:
             raise Missing("ucx_perftest's output is not understood")

@@ -8,7 +8,21 @@
  *
  * Order: puts are unordered until a weft_fence() to that node; messages to one node arrive in order, once.
  * Every weft_gaddr is checked before anything happens: -EFAULT for a node, space or range that does not exist.
- * An operation to a node that is gone ends with -ECONNRESET.
+ * An operation to a node that is gone ends with -ECONNRESET; one over Thunderbolt to a node that lives, and to which no cable
+ * leads now, with -ENETDOWN: it may or may not have happened, and later ones work again when there is a way.
+ *
+ * An RDMA link that breaks while its node lives is built anew, for as long as WEFT_RECONNECT says, and operations wait for it
+ * and go on: messages, signals and atomics happen once all the same, and in order. What was under way then:
+ * - A put is repeated: until it is complete its bytes may be written more than once. A program that is told of a put by a later
+ *   put, looks at the memory, and then writes there itself, may find the put's bytes there again. Who is told by a message, by
+ *   weft_put_signal() or by an atomic that the other node's processor does, and who waited for completion, sees no repetition.
+ * - A get is repeated; what it reads may be newer.
+ * - An atomic done by a device (native_atomics below), and what a device has refused, ends with -ECONNABORTED: it may or may
+ *   not have happened. Without an op, the next weft_flush() says so.
+ * When the time is over the node counts as dead.
+ *
+ * Where several RDMA devices lead to a node, puts and gets of WEFT_STRIPE bytes and more go by all of them in pieces. All that
+ * is said here of order, of completion and of repetition is as true of these.
  */
 #ifndef WEFT_FABRIC_H
 #define WEFT_FABRIC_H
@@ -74,48 +88,45 @@ WEFT_API int weft_wait(weft *w, weft_op *op, int64_t timeout_ns);
 /* Make progress: deliver messages, run handlers. Returns how many events were handled. */
 WEFT_API int weft_progress(weft *w);
 
-/* Wait until the 8-byte word at `word`, in this node's own pool, satisfies `cmp value`. Woken by weft_put_signal
- * and the atomics, from any node; a plain put is noticed only at the next look (at most 10 ms later). */
+/* Wait until the 8-byte word at `word`, in this node's own pool, satisfies `cmp value`. Woken by weft_put_signal,
+ * weft_counter_add() and the atomics, from any node; a plain put, and an atomic that this node's device does by itself
+ * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). */
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 WEFT_API int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen,
                              int64_t timeout_ns);
 
-/* Start and wait, with the default deadline. */
-static inline int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
-{
-    weft_op op;
-    int rc = weft_put(w, dst, src, len, &op);
-    return rc ? rc : weft_wait(w, &op, WEFT_DEFAULT);
-}
+/* How this node reaches another, and what came of it. */
+typedef struct weft_link_stats {
+    char transport[16];    /* "shm", "rc", "tb" */
+    uint64_t staged_puts;  /* pieces that took one copy more because they were not in this node's pool; small */
+    uint64_t staged_gets;  /* puts travel inside their request, and do not count */
+    uint64_t native_atomics; /* done by the other node's device, which is atomic with its processor; its waiters are not woken */
+    uint64_t breaks;       /* rc: queue pairs that broke */
+    uint64_t connects;     /* rc: queue pairs made for this peer; 0: none was needed so far */
+    char devices[112];     /* RDMA devices of this node that lead there: "rdma_en2, rdma_en3"; "": none is used */
+    uint32_t via;          /* the next node on the way: itself when that is direct; UINT32_MAX when no way leads there now */
+    uint32_t cables;       /* tb: that lead there; 0: other nodes do, or no cable was found */
+    uint64_t frames_sent, frames_again;        /* tb: control frames, and those of them that were sent again */
+    uint64_t frames_received, frames_damaged;  /* tb: damaged ones were dropped, and came again */
+    uint64_t bulk_sent_bytes, bulk_came_bytes; /* tb: that went without a copy */
+    uint64_t bulk_wrong, bulk_repairs;         /* tb: pieces that came damaged or not in turn, and lanes repaired after a loss */
+    uint32_t rails;          /* rc: devices that lead there now, together */
+    uint64_t rail_breaks;    /* rc: how often one of them but the first stopped to */
+    uint64_t rail_bytes[4];  /* rc: of puts and gets that were spread over them (WEFT_STRIPE), what went by each */
+} weft_link_stats;
 
-static inline int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
-{
-    weft_op op;
-    int rc = weft_get(w, dst, src, len, &op);
-    return rc ? rc : weft_wait(w, &op, WEFT_DEFAULT);
-}
+/* -EFAULT: no such node; -ECONNRESET: it is gone. */
+WEFT_API int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out);
 
-static inline int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)
-{
-    weft_op op;
-    int rc = weft_fetch_add(w, word, add, old, &op);
-    return rc ? rc : weft_wait(w, &op, WEFT_DEFAULT);
-}
-
-static inline int weft_compare_swap_now(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired,
-                                        uint64_t *old)
-{
-    weft_op op;
-    int rc = weft_compare_swap(w, word, expected, desired, old, &op);
-    return rc ? rc : weft_wait(w, &op, WEFT_DEFAULT);
-}
-
-static inline int weft_swap_now(weft *w, weft_gaddr word, uint64_t value, uint64_t *old)
-{
-    weft_op op;
-    int rc = weft_swap(w, word, value, old, &op);
-    return rc ? rc : weft_wait(w, &op, WEFT_DEFAULT);
-}
+/* Start and wait, with the default deadline. On -ETIMEDOUT the operation may still happen: nothing of the caller's is touched
+ * then any more but by a put or get of more than WEFT_NOW_BYTES, or in the pool, whose memory belongs to it until
+ * weft_flush() of that node, or the node is gone. In a handler: -EDEADLK, and nothing is started. */
+#define WEFT_NOW_BYTES 256u
+WEFT_API int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len);
+WEFT_API int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len);
+WEFT_API int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old);
+WEFT_API int weft_compare_swap_now(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old);
+WEFT_API int weft_swap_now(weft *w, weft_gaddr word, uint64_t value, uint64_t *old);
 
 #ifdef __cplusplus
 }

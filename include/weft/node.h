@@ -25,13 +25,14 @@ typedef struct weft_config {
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
     const char *hostfile;    /* path (WEFT_HOSTFILE) */
     const char *secret;      /* cluster secret; prefer WEFT_SECRET_FILE */
-    const char *transport;   /* force one: "shm" (WEFT_TRANSPORT) */
+    const char *transport;   /* force one: "shm", "rc", "tb" or "rdma" (WEFT_TRANSPORT) */
     uint32_t rank;           /* this node's number; looked at only when size is not 0 (WEFT_RANK) */
     uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
     uint64_t pool_bytes;     /* size of this node's pool (WEFT_POOL) */
     uint32_t pool_flags;     /* WEFT_POOL_... or'ed */
     int64_t deadline_ns;     /* default deadline of every wait (WEFT_DEADLINE) */
     int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
+    int64_t reconnect_ns;    /* how long to try to build a broken RDMA link anew; negative: not at all (WEFT_RECONNECT) */
 } weft_config;
 
 /* Join. Blocks until all nodes are connected or the join deadline has passed; then the error names the nodes

@@ -35,7 +35,7 @@ typedef struct weft_pool_stats {
     uint64_t live_bytes;         /* allocated now, as handed out (size classes included) */
     uint64_t live_buffers;       /* buffers allocated now */
     uint64_t largest_free_bytes; /* largest free extent: the largest buffer that would fit now */
-    uint32_t regions_used;       /* memory regions of the pool */
+    uint32_t regions_used;       /* memory regions of the pool; of tb, on the device with the most, its frames' included */
     uint32_t regions_budget;     /* regions the device allows; 0 without a device */
 } weft_pool_stats;
 

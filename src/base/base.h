@@ -6,6 +6,7 @@
 #define WEFT_BASE_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -19,8 +20,15 @@
 
 #define BASE_LIKELY(x)   __builtin_expect(!!(x), 1)
 #define BASE_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define BASE_INLINE      static inline __attribute__((always_inline)) /* on the way of every operation */
 #define BASE_COLD        __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#if defined(__ELF__)
+/* One load instead of a call, for a few words: a library that is loaded late finds little room in the static block. */
+#define BASE_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define BASE_THREAD_LOCAL _Thread_local
+#endif
 
 static inline uint64_t base_round_up(uint64_t n, uint64_t to)
 {
@@ -115,6 +123,8 @@ void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
 /* Anonymous shared memory of a fixed size that no one can shrink: a file descriptor, close-on-exec. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
+/* The first `bytes` of such memory as a dmabuf: a descriptor, close-on-exec. Linux with CONFIG_UDMABUF; -ENODEV elsewhere. */
+int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Whether a descriptor from a peer is such memory, of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
 #define BASE_CPU_WORDS 16
@@ -125,11 +135,20 @@ uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void);      /* the last level's, of a processor; 0 when not known */
 uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
+/* A thread that gets no signals: they are for the program's own. Returns 0 or a negative errno without a sentence. */
+int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
+/* In a new process: gets `signal` when `parent` ends, where the system knows that. False: it has ended already. */
+bool base_end_with(pid_t parent, int signal);
+void base_adopt(void);                /* what dead children leave running becomes ours, where the system knows that */
+void base_name_process(const char *name);
+/* Bytes written to a TCP socket that the other side's system has not acknowledged; a negative errno where that cannot be
+ * known. */
+int base_unacknowledged(int fd);
 /* A descriptor that becomes readable when the process ends; negative where the system has none. */
 int base_watch_process(int pid);
 struct base_spawn {
@@ -141,6 +160,9 @@ struct base_spawn {
     const struct sigaction *actions;
     size_t signal_count;
     const sigset_t *mask;
+    /* Where its process group's number is written before it runs, so that whoever outlives this process knows it; may be
+     * NULL. On macOS it is written after. */
+    _Atomic int32_t *group;
 };
 /* Start a program, at a cost that does not grow with the memory mapped here, in a process group of its own. It dies with
  * this thread, where the system knows that. `error` is shared memory: why it could not be executed. Returns 0 or a
@@ -149,6 +171,8 @@ int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid);
 /* Identity of this host, boot and IPC namespace: equal on two processes only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 
+/* "12", "-1": a whole number from `least` to `most`. -EINVAL without a sentence: it depends on what it is of. */
+int base_parse_number(const char *text, int64_t least, int64_t most, int64_t *out);
 /* "64K", "1.5G", "4096" to bytes; "500ms", "2s", "1m", plain seconds to nanoseconds. -EINVAL with a sentence. */
 int base_parse_bytes(const char *text, uint64_t *out);
 int base_parse_duration(const char *text, int64_t *out_ns);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sizes and durations as people write them.
+ * Numbers, sizes and durations as people write them.
  */
 #include "base/base.h"
 
@@ -22,6 +22,19 @@ static int number(const char *text, double *value, const char **rest)
     if (end == text || errno || !isfinite(*value))
         return -EINVAL;
     *rest = end;
+    return 0;
+}
+
+int base_parse_number(const char *text, int64_t least, int64_t most, int64_t *out)
+{
+    char *end;
+    if (!text || !isdigit((unsigned char)text[text[0] == '-']))
+        return -EINVAL;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    if (errno || *end || n < least || n > most)
+        return -EINVAL;
+    *out = n;
     return 0;
 }
 

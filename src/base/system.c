@@ -19,6 +19,9 @@
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <linux/memfd.h>
+#include <linux/sockios.h>
+#include <linux/udmabuf.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -26,6 +29,7 @@
 #elif defined(__APPLE__)
 #include <spawn.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/sysctl.h>
 /* Public since macOS 14.4 as os_sync_wait_on_address; these are what it is made of, and older. */
 int __ulock_wait(uint32_t operation, void *addr, uint64_t value, uint32_t timeout_us);
@@ -119,6 +123,21 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     if (rc)
         close(fd);
     return rc ? rc : fd;
+}
+
+int base_memory_dmabuf(int fd, uint64_t bytes)
+{
+    static const char path[] = "/dev/udmabuf";
+    int device = open(path, O_RDWR | O_CLOEXEC);
+    if (device < 0)
+        return base_fail(errno == ENOENT ? -ENODEV : -errno, "%s: %s%s", path, base_strerror(errno),
+                         errno == EACCES ? " (it is for the group kvm)" : errno == ENOENT ? " (modprobe udmabuf)" : "");
+    struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
+    int made = ioctl(device, UDMABUF_CREATE, &what);
+    int rc = made < 0 ? base_fail(-errno, "%s does not take %llu bytes: %s", path, (unsigned long long)bytes,
+                                  base_strerror(errno)) : made;
+    close(device);
+    return rc;
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)
@@ -248,6 +267,22 @@ int base_watch_process(int pid)
     return -1;
 }
 
+bool base_end_with(pid_t parent, int signal)
+{
+    prctl(PR_SET_PDEATHSIG, signal);
+    return getppid() == parent; /* else it ended before that */
+}
+
+void base_adopt(void)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+void base_name_process(const char *name)
+{
+    prctl(PR_SET_NAME, name);
+}
+
 /* Everything in the child is safe after vfork: it only makes system calls, on memory that was prepared. Its own
  * function, so that no variable of the caller lives in a register that the child may change. */
 static __attribute__((noinline)) pid_t vfork_and_exec(const struct base_spawn *s, _Atomic int32_t *error)
@@ -257,9 +292,10 @@ static __attribute__((noinline)) pid_t vfork_and_exec(const struct base_spawn *s
     if (pid)
         return pid;
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* died before that */
+    if (!base_end_with(parent, SIGKILL))
         _exit(127);
+    if (s->group)
+        atomic_store_explicit(s->group, (int32_t)getpid(), memory_order_seq_cst);
     for (int i = 0; i < 3; i++)
         if (dup2(s->fds[i], i) < 0)
             _exit(127);
@@ -286,6 +322,12 @@ int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid)
         return -failed;
     *pid = child;
     return -atomic_load_explicit(error, memory_order_relaxed); /* the child is a zombie then */
+}
+
+int base_unacknowledged(int fd)
+{
+    int bytes;
+    return ioctl(fd, SIOCOUTQ, &bytes) ? -errno : bytes;
 }
 
 void base_host_id(uint8_t id[16])
@@ -347,6 +389,12 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     return rc ? rc : fd;
 }
 
+int base_memory_dmabuf(int fd, uint64_t bytes)
+{
+    (void)fd, (void)bytes;
+    return base_fail(-ENODEV, "there are no dmabufs on macOS");
+}
+
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
     /* A macOS object can be sized only once, so no seal is needed. */
@@ -406,10 +454,32 @@ int base_peer_identity(int fd, unsigned *uid, int *pid)
     return 0;
 }
 
+int base_unacknowledged(int fd)
+{
+    int bytes;
+    socklen_t len = sizeof bytes;
+    return getsockopt(fd, SOL_SOCKET, SO_NWRITE, &bytes, &len) ? -errno : bytes;
+}
+
 int base_watch_process(int pid)
 {
     (void)pid;
     return -1;
+}
+
+bool base_end_with(pid_t parent, int signal)
+{
+    (void)signal;
+    return getppid() == parent;
+}
+
+void base_adopt(void)
+{
+}
+
+void base_name_process(const char *name)
+{
+    (void)name;
 }
 
 int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid)
@@ -445,6 +515,8 @@ int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid)
     posix_spawnattr_destroy(&how);
     if (rc)
         *pid = 0;
+    else if (s->group)
+        atomic_store_explicit(s->group, (int32_t)*pid, memory_order_seq_cst);
     return -rc;
 }
 

@@ -15,8 +15,13 @@
 
 /* --- subcommands --- */
 int cli_config(int argc, char **argv);
+int cli_devices(int argc, char **argv);
+int cli_doctor(int argc, char **argv);
 int cli_map(int argc, char **argv);
+int cli_plan(int argc, char **argv);
+int cli_probe(int argc, char **argv);
 int cli_run(int argc, char **argv);
+int cli_topo(int argc, char **argv);
 
 /* --- messages: "weft SUB: what: why; remedy" on stderr (output.c) --- */
 #define CLI_FAILED 1
@@ -31,6 +36,10 @@ int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
  * `*started` is false. */
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
 
+/* --- SIGINT, SIGTERM and SIGHUP (stop.c): from now on every loop looks whether one came, so that nothing is left on a device --- */
+void cli_catch_signals(void);
+int cli_stopped(void); /* the signal; 0: none */
+
 /* --- tables for people, and the same as JSON (output.c) --- */
 struct cli_column {
     const char *title; /* also the JSON key */
@@ -40,6 +49,7 @@ struct cli_table;
 struct cli_table *cli_table_new(const struct cli_column *columns, unsigned count); /* NULL: no memory */
 int cli_table_add(struct cli_table *t, const char *const *cells);                  /* copied */
 void cli_table_print(const struct cli_table *t, FILE *to);
+void cli_table_markdown(const struct cli_table *t, FILE *to);
 json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller's */
 void cli_table_free(struct cli_table *t);
 /* Print and free `value`: 0, or CLI_FAILED when stdout does not take it. */

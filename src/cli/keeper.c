@@ -16,26 +16,28 @@
 #include "cli/launch.h"
 #include "weft/types.h"
 
-#if defined(__linux__)
-#include <sys/prctl.h>
-#endif
+#define ROUNDS      100 /* of removing the directory */
+#define QUIET       20  /* rounds in a row after which it stays removed: what a process that is just being killed made may come late */
+#define ROUND_NS    (10 * WEFT_MS)
+#define GONE_WITHIN 500 /* rounds until a launcher whose files are closed has ended, and its children have been told */
 
-void keeper_remove_dir(const char *dir)
+bool keeper_remove_dir(const char *dir)
 {
     DIR *d = dir[0] ? opendir(dir) : NULL;
     if (!d)
-        return;
+        return true;
     for (struct dirent *e = readdir(d); e; e = readdir(d))
         unlinkat(dirfd(d), e->d_name, 0); /* "." and ".." are refused */
     closedir(d);
-    rmdir(dir);
+    return rmdir(dir) == 0;
 }
 
-static _Noreturn void keep(int fd, const char *remove_dir)
+static _Noreturn void keep(int fd, const char *remove_dir, pid_t launcher)
 {
     static pid_t groups[WEFT_MAX_NODES];
     unsigned count = 0;
     int32_t message;
+    bool in_order = false; /* the launcher ends as it meant to, and waits for us */
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGPIPE, SIGUSR1, SIGUSR2};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
         signal(ignored[i], SIG_IGN);
@@ -43,9 +45,7 @@ static _Noreturn void keep(int fd, const char *remove_dir)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid(); /* out of reach of the terminal and of kill(-launcher's group) */
-#if defined(__linux__)
-    prctl(PR_SET_NAME, "weft-keeper");
-#endif
+    base_name_process("weft-keeper");
     /* Whoever reads our output must see its end with the launcher's, not ours. */
     int null = open("/dev/null", O_RDWR);
     for (int i = 0; null >= 0 && i < 3; i++)
@@ -55,6 +55,8 @@ static _Noreturn void keep(int fd, const char *remove_dir)
         if (n < 0 && errno == EINTR)
             continue;
         if (n != (ssize_t)sizeof message)
+            break;
+        if ((in_order = message == 0))
             break;
         if (message > 0 && count < WEFT_MAX_NODES)
             groups[count++] = message;
@@ -67,7 +69,14 @@ static _Noreturn void keep(int fd, const char *remove_dir)
     }
     for (unsigned i = 0; i < count; i++)
         kill(-groups[i], SIGKILL);
-    keeper_remove_dir(remove_dir);
+    for (int i = 0; !in_order && i < GONE_WITHIN && getppid() == launcher; i++)
+        base_sleep_ns(ROUND_NS);
+    for (int i = 0, quiet = 0; remove_dir[0] && i < ROUNDS; i++) {
+        quiet = keeper_remove_dir(remove_dir) ? quiet + 1 : 0;
+        if (quiet == (in_order ? 1 : QUIET))
+            break;
+        base_sleep_ns(ROUND_NS);
+    }
     _exit(0);
 }
 
@@ -78,10 +87,11 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     int rc = base_pipe(fds, 0);
     if (rc)
         return rc;
+    pid_t launcher = getpid();
     k->pid = fork();
     if (k->pid == 0) {
         close(fds[1]);
-        keep(fds[0], remove_dir);
+        keep(fds[0], remove_dir, launcher);
     }
     int error = errno;
     close(fds[0]);
@@ -115,6 +125,7 @@ void keeper_stop(struct keeper *k)
 {
     if (k->fd < 0)
         return;
+    tell(k, 0);
     close(k->fd);
     k->fd = -1;
     while (waitpid(k->pid, NULL, 0) < 0 && errno == EINTR)

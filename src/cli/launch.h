@@ -1,34 +1,52 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starting the nodes of a cluster on this machine, and ending them. Three parts: the launcher (launch.c) starts,
- * signals and reaps; the relay (relay.c) carries tagged output; the keeper (keeper.c) is a process that ends the
+ * Starting the nodes of a cluster on this machine, and ending them. The parts: the launcher (launch.c) starts them
+ * (start.c), signals and reaps; the relay (relay.c) carries tagged output; the keeper (keeper.c) is a process that ends the
  * nodes when the launcher is killed and cannot do so itself.
  */
 #ifndef WEFT_CLI_LAUNCH_H
 #define WEFT_CLI_LAUNCH_H
 
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 struct launch {
-    const char *who; /* the start of messages: "weft run" */
+    const char *sub; /* the start of messages: "run" for "weft run: " */
     uint32_t nodes;
     char **argv; /* the program (looked up in PATH) and its arguments */
+    char **others; /* for all nodes but the first: this command, with these arguments. NULL: as the first */
+    /* The first node leads: its exit status is the launch's, and with its end all is over. A node that fails meanwhile is
+     * its affair: it is told by LAUNCH_TOLD, which is blocked when it starts. */
+    bool lead;
     bool tag, kill_on_failure;
     int64_t timeout_ns;   /* 0: none */
     const char *hostfile; /* NULL: as the environment has it */
     const char *pool;     /* likewise */
+    const char *softverbs; /* "switch:8": emulated devices, a host a node; NULL: none */
+    bool guard;           /* a process of its own owns each node's devices */
+    const char *self;     /* this command's name here */
     bool make_secret;     /* the user has set none: one for this cluster alone */
+    /* Nodes on other machines, where there are any. */
+    const char *const *ssh;  /* [nodes]: what to call node k's machine; NULL: it is this one. NULL: all are here */
+    const char *const *told; /* NULL-terminated assignments for their environment */
+    const char *weft;        /* this command's name there */
+    const char *coord;       /* where all meet; NULL: at a place of this machine */
 };
+#define LAUNCH_TOLD       SIGUSR2
 #define LAUNCH_GRACE_NS   (INT64_C(5) * 1000000000) /* from asking to killing */
 #define LAUNCH_TIMED_OUT  124
 #define LAUNCH_NOT_USABLE 126
 #define LAUNCH_NOT_FOUND  127
 /* Start the nodes, stay until all have ended and nothing of them is left. Returns the exit status. */
 int launch_cluster(const struct launch *l);
+
+/* Who waits for processes looks so often by itself: with the thread sanitizer a signal of a child's end has been seen to come to
+ * nothing, and nobody should wait for ever for one. */
+#define LAUNCH_LOOK_MS 1000
 
 /* --- keeper.c --- */
 struct keeper {
@@ -40,7 +58,7 @@ int keeper_start(struct keeper *k, const char *remove_dir);
 void keeper_add(struct keeper *k, pid_t group);
 void keeper_drop(struct keeper *k, pid_t group);
 void keeper_stop(struct keeper *k);
-void keeper_remove_dir(const char *dir);
+bool keeper_remove_dir(const char *dir); /* false: something is still in it */
 
 /* --- relay.c --- */
 #define RELAY_LINE_MAX  (1u << 20)   /* a longer line is cut */

@@ -18,6 +18,11 @@ struct command {
 static const struct command commands[] = {
     {"map", "run a command on pieces of files, on several nodes; the output in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
+    {"topo", "how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
+    {"devices", "show the RDMA devices of this host, and what weft would do with each", cli_devices},
+    {"plan", "what a pattern of traffic needs of a device, in regions and queue pairs", cli_plan},
+    {"doctor", "what stops RDMA on this machine, and what to do about it", cli_doctor},
+    {"probe", "try out what an RDMA device really does: regions, buffers, memory, queues", cli_probe},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
@@ -26,8 +31,8 @@ static void print_help(FILE *to)
 {
     fputs("Usage: weft COMMAND [OPTIONS] [ARGUMENTS]\n"
           "\n"
-          "weft makes several processes, and later several machines, one: each node can reach the memory of all,\n"
-          "send them messages, and share out work among them.\n"
+          "weft makes several processes, on one machine or on several, one: each node can reach the memory of all, send\n"
+          "them messages, and share out work among them.\n"
           "\n"
           "Commands:\n",
           to);
@@ -40,7 +45,8 @@ static void print_help(FILE *to)
           "\n"
           "`weft COMMAND --help` (or `weft help COMMAND`) explains one; `weft --version` prints the version.\n"
           "Settings are environment variables, WEFT_...; `weft config` lists them.\n"
-          "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line.\n",
+          "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line;\n"
+          "`run` and `map` have more.\n",
           to);
 }
 

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft map: its options and its help. The work is in src/map/.
+ * weft map: its options and its help. The work is in src/map/. With nodes on other hosts the launcher starts this command on
+ * each of them with the first argument --as-node: as node 0 with all others behind it, else with none.
  */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/emulate.h"
+#include "cli/hosts.h"
 #include "kernel/kernel.h"
 #include "map/map.h"
 
@@ -37,6 +41,12 @@ static const char help_more[] =
     "  --timeout TIME     a command that takes longer has failed: 30, 500ms, 5m\n"
     "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs as they are; else they become\n"
     "                     the piece's number (from 1), its file, its first byte, its length, and the node's number\n"
+    "\n"
+    "Hosts:\n"
+    "  --hostfile FILE    nodes on the hosts of FILE, as `weft run` starts them; the first is this machine\n"
+    "  --remote-weft PATH the command weft on other machines; else where it is on this one\n"
+    "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, mesh:4:tb5\n"
+    "  --guard            Thunderbolt devices are owned by a process beside each node, as with `weft run --guard`\n"
     "\n"
     "Output:\n"
     "  --output FILE      instead of standard output; FILE appears when it is whole, and stays as it was when a piece\n"
@@ -69,7 +79,7 @@ static int print_help(void)
 
 enum {
     BLOCK = 256, SEPARATOR, EXACT, DRY_RUN, KERNEL, NODES, SLOTS, MEMORY, RETRIES, TIMEOUT, LITERAL, OUTPUT, UNORDERED,
-    STATS, JSON, STATS_FILE, PROGRESS, NO_PROGRESS, HELP
+    STATS, JSON, STATS_FILE, PROGRESS, NO_PROGRESS, HOSTFILE, REMOTE_WEFT, SOFTVERBS, GUARD, HELP
 };
 
 static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
@@ -90,16 +100,18 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"stats-file", required_argument, NULL, STATS_FILE},
                                       {"progress", no_argument, NULL, PROGRESS},
                                       {"no-progress", no_argument, NULL, NO_PROGRESS},
+                                      {"hostfile", required_argument, NULL, HOSTFILE},
+                                      {"remote-weft", required_argument, NULL, REMOTE_WEFT},
+                                      {"softverbs", required_argument, NULL, SOFTVERBS},
+                                      {"guard", no_argument, NULL, GUARD},
                                       {"help", no_argument, NULL, HELP},
                                       {0}};
 
 /* A whole number from `least` to `most`; false after a message. */
 static bool number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *out)
 {
-    char *end;
-    errno = 0;
-    unsigned long n = strtoul(text, &end, 10);
-    if (text[0] >= '0' && text[0] <= '9' && !*end && !errno && n >= least && n <= most) {
+    int64_t n;
+    if (base_parse_number(text, least, most, &n) == 0) {
         *out = (uint32_t)n;
         return true;
     }
@@ -120,11 +132,11 @@ static bool size(const char *option, const char *text, uint64_t *out)
     return true;
 }
 
-/* \n and its like, in place; the length, 0 after a message. */
-static size_t unescape(char *text)
+/* \n and its like; `to` has room for as much as `text` has. The length, 0 after a message. */
+static size_t unescape(char *to, const char *text)
 {
-    char *to = text;
-    for (char *p = text; *p; p++) {
+    char *const start = to;
+    for (const char *p = text; *p; p++) {
         if (*p != '\\') {
             *to++ = *p;
             continue;
@@ -140,23 +152,28 @@ static size_t unescape(char *text)
             return 0;
         }
     }
-    if (to == text)
+    if (to == start)
         cli_usage("map", "--separator: an empty text ends nothing; --exact cuts anywhere");
-    return (size_t)(to - text);
+    return (size_t)(to - start);
 }
 
-/* One option; 0, or the exit status. */
-static int take_option(struct map_options *o, int c)
+/* One option; 0, or the exit status. `*own` is to be freed. */
+static int take_option(struct map_options *o, struct launch *l, char **own, int c)
 {
     switch (c) {
+    case HOSTFILE: l->hostfile = optarg; return 0;
+    case REMOTE_WEFT: l->weft = optarg; return 0;
+    case SOFTVERBS: l->softverbs = optarg; return 0;
+    case GUARD: l->guard = true; return 0;
     case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
     case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
-        o->separator = optarg;
         if (o->cut == MAP_CUT_EXACT)
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_SEPARATOR;
-        o->separator_len = unescape(optarg);
+        free(*own);
+        o->separator = *own = strdup(optarg); /* what was given stays as it is, for the nodes */
+        o->separator_len = *own ? unescape(*own, optarg) : 0;
         return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
         if (o->cut == MAP_CUT_SEPARATOR)
@@ -184,8 +201,62 @@ static int take_option(struct map_options *o, int c)
     }
 }
 
+/* Start all nodes, this one's part included, and stay until it is over. */
+static int launch(struct map_options *o, struct launch *l, int argc, char **argv)
+{
+    struct hosts hosts = {.count = 0};
+    struct emulation e;
+    char pool[32];
+    uint64_t bytes;
+    char **first = calloc((size_t)argc + 3, sizeof *first);
+    int status = 0;
+    if (!first)
+        return cli_error("map", "no memory");
+    l->lead = true;
+    l->nodes = o->nodes;
+    for (uint32_t i = 0; i < o->file_count && !status && isatty(STDIN_FILENO); i++)
+        if (strcmp(o->files[i], "-") == 0)
+            status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
+    if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
+        status = cli_usage("map", "%s", base_error());
+    if (!status && (status = hosts_apply(l, &hosts, l->hostfile)) == 0 && l->softverbs && !l->nodes)
+        l->nodes = emulate_hosts(&e);
+    if (!status && l->nodes > MAP_NODES_MAX)
+        status = cli_usage("map", "%u nodes: at most %u share a job; see --nodes", l->nodes, MAP_NODES_MAX);
+    if (!status && l->ssh && l->ssh[0])
+        status = cli_usage("map", "hostfile %s: the first host, %s, is not this machine; it has to be: here are the files",
+                           l->hostfile, l->ssh[0]);
+    o->nodes = l->nodes;
+    o->apart = true;
+    o->emulated = l->softverbs != NULL;
+    if (!status && (status = map_plan(o, &bytes)) == 0) {
+        char *others[] = {hosts.self, (char *)(uintptr_t)"map", (char *)(uintptr_t)"--as-node", NULL};
+        memcpy(first, others, 3 * sizeof *first);
+        memcpy(first + 3, argv + 1, (size_t)(argc - 1) * sizeof *first);
+        snprintf(pool, sizeof pool, "%llu", (unsigned long long)bytes);
+        l->pool = pool;
+        l->argv = first;
+        l->others = others;
+        status = launch_cluster(l);
+    }
+    hosts_free(&hosts, l->nodes);
+    free(first);
+    return status;
+}
+
 int cli_map(int argc, char **argv)
 {
+    bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0;
+    const char *rank = getenv("WEFT_RANK"), *nodes = getenv("WEFT_SIZE");
+    if (as_node) {
+        if (!rank || !nodes)
+            return cli_usage("map", "--as-node is how the launcher starts the nodes of a job");
+        if (strcmp(rank, "0") != 0)
+            return map_serve();
+        argv++;
+        argc--;
+    }
+    struct launch l = {.sub = "map"};
     struct map_options o = {.block_bytes = MAP_BLOCK_DEFAULT, .retries = MAP_RETRIES_DEFAULT};
     /* Ours ends at the first "--"; what follows is the command and none of our business. */
     int ours = 1;
@@ -196,6 +267,7 @@ int cli_map(int argc, char **argv)
         return cli_error("map", "no memory");
     int status = 0, c;
     bool started = false, asked = false;
+    char *separator = NULL;
     /* Options may stand behind files; each scan stops at a file. */
     char *const whole_end = argv[ours];
     argv[ours] = NULL;
@@ -204,7 +276,7 @@ int cli_map(int argc, char **argv)
         if (c == HELP) {
             asked = true;
         } else if (c != -1) {
-            status = take_option(&o, c);
+            status = take_option(&o, &l, &separator, c);
         } else if (optind < ours) {
             files[o.file_count++] = argv[optind++];
         } else {
@@ -213,6 +285,7 @@ int cli_map(int argc, char **argv)
     }
     argv[ours] = whole_end;
     if (asked) {
+        free(separator);
         free(files);
         return print_help();
     }
@@ -225,9 +298,17 @@ int cli_map(int argc, char **argv)
             status = cli_usage("map", "--kernel and a COMMAND exclude each other");
         else if (!o.kernel && !o.command && !o.dry_run)
             status = cli_usage("map", "no COMMAND; it stands behind --, as in: weft map FILE -- wc -l");
+        else if (as_node) {
+            o.nodes = (uint32_t)strtoul(nodes, NULL, 10);
+            o.apart = true;
+            o.emulated = l.softverbs != NULL;
+            status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is no number of nodes");
+        } else if ((l.hostfile || l.softverbs) && !o.dry_run)
+            status = launch(&o, &l, argc, argv);
         else
             status = map_run(&o);
     }
+    free(separator);
     free(files);
     return status;
 }

@@ -152,6 +152,35 @@ void cli_table_print(const struct cli_table *t, FILE *to)
     free(widths);
 }
 
+static void markdown_cell(const char *text, FILE *to)
+{
+    for (; *text; text++) {
+        if (*text == '|')
+            fputc('\\', to);
+        fputc(*text, to);
+    }
+    fputs(" |", to);
+}
+
+void cli_table_markdown(const struct cli_table *t, FILE *to)
+{
+    for (unsigned c = 0; c < t->columns; c++) {
+        fputs(c ? " " : "| ", to);
+        markdown_cell(t->column[c].title, to);
+    }
+    fputs("\n|", to);
+    for (unsigned c = 0; c < t->columns; c++)
+        fputs(t->column[c].right ? "---:|" : "---|", to);
+    fputs("\n", to);
+    for (unsigned r = 0; r < t->rows; r++) {
+        for (unsigned c = 0; c < t->columns; c++) {
+            fputs(c ? " " : "| ", to);
+            markdown_cell(t->cells[r][c], to);
+        }
+        fputs("\n", to);
+    }
+}
+
 json_t *cli_table_json(const struct cli_table *t)
 {
     json_t *list = json_array();

@@ -1,35 +1,42 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft run: the command line of the launcher, and the check that every host of the hostfile is this machine.
+ * weft run: the command line of the launcher.
  */
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/emulate.h"
+#include "cli/hosts.h"
 #include "cli/launch.h"
+#include "cli/ssh.h"
 #include "cluster/cluster.h"
+#include "verbs/verbs.h"
 
 static const char help[] =
-    "Usage: weft run -n N [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
+    "Usage: weft run -n N | --hostfile FILE | --softverbs TOPO [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
     "\n"
-    "Starts PROGRAM N times on this machine, as the nodes of one cluster: weft_open() in it joins them. Ends when all\n"
-    "have ended, and leaves nothing behind, also when it is itself killed.\n"
+    "Starts PROGRAM N times, as the nodes of one cluster: weft_open() in it joins them. Ends when all have ended, and\n"
+    "leaves nothing behind, also when it is itself killed. Hosts of the hostfile that are not this machine are reached\n"
+    "by ssh, and need weft and PROGRAM at the same places.\n"
     "\n"
-    "  -n, --nodes N          how many nodes, 1 to 1024; needed without a hostfile\n"
-    "      --hostfile FILE    the cluster's hosts and settings; for now all hosts must be this machine\n"
+    "  -n, --nodes N          how many nodes, 1 to 1024; else one for each entry of the hostfile, or host of TOPO\n"
+    "      --hostfile FILE    the cluster's hosts and settings; nodes are started on all of them\n"
+    "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
+    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, mesh:4:tb5\n"
+    "      --guard            RDMA devices are owned by a process beside each node, which gives them back when the node is\n"
+    "                         killed in whatever way (sets WEFT_GUARD; Thunderbolt only)\n"
     "  -t, --tag              put \"[K] \" before each line of node K's output\n"
     "      --timeout TIME     end all nodes after this time: 10 (seconds), 500ms, 2m\n"
     "  -k, --kill-on-failure  when a node fails, end the others; else they go on\n"
     "  -h, --help             this text\n"
     "\n"
-    "Node 0 reads our standard input unless that is a terminal; the others read nothing. SIGINT, SIGTERM and SIGHUP\n"
+    "Node 0 reads our standard input unless that is a terminal or it is on another machine; the others read nothing. WEFT_SSH\n"
+    "names another command than ssh, with arguments if need be. SIGINT, SIGTERM and SIGHUP\n"
     "are passed to all nodes; a second one (Ctrl-C twice), or 5 seconds, kills them.\n"
     "\n"
     "Exit status: that of the first node that failed (128 + signal when it was killed), else 0; 124 after --timeout;\n"
@@ -38,89 +45,10 @@ static const char help[] =
     "  weft run -n 4 -- ./program        four nodes\n"
     "  weft run -n 4 -t -- hostname      see which node says what\n";
 
-static bool is_own_address(const char *text)
-{
-    struct in6_addr wanted;
-    char bare[INET6_ADDRSTRLEN + 1];
-    size_t n = strcspn(text, "%"); /* fe80::1%en1: without the interface */
-    struct ifaddrs *list;
-    bool found = false;
-    if (strcasecmp(text, "localhost") == 0)
-        return true;
-    if (n >= sizeof bare)
-        return false;
-    memcpy(bare, text, n);
-    bare[n] = '\0';
-    int family = strchr(bare, ':') ? AF_INET6 : AF_INET;
-    if (inet_pton(family, bare, &wanted) != 1 || getifaddrs(&list))
-        return false;
-    for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
-        if (!i->ifa_addr || i->ifa_addr->sa_family != family)
-            continue;
-        if (family == AF_INET)
-            found = memcmp(&((struct sockaddr_in *)i->ifa_addr)->sin_addr, &wanted, sizeof(struct in_addr)) == 0;
-        else
-            found = memcmp(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr, &wanted, sizeof wanted) == 0;
-    }
-    freeifaddrs(list);
-    return found;
-}
-
-/* An entry with only devices is this machine; else one of its names or addresses must be ours. */
-static bool is_here(const struct cluster_host *h)
-{
-    char name[256] = "";
-    if (!h->ssh && h->ip_count == 0)
-        return true;
-    gethostname(name, sizeof name - 1);
-    const char *at = h->ssh ? strchr(h->ssh, '@') : NULL;
-    const char *ssh = at ? at + 1 : h->ssh;
-    if (ssh && (strcasecmp(ssh, name) == 0 || is_own_address(ssh)))
-        return true;
-    for (uint32_t i = 0; i < h->ip_count; i++)
-        if (is_own_address(h->ips[i]) || strcasecmp(h->ips[i], name) == 0)
-            return true;
-    return false;
-}
-
-static bool is_set(const char *variable)
-{
-    const char *value = getenv(variable);
-    return value && value[0];
-}
-
-/* What the hostfile says: the number of nodes, and whether it names a secret. */
-static int apply_hostfile(struct launch *l, const char *path)
-{
-    struct cluster_hostfile *h;
-    int status = 0;
-    if (cluster_hostfile_read(&h, path))
-        return cli_error("run", "%s", base_error());
-    for (uint32_t i = 0; i < h->count && !status; i++) {
-        const struct cluster_host *host = &h->hosts[i];
-        if (!is_here(host))
-            status = cli_error("run",
-                               "hostfile %s: node %u's host (%s) is not this machine: starting nodes on other machines "
-                               "comes later; until then start the program there yourself, with WEFT_RANK, WEFT_SIZE "
-                               "and WEFT_COORD set",
-                               path, i, host->ssh ? host->ssh : host->ips[0]);
-    }
-    if (!status && l->nodes && l->nodes != h->count)
-        status = cli_usage("run", "-n says %u nodes, hostfile %s has %u: leave out -n", l->nodes, path, h->count);
-    for (uint32_t i = 0; i < h->setting_count; i++)
-        if (strcmp(h->settings[i].name, "secret_file") == 0)
-            l->make_secret = false;
-    l->nodes = h->count;
-    cluster_hostfile_free(h);
-    return status;
-}
-
 static int parse_nodes(const char *text, uint32_t *out)
 {
-    char *end;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (errno || end == text || *end || n < 1 || n > (long)WEFT_MAX_NODES)
+    int64_t n;
+    if (base_parse_number(text, 1, WEFT_MAX_NODES, &n))
         return cli_usage("run", "-n '%s': expected a number of nodes from 1 to %u", text, WEFT_MAX_NODES);
     *out = (uint32_t)n;
     return 0;
@@ -131,6 +59,9 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
     static const struct option longs[] = {{"nodes", required_argument, NULL, 'n'},
                                           {"hostfile", required_argument, NULL, 'H'},
                                           {"pool", required_argument, NULL, 'P'},
+                                          {"remote-weft", required_argument, NULL, 'W'},
+                                          {"softverbs", required_argument, NULL, 'S'},
+                                          {"guard", no_argument, NULL, 'G'},
                                           {"tag", no_argument, NULL, 't'},
                                           {"timeout", required_argument, NULL, 'T'},
                                           {"kill-on-failure", no_argument, NULL, 'k'},
@@ -150,6 +81,9 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
                 return cli_usage("run", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
             l->pool = optarg;
             break;
+        case 'W': l->weft = optarg; break;
+        case 'S': l->softverbs = optarg; break;
+        case 'G': l->guard = true; break;
         case 't': l->tag = true; break;
         case 'T':
             if (base_parse_duration(optarg, &l->timeout_ns))
@@ -165,23 +99,54 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
     return 0;
 }
 
+/* What the program has open is not to be kept open by its guard. */
+static int serve_as_guard(void)
+{
+    DIR *open_files = opendir("/dev/fd");
+    int own = open_files ? dirfd(open_files) : -1;
+    for (struct dirent *e; open_files && (e = readdir(open_files));) {
+        int fd = atoi(e->d_name);
+        if (fd > STDERR_FILENO && fd != own)
+            close(fd);
+    }
+    if (open_files)
+        closedir(open_files);
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (null >= 0)
+        dup2(null, STDOUT_FILENO);
+    return verbs_guard_serve() ? CLI_FAILED : 0;
+}
+
 int cli_run(int argc, char **argv)
 {
-    struct launch l = {.who = "weft run"};
+    struct launch l = {.sub = "run"};
+    struct hosts hosts = {.count = 0};
     bool done = false;
+    if (argc == 2 && strcmp(argv[1], "--as-node") == 0)
+        return ssh_serve();
+    if (argc == 2 && strcmp(argv[1], "--as-guard") == 0)
+        return serve_as_guard();
     int status = parse_options(argc, argv, &l, &done);
     if (status || done)
         return status;
-    if (cluster_secret_check()) /* else a new secret would take the place of the one that is missing */
-        return cli_error("run", "%s", base_error());
-    l.make_secret = !is_set("WEFT_SECRET") && !is_set("WEFT_SECRET_FILE");
-    const char *hostfile = l.hostfile ? l.hostfile : is_set("WEFT_HOSTFILE") ? getenv("WEFT_HOSTFILE") : NULL;
-    if (hostfile && (status = apply_hostfile(&l, hostfile)))
-        return status;
-    if (!l.nodes)
-        return cli_usage("run", "how many nodes? give -n N, or --hostfile FILE");
-    if (optind >= argc)
-        return cli_usage("run", "which program? give it after the options");
-    l.argv = argv + optind;
-    return launch_cluster(&l);
+    if ((status = hosts_apply(&l, &hosts, hosts_file(l.hostfile))))
+        goto out;
+    struct emulation emulated;
+    if (l.softverbs && emulate_parse(&emulated, l.softverbs, l.nodes)) {
+        status = cli_usage("run", "%s", base_error());
+        goto out;
+    }
+    if (!l.nodes && l.softverbs)
+        l.nodes = emulate_hosts(&emulated);
+    if (!l.nodes) {
+        status = cli_usage("run", "how many nodes? give -n N, or --hostfile FILE");
+    } else if (optind >= argc) {
+        status = cli_usage("run", "which program? give it after the options");
+    } else {
+        l.argv = argv + optind;
+        status = launch_cluster(&l);
+    }
+out:
+    hosts_free(&hosts, l.nodes);
+    return status;
 }

@@ -243,6 +243,33 @@ void cluster_unlisten(int fd, const char *bound)
     close(fd);
 }
 
+void cluster_tune(int fd)
+{
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* fails on Unix sockets, which do not need it */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+#if defined(TCP_THIN_LINEAR_TIMEOUTS)
+    /* A heartbeat that is lost on a busy network is sent again soon, and not after ever longer pauses. */
+    setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
+#endif
+}
+
+int cluster_socket_host(int fd, bool far, char *out, size_t len)
+{
+    struct sockaddr_storage at;
+    socklen_t size = sizeof at;
+    char host[NI_MAXHOST];
+    memset(&at, 0, sizeof at);
+    if ((far ? getpeername : getsockname)(fd, (struct sockaddr *)&at, &size))
+        return -errno;
+    if (at.ss_family != AF_INET && at.ss_family != AF_INET6)
+        return -ENOTSUP;
+    if (getnameinfo((struct sockaddr *)&at, size, host, sizeof host, NULL, 0, NI_NUMERICHOST))
+        return -EIO;
+    int n = snprintf(out, len, at.ss_family == AF_INET6 ? "[%s]" : "%s", host);
+    return n > 0 && (size_t)n < len ? 0 : -ENAMETOOLONG;
+}
+
 /* A connection to a port of this host that nobody listens on can, rarely, be given that very port as its source:
  * it is then connected to itself. */
 static bool is_self(int fd)
@@ -282,10 +309,8 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
         close(fd);
         return -error;
     }
-    if (to->sa_family != AF_UNIX) {
-        int one = 1;
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    }
+    if (to->sa_family != AF_UNIX)
+        cluster_tune(fd);
     return fd;
 }
 

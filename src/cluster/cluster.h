@@ -6,6 +6,7 @@
 #define WEFT_CLUSTER_H
 
 #include "base/base.h"
+#include "fabric/fabric.h"
 #include "weft/node.h"
 
 /* --- hostfile.c: weft's own JSON, and MLX's forms ---
@@ -48,11 +49,20 @@ struct cluster_settings {
     uint32_t rank, size; /* 0, 1 when alone */
     char coord[128];     /* "" when alone */
     char transport[16];  /* "" = choose */
+    char device[64];     /* "" = choose */
+    uint32_t rails;      /* of the rc transport; 0: as many as there are */
+    char rail_names[FAB_RAILS_MAX][64]; /* "" = choose */
+    uint64_t stripe_bytes;
+    int gid_index;       /* -1: choose (verbs_choose_gid()) */
+    char guard[FAB_GUARD_MAX]; /* "" = none */
+    struct fab_lane lanes[FAB_LANES_MAX]; /* of the tb transport */
+    uint32_t lane_count;
+    bool check_frames;   /* of bulk data, a part of every frame; else all of it */
     uint8_t *secret;     /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     uint64_t pool_bytes;
     uint32_t pool_flags;
-    int64_t deadline_ns, join_timeout_ns, spin_ns;
+    int64_t deadline_ns, join_timeout_ns, liveness_ns, reconnect_ns, spin_ns;
     struct cluster_hostfile *hosts; /* NULL: none */
 };
 /* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */
@@ -60,7 +70,7 @@ int cluster_settings_resolve(struct cluster_settings *out, const weft_config *co
 void cluster_settings_clear(struct cluster_settings *s);
 
 /* The table behind it, for `weft config`. */
-#define CLUSTER_SETTINGS_MAX 24u
+#define CLUSTER_SETTINGS_MAX 32u
 struct cluster_setting_row {
     const char *name;        /* "pool" */
     const char *variable;    /* "WEFT_POOL" */
@@ -89,6 +99,10 @@ int cluster_private_address(char *out, size_t len, const char *kind, const char 
 int cluster_listen(const char *address, char *bound, size_t bound_len);
 /* Close a listener (and remove its socket file). `bound` as cluster_listen() gave it. */
 void cluster_unlisten(int fd, const char *bound);
+/* For a connection that is to be quick and to last: no delay, keepalive, ..., where a socket has these. */
+void cluster_tune(int fd);
+/* The numeric host a TCP socket is bound or (`far`) connected to: "10.0.0.1", "[fe80::1%eth0]". -ENOTSUP for others. */
+int cluster_socket_host(int fd, bool far, char *out, size_t len);
 /* Connect: a close-on-exec, non-blocking socket, without delay (TCP). Tries until `deadline` while nobody listens
  * yet: -ETIMEDOUT then, with the last reason. */
 int cluster_connect(const char *address, int64_t deadline);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joining: the nodes meet at node 0, exchange cards, and then every pair opens its side connection, over which the
- * transport connects. See wire.h for the messages.
+ * Joining: the nodes meet at node 0 and exchange cards; then every pair opens its side connection (pairs.c). See wire.h
+ * for the messages.
  */
-#include "cluster/cluster.h"
+#include "cluster/join.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -11,32 +11,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cluster/wire.h"
-#include "fabric/fabric.h"
-
 #define ANSWER_GRACE    (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
-#define STRANGER_WAIT   (1 * WEFT_SECOND) /* for a side connection to say who it is */
 #define GUEST_WAIT      (2 * WEFT_SECOND) /* for a guest of node 0, when there are more than can be nodes */
 #define PENDING_MAX     (2u * WEFT_MAX_NODES)
 
-struct join {
-    struct weft *w;
-    const struct cluster_settings *settings;
-    int64_t deadline;
-    uint8_t key[32]; /* from the secret */
-    uint8_t session[WIRE_NONCE];
-    struct wire_card *cards; /* [size] */
-    int side_listener;
-    char side_address[WIRE_ADDRESS];
-};
-
 /* --- MACs --- */
 
-static void mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, const void *a, size_t a_len,
-                const void *b, size_t b_len, const void *c, size_t c_len)
+void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, const void *a, size_t a_len, const void *b, size_t b_len,
+              const void *c, size_t c_len)
 {
     crypto_generichash_state st;
     crypto_generichash_init(&st, key, 32, WIRE_MAC);
@@ -50,7 +36,7 @@ static void mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, 
 static void proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
                       const struct wire_challenge *challenge, const struct wire_card *card)
 {
-    mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
+    join_mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
 }
 
 static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
@@ -58,22 +44,22 @@ static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct
 {
     struct wire_answer plain = *answer;
     memset(plain.mac, 0, sizeof plain.mac);
-    mac(out, j->key, "weft answer", hello, sizeof *hello, &plain, sizeof plain, cards, plain.count * sizeof *cards);
+    join_mac(out, j->key, "weft answer", hello, sizeof *hello, &plain, sizeof plain, cards, plain.count * sizeof *cards);
 }
 
-static void token_make(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to)
+void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to)
 {
     memset(t, 0, sizeof *t);
     t->magic = WIRE_MAGIC;
     t->from = from;
     t->to = to;
     uint32_t pair[2] = {from, to};
-    mac(t->mac, j->key, "weft token", j->session, sizeof j->session, pair, sizeof pair, NULL, 0);
+    join_mac(t->mac, j->key, "weft token", j->session, sizeof j->session, pair, sizeof pair, NULL, 0);
 }
 
 /* --- whole messages, with a deadline --- */
 
-static int wait_for(int fd, short events, int64_t deadline)
+int join_wait(int fd, short events, int64_t deadline)
 {
     for (;;) {
         int64_t left = deadline - base_now_ns();
@@ -89,11 +75,11 @@ static int wait_for(int fd, short events, int64_t deadline)
     }
 }
 
-static int read_whole(int fd, void *buf, size_t len, int64_t deadline)
+int join_read(int fd, void *buf, size_t len, int64_t deadline)
 {
     uint8_t *p = buf;
     while (len) {
-        int rc = wait_for(fd, POLLIN, deadline);
+        int rc = join_wait(fd, POLLIN, deadline);
         if (rc)
             return rc;
         ssize_t n = recv(fd, p, len, MSG_DONTWAIT);
@@ -109,7 +95,7 @@ static int read_whole(int fd, void *buf, size_t len, int64_t deadline)
     return 0;
 }
 
-static int write_whole(int fd, const void *buf, size_t len, int64_t deadline)
+int join_write(int fd, const void *buf, size_t len, int64_t deadline)
 {
     const uint8_t *p = buf;
     while (len) {
@@ -121,15 +107,14 @@ static int write_whole(int fd, const void *buf, size_t len, int64_t deadline)
         }
         if (n < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)
             return -errno;
-        int rc = wait_for(fd, POLLOUT, deadline);
+        int rc = join_wait(fd, POLLOUT, deadline);
         if (rc)
             return rc;
     }
     return 0;
 }
 
-/* On a Unix socket, only the same user (or root) may talk to us at all. */
-static bool user_allowed(int fd, int *pid)
+bool join_user_allowed(int fd, int *pid)
 {
     unsigned uid;
     *pid = 0;
@@ -149,14 +134,19 @@ static void card_make(struct wire_card *c, const struct join *j)
     memcpy(c->host_id, j->w->host_id, sizeof c->host_id);
     if (gethostname(c->host, sizeof c->host - 1))
         snprintf(c->host, sizeof c->host, "?");
-    memcpy(c->side, j->side_address, strnlen(j->side_address, sizeof c->side - 1));
+    memcpy(c->side, j->here.bound, strnlen(j->here.bound, sizeof c->side - 1));
+    /* An interface's name means something on its own host only. */
+    const char *away = j->away.bound, *rest = strchr(away, ']');
+    snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
+    c->liveness_ns = j->w->liveness_ns;
     base_cpu_set(c->cpus);
 }
 
 static bool card_ok(const struct wire_card *c, uint32_t rank)
 {
     return c->rank == rank && memchr(c->host, 0, sizeof c->host) && memchr(c->side, 0, sizeof c->side) &&
-           c->side[0] && c->pool_bytes <= WEFT_MAX_POOL_BYTES;
+           memchr(c->away, 0, sizeof c->away) && c->side[0] && c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 &&
+           c->liveness_ns <= WIRE_LIVENESS_MAX;
 }
 
 /* "1, 3 and 4" of the nodes without a card. */
@@ -195,8 +185,8 @@ static void answer_send(const struct join *j, const struct guest *g, struct wire
     memcpy(a->session, j->session, sizeof a->session);
     answer_mac(a->mac, j, &g->hello, a, j->cards);
     int64_t deadline = base_deadline(ANSWER_GRACE);
-    if (write_whole(g->fd, a, sizeof *a, deadline) == 0 && a->count)
-        (void)write_whole(g->fd, j->cards, a->count * sizeof *j->cards, deadline); /* it will see us gone */
+    if (join_write(g->fd, a, sizeof *a, deadline) == 0 && a->count)
+        (void)join_write(g->fd, j->cards, a->count * sizeof *j->cards, deadline); /* it will see us gone */
 }
 
 static void refuse(const struct join *j, const struct guest *g, int error, const char *text)
@@ -262,7 +252,7 @@ static bool hear(struct join *j, struct guest *g)
     if (base_random(g->challenge.nonce, sizeof g->challenge.nonce))
         return false;
     g->stage = WAIT_PROOF;
-    return write_whole(g->fd, &g->challenge, sizeof g->challenge, base_deadline(STRANGER_WAIT)) == 0;
+    return join_write(g->fd, &g->challenge, sizeof g->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
 static uint32_t seated(const struct join *j)
@@ -287,6 +277,30 @@ static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
     return guests;
 }
 
+/* Why nobody can come in any more: to those who are in, and to us. */
+static int turn_away(const struct join *j, const struct guest *g, uint32_t guests, int error, const char *text)
+{
+    for (uint32_t i = 0; i < guests; i++)
+        if (g[i].stage == SEATED)
+            refuse(j, &g[i], error, text);
+    return base_fail(-error, "%s", text);
+}
+
+/* One may have come. False: none can, whoever it is; errno says why. */
+static bool take_guest(int listener, struct guest *g, uint32_t *guests)
+{
+    int pid, fd = accept(listener, NULL, NULL);
+    if (fd < 0)
+        return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
+    if (join_user_allowed(fd, &pid)) {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        g[(*guests)++] = (struct guest){.fd = fd, .came = base_now_ns()};
+    } else {
+        close(fd);
+    }
+    return true;
+}
+
 static int coordinate(struct join *j)
 {
     uint32_t guests = 0;
@@ -300,6 +314,9 @@ static int coordinate(struct join *j)
         rc = base_fail(-ENOMEM, "no memory for the nodes that join");
         goto out;
     }
+    rc = join_listen_away(j, listener);
+    if (rc)
+        goto out;
     base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
     card_make(&j->cards[0], j);
     while (seated(j) < j->w->size) {
@@ -310,10 +327,7 @@ static int coordinate(struct join *j)
             snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s; if slow, "
                      "raise WEFT_JOIN_TIMEOUT", missing,
                      j->w->size, bound, (double)j->settings->join_timeout_ns / 1e9);
-            for (uint32_t i = 0; i < guests; i++)
-                if (g[i].stage == SEATED)
-                    refuse(j, &g[i], ETIMEDOUT, text);
-            rc = base_fail(-ETIMEDOUT, "%s", text);
+            rc = turn_away(j, g, guests, ETIMEDOUT, text);
             goto out;
         }
         guests = dismiss(j, g, guests);
@@ -329,25 +343,32 @@ static int coordinate(struct join *j)
             close(g[i].fd);
             g[i] = g[--guests]; /* the last one was looked at already */
         }
-        if (fds[0].revents) {
-            int pid, fd = accept(listener, NULL, NULL);
-            if (fd >= 0 && user_allowed(fd, &pid)) {
-                fcntl(fd, F_SETFD, FD_CLOEXEC);
-                g[guests++] = (struct guest){.fd = fd, .came = base_now_ns()};
-            } else if (fd >= 0) {
-                close(fd);
+        if (fds[0].revents && !take_guest(listener, g, &guests)) {
+            char text[WIRE_TEXT];
+            int error = errno;
+            if (guests >= j->w->size) { /* strangers hold what is missing, and will make room: see dismiss() */
+                poll(NULL, 0, 10);
+                continue;
             }
+            snprintf(text, sizeof text, "node 0 can take no more connections than the %u it has: %s", guests,
+                     base_strerror(error));
+            rc = turn_away(j, g, guests, error, text);
+            goto out;
         }
     }
     rc = base_random(j->session, sizeof j->session);
     for (uint32_t i = 0; i < guests && rc == 0; i++) {
         struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_TABLE, .count = j->w->size};
-        if (g[i].stage == SEATED)
+        if (g[i].stage == SEATED) {
             answer_send(j, &g[i], &a);
+            rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
+            g[i].fd = -1;
+        }
     }
 out:
     for (uint32_t i = 0; i < guests; i++)
-        close(g[i].fd);
+        if (g[i].fd >= 0)
+            close(g[i].fd);
     free(g);
     free(fds);
     close(listener);
@@ -370,22 +391,28 @@ static int attend(struct join *j)
     int rc, fd = cluster_connect(coord, j->deadline);
     if (fd < 0)
         return base_context(fd, "node 0 has not come");
+    rc = join_listen_away(j, fd);
+    if (rc)
+        goto out;
     rc = base_random(hello.nonce, sizeof hello.nonce);
     if (!rc)
-        rc = write_whole(fd, &hello, sizeof hello, j->deadline);
+        rc = join_write(fd, &hello, sizeof hello, j->deadline);
     if (!rc)
-        rc = read_whole(fd, &challenge, sizeof challenge, j->deadline);
+        rc = join_read(fd, &challenge, sizeof challenge, j->deadline);
     if (!rc && challenge.magic != WIRE_MAGIC)
         rc = -EPROTO;
     if (rc) {
-        base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
+        if (rc == -ECONNRESET || rc == -EPIPE)
+            base_fail(rc, "node 0 at %s closed the connection: it failed or ended, and then says why, or is no weft of this version", coord);
+        else
+            base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
         goto out;
     }
     card_make(&proof.card, j);
     proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
-    rc = write_whole(fd, &proof, sizeof proof, j->deadline);
+    rc = join_write(fd, &proof, sizeof proof, j->deadline);
     if (!rc)
-        rc = read_whole(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
+        rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES, "node 0 at %s closed the connection: the cluster secret is wrong or missing here or there "
                                 "(WEFT_SECRET_FILE), or it ended", coord);
@@ -401,7 +428,7 @@ static int attend(struct join *j)
         goto out;
     }
     if (table) {
-        rc = read_whole(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
+        rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
         if (rc) {
             base_fail(rc, "the table of nodes from node 0 at %s broke off: %s", coord, base_strerror(rc));
             goto out;
@@ -421,156 +448,36 @@ static int attend(struct join *j)
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!card_ok(&j->cards[i], i))
             rc = base_fail(-EPROTO, "node 0 at %s sent a card for node %u that makes no sense", coord, i);
+    /* It may listen at all of its addresses; we know one that reaches it. */
+    if (!rc && j->cards[0].away[0])
+        join_correct_host(j->cards[0].away, fd);
+    if (!rc)
+        return join_hub_add(j, fd, 0);
 out:
     close(fd);
     return rc;
 }
 
-/* --- pairs --- */
-
-static int pair_up(struct join *j, uint32_t node, int fd, int pid)
+/* Descriptors are what a large cluster runs out of first: a connection to each node and, where the system has them, a descriptor of
+ * its process. */
+static int say_how_many_files(const struct join *j, int rc)
 {
-    struct fab_link *l = &j->w->links[node];
-    const struct wire_card *c = &j->cards[node];
-    l->side_fd = fd;
-    l->pid = (int)c->pid;
-    memcpy(l->host, c->host, sizeof l->host);
-    /* The pid that the kernel names, not the one on the card: it is right in our namespace. */
-    l->pid_fd = base_watch_process(pid);
-    int rc = fab_choose(j->w, c->host_id)->connect(j->w, l, fd, j->deadline);
-    if (!rc)
-        atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
-    return rc;
-}
-
-static int call(struct join *j, uint32_t node)
-{
-    struct wire_token mine, theirs, right;
-    int pid, fd = cluster_connect(j->cards[node].side, j->deadline);
-    if (fd < 0)
-        return base_context(fd, "side connection to node %u", node);
-    token_make(&mine, j, j->w->rank, node);
-    token_make(&right, j, node, j->w->rank);
-    int rc = user_allowed(fd, &pid) ? write_whole(fd, &mine, sizeof mine, j->deadline) : -EACCES;
-    if (!rc)
-        rc = read_whole(fd, &theirs, sizeof theirs, j->deadline);
-    if (!rc && sodium_memcmp(&theirs, &right, sizeof right))
-        rc = -EACCES;
-    if (rc) {
-        close(fd);
-        return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host,
-                         base_strerror(rc));
-    }
-    return pair_up(j, node, fd, pid);
-}
-
-/* Take one side connection; *node stays as it is when it was a stranger's. */
-static int answer_call(struct join *j, uint32_t *node)
-{
-    struct wire_token t, right;
-    int rc = wait_for(j->side_listener, POLLIN, j->deadline);
-    if (rc)
+    struct rlimit limit;
+    if (rc != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
         return rc;
-    int pid, fd = accept(j->side_listener, NULL, NULL);
-    if (fd < 0)
-        return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED ? 0 : -errno;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    bool good = user_allowed(fd, &pid) && read_whole(fd, &t, sizeof t, base_deadline(STRANGER_WAIT)) == 0 &&
-                t.from > j->w->rank && t.from < j->w->size && !j->w->links[t.from].transport;
-    if (good) {
-        token_make(&right, j, t.from, j->w->rank);
-        good = sodium_memcmp(&t, &right, sizeof t) == 0;
-    }
-    if (!good) {
-        base_log(BASE_LOG_INFO, "refused a side connection that is not of this cluster");
-        close(fd);
-        return 0;
-    }
-    token_make(&right, j, j->w->rank, t.from);
-    rc = write_whole(fd, &right, sizeof right, j->deadline);
-    if (rc) {
-        close(fd);
-        return rc;
-    }
-    *node = t.from;
-    return pair_up(j, t.from, fd, pid);
-}
-
-/* Calls go to the lower numbers, so no two nodes wait for each other in a circle. */
-static int connect_pairs(struct join *j)
-{
-    struct weft *w = j->w;
-    for (uint32_t i = 0; i < w->size; i++) {
-        if (i == w->rank)
-            continue;
-        if (!fab_choose(w, j->cards[i].host_id))
-            return base_fail(-EHOSTUNREACH, "node %u is on %s and this node is not: shm, the only transport of this build, "
-                                            "reaches only nodes of one host (and container)", i, j->cards[i].host);
-        w->size_here += memcmp(j->cards[i].host_id, w->host_id, sizeof w->host_id) == 0;
-    }
-    double limit = (double)j->settings->join_timeout_ns / 1e9;
-    for (uint32_t i = 0; i < w->rank; i++) {
-        int rc = call(j, i);
-        if (rc == -ETIMEDOUT)
-            return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", i, limit);
-        if (rc)
-            return rc;
-    }
-    for (uint32_t left = w->size - 1 - w->rank; left > 0;) {
-        uint32_t node = w->size;
-        int rc = answer_call(j, &node);
-        if (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE) {
-            for (uint32_t i = w->rank + 1; i < w->size; i++) {
-                if (fab_alive(w, i))
-                    continue;
-                if (rc == -ETIMEDOUT)
-                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise "
-                                         "WEFT_JOIN_TIMEOUT", i, j->cards[i].pid, j->cards[i].host, limit);
-                return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
-                                 j->cards[i].pid, j->cards[i].host);
-            }
-        }
-        if (rc)
-            return rc;
-        left -= node < w->size;
-    }
-    return 0;
-}
-
-/* Processors that the nodes of this host may use together: each may be bound to some of them. */
-static uint32_t processors_here(const struct join *j)
-{
-    uint64_t all[BASE_CPU_WORDS] = {0};
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < j->w->size; i++)
-        for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
-            if (memcmp(j->cards[i].host_id, j->w->host_id, sizeof j->w->host_id) == 0)
-                all[k] |= j->cards[i].cpus[k];
-    for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
-        n += (uint32_t)__builtin_popcountll(all[k]);
-    return n;
-}
-
-static int listen_side(struct join *j)
-{
-    char address[WIRE_ADDRESS];
-    int rc = cluster_private_address(address, sizeof address, "side", NULL);
-    if (rc)
-        return rc;
-    j->side_listener = cluster_listen(address, j->side_address, sizeof j->side_address);
-    return j->side_listener < 0 ? j->side_listener : 0;
+    return base_context(rc, "a node of a cluster of %u needs some %u open files, and the limit here is %llu: raise it (ulimit -n)",
+                        j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
 int cluster_join(struct weft *w, const struct cluster_settings *s)
 {
-    struct join j = {.w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .side_listener = -1};
+    struct join j = {.w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1};
     if (sodium_init() < 0)
         return base_fail(-EIO, "libsodium does not start");
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();
-    const struct fab_transport *to_self = fab_choose(w, w->host_id);
-    int rc = to_self ? to_self->connect(w, self, -1, j.deadline) : base_fail(-EHOSTUNREACH, "no transport to this node itself");
+    int rc = fab_shm.connect(w, self, -1, j.deadline);
     if (rc)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);
@@ -582,18 +489,14 @@ int cluster_join(struct weft *w, const struct cluster_settings *s)
     static const char no_secret[] = "weft without a secret";
     crypto_generichash(j.key, sizeof j.key, s->secret ? s->secret : (const uint8_t *)no_secret,
                        s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
-    rc = listen_side(&j);
+    rc = join_listen_here(&j);
     if (!rc)
         rc = w->rank == 0 ? coordinate(&j) : attend(&j);
     if (!rc)
-        rc = connect_pairs(&j);
-    if (!rc)
-        w->oversubscribed = w->size_here > processors_here(&j);
-    if (j.side_listener >= 0) {
-        close(j.side_listener);
-        if (strncmp(j.side_address, "unix:", 5) == 0 && j.side_address[5] != '@')
-            unlink(j.side_address + 5);
-    }
+        rc = join_pairs(&j);
+    rc = say_how_many_files(&j, rc);
+    rc = join_hub_end(&j, rc);
+    join_unlisten(&j);
     sodium_memzero(j.key, sizeof j.key);
     free(j.cards);
     return rc;

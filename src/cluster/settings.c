@@ -16,12 +16,13 @@
 
 #define SECRET_MAX 1024u
 
-enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, PATH, SECRET };
+enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, LANES, RAIL_LIST, PATH, SECRET };
 
 /* Order of the rows in `weft config`. */
 enum id {
-    RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, POOL, POOL_HUGE, POOL_LOCK, POOL_PREFAULT,
-    DEADLINE, JOIN_TIMEOUT, SPIN, LOG, COUNT
+    RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, VERBS_LIBRARY, DEVICE, RAILS, STRIPE, GID_INDEX, GUARD, TB_LANES, TB_CHECK, POOL, POOL_HUGE,
+    POOL_LOCK, POOL_PREFAULT,
+    DEADLINE, JOIN_TIMEOUT, LIVENESS, RECONNECT, SPIN, SSH, LOG, COUNT
 };
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
@@ -54,7 +55,33 @@ static const struct setting table[COUNT] = {
     [SECRET_FILE] = {.name = "secret_file", .variable = "WEFT_SECRET_FILE", .fallback = "", .kind = PATH,
                      .in_hostfile = true, .help = "file with the secret, readable by its owner only"},
     [TRANSPORT] = {.name = "transport", .variable = "WEFT_TRANSPORT", .fallback = "", .kind = CHOICE,
-                   .choices = "shm", .in_hostfile = true, .help = "force one: shm; else the best for each peer"},
+                   .choices = "shm|rc|tb|rdma", .in_hostfile = true,
+                   .help = "force one: shm, rc, tb, or rdma (tb where devices have no RC, else rc); else the best for each peer"},
+    [VERBS_LIBRARY] = {.name = "verbs_library", .variable = "WEFT_VERBS_LIBRARY", .fallback = "", .kind = PATH,
+                       .help = "the verbs library; else libibverbs.so.1, on macOS librdma.dylib"},
+    [DEVICE] = {.name = "device", .variable = "WEFT_DEVICE", .fallback = "", .kind = PATH, .in_hostfile = true,
+                .help = "the RDMA device to use, as `weft devices` names it; else the best"},
+    [RAILS] = {.name = "rails", .variable = "WEFT_RAILS", .fallback = "", .kind = RAIL_LIST, .in_hostfile = true,
+               .help = "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; else all as fast as the best, or WEFT_DEVICE"},
+    /* Spreading adds a round trip, the read that proves a piece to be there, of a few microseconds; from here on even a link of
+     * 200 Gbit/s saves as much by carrying only half. Over softverbs, where rails add nothing, it costs nothing from here on. */
+    [STRIPE] = {.name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10, .max = INT64_C(1) << 40,
+                .in_hostfile = true, .help = "rc: puts and gets of so many bytes are spread over all rails to their node"},
+    [GID_INDEX] = {.name = "gid_index", .variable = "WEFT_GID_INDEX", .fallback = "-1", .kind = NUMBER, .min = -1,
+                   .max = 255, .in_hostfile = true,
+                   .help = "entry of the devices' GID tables to use; -1: choose, an IPv4 address first"},
+    [GUARD] = {.name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
+               .help = "tb: the command weft, which then owns the devices in a process of its own; else the node does"},
+    /* Small messages carry the ends of transfers, large ones their bulk; two large lanes, so that one is under way while the
+     * other is repaired. 16 messages of 128 KiB were clean and fastest between Macs; more under way only adds to what is lost
+     * when a port falls behind. */
+    [TB_LANES] = {.name = "tb_lanes", .variable = "WEFT_TB_LANES", .fallback = "32K:32,128K:16,128K:16", .kind = LANES,
+                  .in_hostfile = true,
+                  .help = "tb: message size and messages under way of each bulk lane, as `weft probe link` proposes them"},
+    /* Every byte is the default because these links are known to damage data without a word. */
+    [TB_CHECK] = {.name = "tb_check", .variable = "WEFT_TB_CHECK", .fallback = "full", .kind = CHOICE,
+                  .choices = "full|frames", .in_hostfile = true,
+                  .help = "tb: of bulk data check every byte (full), or 64 bytes of every frame (frames): quicker, sees less"},
     [POOL] = {.name = "pool", .variable = "WEFT_POOL", .fallback = "256M", .kind = BYTES, .min = 1 << 20,
               .max = (int64_t)WEFT_MAX_POOL_BYTES, .in_hostfile = true,
               .help = "memory that this node gives to the cluster, from 1M"},
@@ -70,8 +97,18 @@ static const struct setting table[COUNT] = {
     [JOIN_TIMEOUT] = {.name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
                       .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                       .help = "how long a node waits for the others to come; more by itself from 82 nodes on"},
+    [LIVENESS] = {.name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
+                  .min = 100 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
+                  .help = "a node on another host that is silent for so long is dead"},
+    /* Longer than a cable is out that was knocked, or than a port takes to come up; shorter than the deadline of a wait, so that
+     * what waits for a link sees what became of it. Nothing is lost by trying: that a peer is dead comes from elsewhere. */
+    [RECONNECT] = {.name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION, .max = LONG_TIME,
+                   .in_hostfile = true,
+                   .help = "how long a broken RDMA link to a living node is tried to be built anew; 0: not at all"},
     [SPIN] = {.name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
+    [SSH] = {.name = "ssh", .variable = "WEFT_SSH", .fallback = "ssh", .kind = PATH,
+             .help = "what `weft run` calls to start nodes on other machines"},
     [LOG] = {.name = "log", .variable = "WEFT_LOG", .fallback = "warn", .kind = CHOICE,
              .choices = "error|warn|info|debug", .in_hostfile = true, .help = "how much is said on stderr"},
 };
@@ -140,6 +177,8 @@ static void from_config(struct found *found, const weft_config *c)
         take_number(&found[DEADLINE], c->deadline_ns, "ns");
     if (c->join_timeout_ns)
         take_number(&found[JOIN_TIMEOUT], c->join_timeout_ns, "ns");
+    if (c->reconnect_ns)
+        take_number(&found[RECONNECT], c->reconnect_ns < 0 ? 0 : c->reconnect_ns, "ns");
 }
 
 static const char *variable(const char *name)
@@ -220,14 +259,9 @@ static const char *format_duration(int64_t ns, char *buf, size_t len)
 static int read_number(enum id id, const struct found *f, int64_t *out)
 {
     const struct setting *s = &table[id];
-    char *end, what[96];
-    errno = 0;
-    long long n = strtoll(f->text, &end, 10);
+    char what[96];
     snprintf(what, sizeof what, "a number from %lld to %lld", (long long)s->min, (long long)s->max);
-    if (errno || end == f->text || *end || n < s->min || n > s->max)
-        return bad(id, f, what);
-    *out = n;
-    return 0;
+    return base_parse_number(f->text, s->min, s->max, out) ? bad(id, f, what) : 0;
 }
 
 static int read_bytes(enum id id, const struct found *f, uint64_t *out)
@@ -270,7 +304,7 @@ static int read_flag(enum id id, const struct found *f, uint32_t flag, uint32_t 
         if (strcasecmp(f->text, no[i]) == 0)
             return 0;
     }
-    return bad(id, f, "0, 1, yes, no, true or false");
+    return bad(id, f, "0, 1, yes, no, true, false, on or off");
 }
 
 static int read_choice(enum id id, const struct found *f)
@@ -283,6 +317,66 @@ static int read_choice(enum id id, const struct found *f)
             return 0;
     snprintf(what, sizeof what, "%s%s", strchr(table[id].choices, '|') ? "one of " : "", table[id].choices);
     return bad(id, f, what);
+}
+
+#define FRAME       4096u
+#define FRAMES_MOST 4095u /* of a message, and of a queue: what a Thunderbolt port takes */
+
+static int read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count)
+{
+    char what[320], word[32], *end;
+    const char *p = f->text;
+    uint32_t n = 0;
+    snprintf(what, sizeof what, "1 to %u lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message a multiple of 4K, up to %uK; "
+                                "1 to %u of them, together at most %u frames of 4K", FAB_LANES_MAX, FRAMES_MOST * 4,
+             FAB_LANE_DEPTH, FRAMES_MOST);
+    for (bool more = true; more; n++) {
+        size_t len = strcspn(p, ","), size = strcspn(p, ":,");
+        uint64_t bytes;
+        if (n == FAB_LANES_MAX || p[size] != ':' || size == 0 || size >= sizeof word)
+            return bad(TB_LANES, f, what);
+        memcpy(word, p, size);
+        word[size] = '\0';
+        const char *digits = p + size + 1;
+        unsigned long depth = strtoul(digits, &end, 10);
+        if (base_parse_bytes(word, &bytes) || bytes == 0 || bytes % FRAME || bytes > (uint64_t)FRAMES_MOST * FRAME ||
+            digits[0] < '0' || digits[0] > '9' || end != p + len || depth < 1 || depth > FAB_LANE_DEPTH ||
+            bytes / FRAME * depth > FRAMES_MOST)
+            return bad(TB_LANES, f, what);
+        lanes[n] = (struct fab_lane){.message = (uint32_t)bytes, .depth = (uint32_t)depth};
+        more = p[len] == ',';
+        p += len + more;
+    }
+    *count = n;
+    return 0;
+}
+
+/* How many, or which. */
+static int read_rails(const struct found *f, struct cluster_settings *out)
+{
+    char what[160];
+    long n = strtol(f->text, NULL, 10);
+    snprintf(what, sizeof what, "a number from 1 to %u, or as many different devices with commas between, as in mlx5_0,mlx5_1:2",
+             FAB_RAILS_MAX);
+    if (!f->text[0])
+        return 0;
+    if (!f->text[strspn(f->text, "0123456789")]) {
+        out->rails = (uint32_t)n;
+        return n >= 1 && n <= (long)FAB_RAILS_MAX ? 0 : bad(RAILS, f, what);
+    }
+    const char *p = f->text;
+    for (bool more = true; more; out->rails++) {
+        size_t len = strcspn(p, ",");
+        if (out->rails == FAB_RAILS_MAX || len == 0 || len >= sizeof out->rail_names[0])
+            return bad(RAILS, f, what);
+        memcpy(out->rail_names[out->rails], p, len);
+        for (uint32_t i = 0; i < out->rails; i++)
+            if (strcmp(out->rail_names[i], out->rail_names[out->rails]) == 0)
+                return bad(RAILS, f, what);
+        more = p[len] == ',';
+        p += len + more;
+    }
+    return 0;
 }
 
 static int read_address(enum id id, const struct found *f, char *out, size_t len)
@@ -471,18 +565,37 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         int64_t *out;
     } durations[] = {{DEADLINE, &out->deadline_ns},
                      {JOIN_TIMEOUT, &out->join_timeout_ns},
+                     {LIVENESS, &out->liveness_ns},
+                     {RECONNECT, &out->reconnect_ns},
                      {SPIN, &out->spin_ns}};
-    for (int i = 0; rc == 0 && i < 3; i++)
+    for (int i = 0; rc == 0 && i < 5; i++)
         rc = read_duration(durations[i].id, &found[durations[i].id], durations[i].out);
     if (rc == 0 && found[TRANSPORT].text[0])
         rc = read_choice(TRANSPORT, &found[TRANSPORT]);
     if (rc == 0)
         rc = read_choice(LOG, &found[LOG]);
+    if (rc == 0)
+        rc = read_lanes(&found[TB_LANES], out->lanes, &out->lane_count);
+    if (rc == 0)
+        rc = read_choice(TB_CHECK, &found[TB_CHECK]);
+    if (rc == 0 && strlen(found[GUARD].text) >= sizeof out->guard)
+        rc = bad(GUARD, &found[GUARD], "the command weft, or a shorter path to it");
+    if (rc == 0)
+        rc = read_rails(&found[RAILS], out);
+    if (rc == 0)
+        rc = read_bytes(STRIPE, &found[STRIPE], &out->stripe_bytes);
+    int64_t gid_index = -1;
+    if (rc == 0)
+        rc = read_number(GID_INDEX, &found[GID_INDEX], &gid_index);
+    out->gid_index = (int)gid_index;
     if (rc) {
         cluster_settings_clear(out);
         return rc;
     }
     snprintf(out->transport, sizeof out->transport, "%s", found[TRANSPORT].text);
+    snprintf(out->device, sizeof out->device, "%s", found[DEVICE].text);
+    snprintf(out->guard, sizeof out->guard, "%s", found[GUARD].text);
+    out->check_frames = strcmp(found[TB_CHECK].text, "frames") == 0;
     base_log_set(found[LOG].text);
     return 0;
 }

@@ -9,7 +9,8 @@
  *     proof (card, MAC) --------------->      wrong MAC: closed without a word
  *     <------------- answer: table of cards, MAC; or a sentence
  *
- * then every pair, over the side connection that stays open: token there, token back. The MACs are keyed with the
+ * then every pair, over the side connection that stays open: token there, token back. Meanwhile the connection to node 0 stays
+ * (hub.c): news there when a node has connected with all, or has failed; news back when another has. The MACs are keyed with the
  * cluster secret (no secret: with a constant, so that a node with one and a node without do not meet).
  */
 #ifndef WEFT_WIRE_H
@@ -20,11 +21,13 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC   UINT64_C(0x7765667430303031) /* "weft0001": raised when a message changes */
+#define WIRE_MAGIC   UINT64_C(0x7765667430303033) /* "weft0003": raised when a message changes */
 #define WIRE_NONCE   32
 #define WIRE_MAC     32
 #define WIRE_ADDRESS 108
 #define WIRE_TEXT    512
+#define WIRE_REASON  1024 /* a whole sentence of base_error() */
+#define WIRE_LIVENESS_MAX (3600 * WEFT_SECOND)
 
 struct wire_hello {
     uint64_t magic;
@@ -42,8 +45,9 @@ struct wire_card {
     uint32_t rank, pid;
     uint8_t host_id[16];
     char host[64];
-    char side[WIRE_ADDRESS]; /* where it takes side connections */
-    uint32_t reserved;
+    char side[WIRE_ADDRESS]; /* where it takes side connections from nodes of its host */
+    char away[WIRE_ADDRESS]; /* and from other hosts: numeric HOST:PORT; "": it does not */
+    int64_t liveness_ns;     /* how long a peer on another host may be silent */
     uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that it may use */
 };
 
@@ -68,6 +72,14 @@ struct wire_token {
     uint64_t magic;
     uint32_t from, to;
     uint8_t mac[WIRE_MAC];
+};
+
+struct wire_news {
+    uint64_t magic;
+    uint32_t rank;        /* about this node */
+    int32_t error;        /* 0: it has connected with all; else it has failed, an errno, and why */
+    char text[WIRE_REASON];
+    uint8_t mac[WIRE_MAC]; /* over everything else, and the session */
 };
 
 #endif

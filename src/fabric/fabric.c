@@ -4,12 +4,15 @@
  */
 #include "fabric/fabric.h"
 
-/* Why nothing can go to this node; 0: something can. */
-static BASE_COLD int refuse_node(struct weft *w, uint32_t node)
+#include <stdio.h>
+
+BASE_COLD int fab_refuse_node(struct weft *w, uint32_t node)
 {
     if (node >= w->size)
         return base_fail(-EFAULT, "node %u does not exist; the cluster has nodes 0 to %u", node, w->size - 1);
     int state = atomic_load_explicit(&w->links[node].state, memory_order_acquire);
+    if (state == FAB_DEAD && w->links[node].gone_why) /* NOLINT(clang-analyzer-core.NullDereference): links are there */
+        return base_fail(-ECONNRESET, "node %u is dead: %s", node, w->links[node].gone_why);
     if (state != FAB_ALIVE)
         return base_fail(-ECONNRESET, "node %u %s", node,
                          state == FAB_LEFT ? "has left the cluster" : state == FAB_DEAD ? "is dead" : "is not connected");
@@ -20,7 +23,7 @@ static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
-    int rc = refuse_node(w, node);
+    int rc = fab_refuse_node(w, node);
     if (rc == -EFAULT)
         return base_context(rc, "address %#llx", a);
     if (rc)
@@ -60,13 +63,13 @@ static inline struct fab_link *living(struct weft *w, uint32_t node)
 int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
 {
     struct fab_link *l = living(w, node);
-    return l ? l->transport->put(w, l, offset, &value, sizeof value, NULL) : refuse_node(w, node);
+    return l ? l->transport->put(w, l, offset, &value, sizeof value, NULL) : fab_refuse_node(w, node);
 }
 
 int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
 {
     struct fab_link *l = living(w, node);
-    return l ? l->transport->atomic(w, l, FAB_SWAP, offset, value, 0, NULL, NULL) : refuse_node(w, node);
+    return l ? l->transport->atomic(w, l, FAB_SWAP, offset, value, 0, NULL, NULL) : fab_refuse_node(w, node);
 }
 
 void fab_complete(weft_op *op, int status)
@@ -146,7 +149,7 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
              size_t payload_len, weft_op *op)
 {
     if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
-        return refuse_node(w, node);
+        return fab_refuse_node(w, node);
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
         return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data",
                          node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
@@ -162,6 +165,9 @@ int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t he
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
+/* A program that only puts and waits delivers messages too, every so many waits. */
+#define WAITS_PER_PROGRESS 16u
+
 struct flush_wait {
     struct weft *w;
     struct fab_link *l;
@@ -176,7 +182,7 @@ static bool flushed(void *arg)
 int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
-        return refuse_node(w, node);
+        return fab_refuse_node(w, node);
     struct flush_wait f = {w, &w->links[node]};
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
@@ -186,15 +192,18 @@ int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
             return rc;
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
-        return refuse_node(w, node);
+        return fab_refuse_node(w, node);
     f.l->transport->fence(w, f.l);
+    if (BASE_UNLIKELY(atomic_exchange_explicit(&f.l->unsure, false, memory_order_relaxed)))
+        return base_fail(-ECONNABORTED, "flush of node %u: its link broke, and of what was under way without an op something may "
+                         "not have happened, or was refused", node);
     return 0;
 }
 
 int weft_fence(weft *w, uint32_t node)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
-        return refuse_node(w, node);
+        return fab_refuse_node(w, node);
     w->links[node].transport->fence(w, &w->links[node]);
     return 0;
 }
@@ -214,6 +223,12 @@ static bool op_done(void *arg)
 
 int weft_wait(weft *w, weft_op *op, int64_t timeout_ns)
 {
+    if (!op_done(op)) { /* often one look is enough: before all that a wait takes */
+        if (fab_polled(w) % WAITS_PER_PROGRESS || fab_in_handler())
+            fab_service(w);
+        else
+            fab_progress(w);
+    }
     if (BASE_UNLIKELY(!op_done(op))) {
         int rc = fab_wait(w, op_done, op, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
@@ -223,7 +238,12 @@ int weft_wait(weft *w, weft_op *op, int64_t timeout_ns)
     }
     int status = op->status;
     if (BASE_UNLIKELY(status == -ECONNRESET))
-        return base_fail(status, "operation to node %u: the node is gone", op->node);
+        return fab_refuse_node(w, op->node) ? base_context(status, "operation") :
+               base_fail(status, "operation to node %u: the node is gone", op->node);
+    if (BASE_UNLIKELY(status < 0))
+        return base_fail(status, "operation to node %u: %s; it may or may not have happened", op->node,
+                         status == -ENETDOWN ? "no way leads there any more, until a cable is back" :
+                         status == -ECONNABORTED ? "its link broke while it was under way, or its device refused it" : base_strerror(status));
     return status;
 }
 
@@ -237,6 +257,18 @@ void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
     if (!l->transport || offset > l->pool_bytes || bytes > l->pool_bytes - offset)
         return NULL;
     return l->transport->pointer(w, l, offset);
+}
+
+int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out)
+{
+    struct fab_link *l = living(w, node);
+    if (!l)
+        return fab_refuse_node(w, node);
+    *out = (weft_link_stats){.via = node};
+    snprintf(out->transport, sizeof out->transport, "%s", l->transport->name);
+    if (l->transport->stat)
+        l->transport->stat(w, l, out);
+    return 0;
 }
 
 struct word_wait {

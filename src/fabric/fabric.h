@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include "base/base.h"
+#include "fabric/atomic.h"
 #include "mem/mem.h"
 #include "weft/fabric.h"
 #include "weft/node.h"
@@ -42,9 +43,19 @@ enum fab_handler_id {
     FAB_HANDLERS = WEFT_HANDLERS + 64
 };
 
-#define FAB_TRANSPORTS_MAX 4u
+/* A bulk lane of the tb transport: bytes of a message, and how many are under way at most. */
+#define FAB_GUARD_MAX 512u
+#define FAB_LANES_MAX  8u
+#define FAB_LANE_DEPTH 64u
+struct fab_lane {
+    uint32_t message, depth;
+};
 
-enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS };
+/* Devices that the rc transport uses together, the first one included. */
+#define FAB_RAILS_MAX 4u
+
+#define FAB_TRANSPORTS_MAX 4u
+#define FAB_TRANSPORT_FDS  8u
 
 enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 
@@ -56,12 +67,13 @@ struct fab_link;
  * completed by fab_complete(), now or later; on an error return it is not touched. */
 struct fab_transport {
     const char *name;
+    bool at_once; /* puts, gets and atomics are done when they return */
     int (*open)(struct weft *w);  /* resources, before anyone is known */
     void (*close)(struct weft *w);
     bool (*reaches)(struct weft *w, const uint8_t *peer_host_id);
     /* Both sides call it, over their side connection; blocks until `deadline`. */
     int (*connect)(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline);
-    bool (*broken)(struct weft *w, struct fab_link *l);     /* the peer misbehaves: it is to be given up */
+    const char *(*broken)(struct weft *w, struct fab_link *l); /* why the peer is to be given up; NULL: it is not */
     void (*last_words)(struct weft *w, struct fab_link *l); /* the peer is gone: deliver what it had sent */
     void (*disconnect)(struct weft *w, struct fab_link *l); /* then fail what is pending */
     void (*release)(struct weft *w, struct fab_link *l);    /* at close: nobody uses the link any more */
@@ -76,14 +88,29 @@ struct fab_transport {
                 const void *payload, size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft *w, struct fab_link *l); /* asked while waiting in weft_flush() */
     void (*fence)(struct weft *w, struct fab_link *l);
+    int (*service)(struct weft *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
     int (*progress)(struct weft *w);   /* under w->progress; events handled */
     bool (*idle)(struct weft *w);      /* nothing to handle: looked at after announcing sleep */
     void *(*pointer)(struct weft *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
     void (*wake)(struct weft *w, struct fab_link *l);
+    void (*stat)(struct weft *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
+    /* May be NULL: the i-th descriptor that is readable when there is something for progress(), after idle() said that there was
+     * nothing (-1: there are no more, at most FAB_TRANSPORT_FDS), and what to do when one is. */
+    int (*fd)(struct weft *w, uint32_t i);
+    void (*woken)(struct weft *w);
+    /* Both may be NULL, both are called on the progress thread. A message that this transport sent with fab_side_send() at the
+     * other end: any bytes, to be checked. And upkeep: returns ns until it wants to be called again; fab_kick() calls it. */
+    void (*side)(struct weft *w, struct fab_link *l, const void *bytes, size_t len);
+    int64_t (*upkeep)(struct weft *w, int64_t now_ns);
+    int (*settle)(struct weft *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
+    bool (*needed)(struct weft *w); /* may be NULL: the node wants to leave; do others still need it between them? */
 };
 
-extern const struct fab_transport fab_shm;
+extern const struct fab_transport fab_shm, fab_rc, fab_tb;
+/* Regions of the pool on rc's device, and how many that allows; both 0 before it is used. */
+void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget);
+void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget); /* on the device where most are */
 /* For tests that write nonsense into them: the rings to and from a node. */
 struct ring *fab_shm_ring(struct weft *w, uint32_t to);
 struct ring *fab_shm_inbound(struct weft *w, uint32_t from);
@@ -99,7 +126,18 @@ struct fab_link {
     int pid_fd;        /* the peer's process, where the system has it; else -1 */
     char host[64];     /* for messages */
     int pid;           /* for messages */
+    base_spin side_lock;
+    struct fab_side *side; /* side.c; NULL while no message is on its way */
+    char *gone_why;    /* written before the state says so; NULL: nobody knows */
     bool goodbye;      /* the peer has said that it leaves; the progress thread's */
+    _Atomic bool unsure; /* an operation without an op may not have happened; the next flush says so */
+    /* Of a peer on another host (peer.c): */
+    int64_t liveness_ns;   /* so long it and its host may be silent; 0: the kernel tells of its death */
+    int64_t silent_ns;     /* and so long it has been, as far as we listened; the progress thread's */
+    int64_t unanswered_ns; /* and so long its host; the progress thread's */
+    _Atomic bool heard;    /* the transport has: what only a living process sends */
+    _Atomic bool answered; /* its host has acknowledged a heartbeat */
+    int64_t side_sent, side_taken; /* bytes of the side connection, and those known to be acknowledged; under side_lock */
 };
 
 /* Hooks of the rooms above, called in the order installed. */
@@ -132,7 +170,8 @@ struct fab_handler {
 
 struct weft {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
-    int64_t deadline_ns, spin_ns;
+    int64_t deadline_ns, spin_ns, liveness_ns;
+    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
@@ -141,7 +180,20 @@ struct weft {
     bool oversubscribed; /* more nodes on this host than processors */
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm; /* the shm transport's state */
+    void *shm, *rc, *tb; /* the transports' state */
+    base_spin now_lock;
+    struct fab_now *now; /* under it: see now.c */
+    char only[16];  /* the one transport to use for peers; "rdma": any but shm; "": the best */
+    char device[64]; /* the verbs device to use; "": the best */
+    uint32_t rails;  /* devices that rc uses together; 0: all as good as the best, or only `device` */
+    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
+    uint64_t stripe_bytes; /* rc spreads puts and gets from so many bytes on over them */
+    int gid_index;   /* of its table; -1: choose */
+    char guard[FAB_GUARD_MAX]; /* the command weft, which is to own tb's devices in a process of its own; "": this process owns them */
+    char **towards;  /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
+    struct fab_lane lanes[FAB_LANES_MAX]; /* of tb */
+    uint32_t lane_count;
+    bool check_frames; /* tb looks at a part of every frame of bulk data; else at all of it */
 
     struct fab_link *links; /* [size] */
     struct fab_bell *bell;  /* this node's */
@@ -156,8 +208,14 @@ struct weft {
 
     pthread_t thread; /* the progress thread */
     bool thread_started;
+    pthread_t pulse_thread; /* peer.c */
+    bool pulse_started;
+    _Atomic uint32_t pulse_end;
+    int64_t pulse_ns;      /* between two heartbeats; 0: nobody needs any */
+    int64_t listened_ns;   /* when the side connections were last read; the progress thread's */
     _Atomic bool lazy;        /* the program polls by itself: the progress thread only looks in now and then */
     _Atomic uint64_t polls;   /* weft_progress() calls and spinning waits, to tell that */
+    _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
     int wake_fd[2]; /* local kicks for the progress thread */
     struct pollfd *poll_fds; /* the progress thread's, with whose they are */
@@ -170,8 +228,18 @@ struct weft {
 /* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
-    int64_t deadline_ns, spin_ns;
+    int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
     const char *transport; /* NULL: choose */
+    const char *device;    /* of verbs; NULL: choose */
+    uint32_t rails;        /* of rc; 0: choose */
+    const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
+    uint64_t stripe_bytes;
+    int gid_index;         /* -1: choose */
+    const char *guard;     /* NULL or "": none */
+    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
+    const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
+    uint32_t lane_count;
+    bool check_frames;
     struct mem_options pool;
 };
 int fab_create(struct weft **out, const struct fab_config *config);
@@ -179,6 +247,14 @@ void fab_destroy(struct weft *w); /* after fab_stop() */
 
 /* The best transport to a peer of that host; NULL: none reaches it. */
 const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
+
+/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
+struct fab_look {
+    bool done;
+    int failed;    /* with this errno, */
+    char why[960]; /* for this reason */
+};
+bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
 
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
@@ -199,6 +275,7 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
              size_t payload_len, weft_op *op);
 int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
 int fab_hook(struct weft *w, const struct fab_hook *hook);
+void fab_now_free(struct weft *w); /* the transports are closed */
 void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 /* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
@@ -209,16 +286,48 @@ void fab_run_gone(struct weft *w, uint32_t node, bool died);
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
 void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
 bool fab_alive(const struct weft *w, uint32_t node);
+int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
+static inline void fab_heard(struct fab_link *l)
+{
+    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
+        atomic_store_explicit(&l->heard, true, memory_order_relaxed);
+}
+int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
+void fab_pulse_stop(struct weft *w);
+int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
+
+/* --- side.c: the side connection, once the pair is connected --- */
+/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
+int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
+#define FAB_SIDE_MESSAGE_MAX 512u
+/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
+int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
+void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
+bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
+void fab_side_read(struct weft *w, struct fab_link *l);
+/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
+bool fab_side_answered(struct fab_link *l);
 
 /* --- progress.c --- */
 /* Is this thread inside a handler or hook? Waiting is refused then. */
 bool fab_in_handler(void);
 /* Deliver messages if nobody else does just now; events handled. */
 int fab_progress(struct weft *w);
+/* The program looks by itself: the progress thread stays out of its way for a while. A hint, not a count: lost increments
+ * do no harm. */
+static inline uint64_t fab_polled(struct weft *w)
+{
+    uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
+    atomic_store_explicit(&w->polls, polls, memory_order_relaxed);
+    return polls;
+}
+/* Only what needs no handler. */
+int fab_service(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);
 int fab_start(struct weft *w); /* the progress thread; links are connected */
+int fab_settle(struct weft *w, int64_t deadline); /* until it is known that all can be reached */
 void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
 void fab_kick(struct weft *w); /* wake the progress thread of this node */
 

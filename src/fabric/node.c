@@ -5,29 +5,58 @@
 #include "fabric/fabric.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* Best first. A new transport is a line here and its files. */
-static const struct fab_transport *const all_transports[] = {&fab_shm};
+static const struct fab_transport *const all_transports[] = {&fab_shm, &fab_rc, &fab_tb};
 
-/* Those that the setting allows. */
+/* All of them are opened: shared memory also carries what a node says to itself, and the bell its waiters sleep on. The
+ * setting says which is used for peers. */
 static int pick_transports(struct weft *w, const char *only)
 {
+    bool known = !only || !*only || strcmp(only, "rdma") == 0;
     uint32_t n = 0;
-    for (size_t i = 0; i < sizeof all_transports / sizeof all_transports[0]; i++)
-        if (!only || !*only || strcmp(all_transports[i]->name, only) == 0)
-            w->transports[n++] = all_transports[i];
-    return n ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has shm (WEFT_TRANSPORT)", only);
+    for (size_t i = 0; i < sizeof all_transports / sizeof all_transports[0]; i++) {
+        w->transports[n++] = all_transports[i];
+        known = known || strcmp(all_transports[i]->name, only) == 0;
+    }
+    snprintf(w->only, sizeof w->only, "%s", only ? only : "");
+    return known ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has shm, rc and tb, and rdma for the last two (WEFT_TRANSPORT)", only);
 }
 
 const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id)
 {
-    for (const struct fab_transport **t = w->transports; *t; t++)
+    char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
+    for (const struct fab_transport **t = w->transports; *t; t++) {
+        bool allowed = strcmp(w->only, "rdma") == 0 ? *t != &fab_shm : !w->only[0] || strcmp((*t)->name, w->only) == 0;
+        if (!allowed)
+            continue;
+        base_error_clear();
         if ((*t)->reaches(w, peer_host_id))
             return *t;
+        size_t n = strlen(why);
+        if (base_error()[0] && !strstr(why, base_error()))
+            snprintf(why + n, sizeof why - n, "%s%s", n ? "; " : "", base_error());
+    }
+    if (why[0])
+        base_fail(-EHOSTUNREACH, "%s", why);
     return NULL;
+}
+
+bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w))
+{
+    if (!l->done) {
+        l->done = true;
+        l->failed = look(w);
+        if (l->failed)
+            snprintf(l->why, sizeof l->why, "%s", base_error());
+    }
+    if (l->failed)
+        base_fail(l->failed, "%s", l->why);
+    return l->failed == 0;
 }
 
 int fab_create(struct weft **out, const struct fab_config *config)
@@ -41,6 +70,19 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->size_here = 1;
     w->deadline_ns = config->deadline_ns;
     w->spin_ns = config->spin_ns;
+    w->liveness_ns = config->liveness_ns;
+    w->reconnect_ns = config->reconnect_ns;
+    snprintf(w->device, sizeof w->device, "%s", config->device ? config->device : "");
+    w->gid_index = config->gid_index;
+    snprintf(w->guard, sizeof w->guard, "%s", config->guard ? config->guard : "");
+    w->rails = config->rails < FAB_RAILS_MAX ? config->rails : FAB_RAILS_MAX;
+    for (uint32_t i = 0; i < w->rails && config->rail_names; i++)
+        snprintf(w->rail_names[i], sizeof w->rail_names[i], "%s", config->rail_names[i]);
+    w->stripe_bytes = config->stripe_bytes;
+    w->lane_count = config->lane_count < FAB_LANES_MAX ? config->lane_count : FAB_LANES_MAX;
+    for (uint32_t i = 0; i < w->lane_count; i++)
+        w->lanes[i] = config->lanes[i];
+    w->check_frames = config->check_frames;
     w->wake_fd[0] = w->wake_fd[1] = -1;
     atomic_init(&w->epoch, 1);
     pthread_mutex_init(&w->member_lock, NULL);
@@ -58,6 +100,17 @@ int fab_create(struct weft **out, const struct fab_config *config)
     for (uint32_t i = 0; i < w->size; i++) {
         w->links[i].node = i;
         w->links[i].side_fd = w->links[i].pid_fd = -1;
+    }
+    if (config->towards) {
+        w->towards = calloc(w->size, sizeof *w->towards);
+        rc = w->towards ? 0 : -ENOMEM;
+        for (uint32_t i = 0; i < w->size && !rc; i++)
+            if (config->towards[i] && !(w->towards[i] = strdup(config->towards[i])))
+                rc = -ENOMEM;
+        if (rc) {
+            base_fail(rc, "no memory for the names of %u devices", w->size);
+            goto fail;
+        }
     }
     struct mem_options pool = config->pool;
     w->heap_offset = pool.heap_offset = fab_heap_offset(w->size);
@@ -90,9 +143,12 @@ void fab_destroy(struct weft *w)
             close(l->side_fd);
         if (l->pid_fd >= 0)
             close(l->pid_fd);
+        free(l->side);
+        free(l->gone_why);
     }
     for (const struct fab_transport **t = w->transports; *t; t++)
         (*t)->close(w);
+    fab_now_free(w);
     mem_pool_destroy(w->pool);
     for (int i = 0; i < 2; i++)
         if (w->wake_fd[i] >= 0)
@@ -100,6 +156,9 @@ void fab_destroy(struct weft *w)
     pthread_mutex_destroy(&w->member_lock);
     free(w->poll_fds);
     free(w->poll_nodes);
+    for (uint32_t i = 0; w->towards && i < w->size; i++)
+        free(w->towards[i]);
+    free(w->towards);
     free(w->links);
     free(w);
 }
@@ -214,13 +273,18 @@ weft_gaddr weft_addr(weft *w, const void *p)
 int weft_pool_stat(weft *w, weft_pool_stats *out)
 {
     struct mem_stats s;
+    uint32_t on_device, budget;
     mem_stat(w->pool, &s);
+    fab_rc_regions(w, &on_device, &budget);
+    if (!on_device)
+        fab_tb_regions(w, &on_device, &budget);
     *out = (weft_pool_stats){
         .reserved_bytes = s.reserved_bytes,
         .live_bytes = s.live_bytes,
         .live_buffers = s.live_buffers,
         .largest_free_bytes = s.largest_free_bytes,
-        .regions_used = s.segments,
+        .regions_used = on_device ? on_device : s.segments,
+        .regions_budget = budget,
     };
     return 0;
 }

@@ -1,8 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a peer: deliver what it had sent, fail what is pending to it, raise the epoch, tell the rooms above.
+ * The end of a peer: deliver what it had sent, fail what is pending to it, raise the epoch, tell the rooms above. And how
+ * it is noticed between hosts: each sends the other a heartbeat, the byte 'h' over the side connection, and who is silent
+ * for too long is dead. Messages of a transport count as well.
+ *
+ * How long that is depends on whether the peer's host lives: its kernel acknowledges our heartbeats, whatever the process
+ * does, and would have ended the connection with the process. So a process whose host does not answer either is dead after
+ * WEFT_LIVENESS, and one whose host answers is stopped, or has not had a processor: it has PATIENCE times as long.
+ *
+ * Heartbeats have a thread of their own: the progress thread may be in a handler of the program for as long as that likes,
+ * and its node is none the less alive. Only the progress thread judges, right after it has read what has come, and it does
+ * not count time in which it did not listen: a node that was stopped itself must not take all others for dead.
  */
 #include "fabric/fabric.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define JUDGE_NS (10 * WEFT_MS) /* not more often */
+#define PATIENCE 5              /* times the liveness time, for a process that is silent on a host that is not */
 
 bool fab_alive(const struct weft *w, uint32_t node)
 {
@@ -16,13 +33,106 @@ void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why)
         return;
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host,
              died ? "is dead" : "has left", why);
+    l->gone_why = strdup(why); /* it may be the sentence of an operation that fails below */
     fab_last_words(w, l);
     /* release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message
      * looks at the state after that, and fails it itself (shm.c, send_slow()). */
     atomic_store_explicit(&l->state, died ? FAB_DEAD : FAB_LEFT, memory_order_seq_cst);
     l->transport->disconnect(w, l);
+    shutdown(l->side_fd, SHUT_RDWR); /* should it live after all, it is to know what we think */
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_wake_here(w);
     fab_run_gone(w, node, died);
     fab_wake_here(w);
+}
+
+static void beat(struct fab_link *l)
+{
+    if (fab_side_answered(l))
+        atomic_store_explicit(&l->answered, true, memory_order_relaxed);
+    fab_side_byte(l, 'h');
+}
+
+static void *pulse_thread(void *arg)
+{
+    struct weft *w = arg;
+    while (!atomic_load_explicit(&w->pulse_end, memory_order_acquire)) {
+        /* fab_alive() is an acquire that pairs with the release when the pair had connected: before that the connection
+         * belongs to the transports. */
+        for (uint32_t i = 0; i < w->size; i++)
+            if (fab_alive(w, i) && w->links[i].liveness_ns)
+                beat(&w->links[i]);
+        base_futex_wait(&w->pulse_end, 0, w->pulse_ns);
+    }
+    return NULL;
+}
+
+int fab_pulse_start(struct weft *w)
+{
+    int rc = base_thread(&w->pulse_thread, pulse_thread, w);
+    if (rc)
+        return base_fail(rc, "starting the thread for heartbeats: %s", base_strerror(rc));
+    w->pulse_started = true;
+    return 0;
+}
+
+void fab_pulse_stop(struct weft *w)
+{
+    if (!w->pulse_started)
+        return;
+    atomic_store_explicit(&w->pulse_end, 1, memory_order_release);
+    base_futex_wake(&w->pulse_end, 1);
+    pthread_join(w->pulse_thread, NULL);
+    w->pulse_started = false;
+}
+
+/* Of a peer that has been silent for so long: how long it still may be; 0: it is dead, and why. */
+static int64_t grace(const struct weft *w, struct fab_link *l, char *why, size_t len)
+{
+    /* What we know of its host is up to a pulse old. */
+    int64_t host = l->liveness_ns - w->pulse_ns - l->unanswered_ns, left = l->liveness_ns - l->silent_ns;
+    double seconds = (double)l->silent_ns / 1e9;
+    left = host > left ? host : left;
+    /* Nothing to acknowledge: we have not asked, because our own heartbeats' thread had no processor either. */
+    if (left <= 0 && base_unacknowledged(l->side_fd) == 0) {
+        l->unanswered_ns = 0;
+        left = l->liveness_ns - w->pulse_ns;
+    }
+    if (left <= 0) {
+        snprintf(why, len, "it and its host were silent for %.1f s (WEFT_LIVENESS)", seconds);
+        return 0;
+    }
+    if (PATIENCE * l->liveness_ns - l->silent_ns <= 0) {
+        snprintf(why, len, "it was silent for %.1f s on a host that answers: stopped, or without a processor (%d times "
+                 "WEFT_LIVENESS)", seconds, PATIENCE);
+        return 0;
+    }
+    return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
+}
+
+int64_t fab_judge_silence(struct weft *w)
+{
+    if (!w->pulse_ns)
+        return INT64_MAX;
+    int64_t now = base_now_ns(), since = w->listened_ns ? now - w->listened_ns : 0, next = w->pulse_ns;
+    if (w->listened_ns && since < JUDGE_NS)
+        return JUDGE_NS;
+    w->listened_ns = now;
+    since = since < w->pulse_ns ? since : w->pulse_ns;
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct fab_link *l = &w->links[i];
+        char why[128];
+        if (!l->liveness_ns || !fab_alive(w, i))
+            continue;
+        bool heard = atomic_exchange_explicit(&l->heard, false, memory_order_relaxed);
+        bool answered = atomic_exchange_explicit(&l->answered, false, memory_order_relaxed);
+        l->silent_ns = heard ? 0 : l->silent_ns + since;
+        l->unanswered_ns = heard || answered ? 0 : l->unanswered_ns + since;
+        int64_t left = grace(w, l, why, sizeof why);
+        if (left == 0)
+            fab_peer_gone(w, i, true, why);
+        else if (left < next)
+            next = left;
+    }
+    return next;
 }

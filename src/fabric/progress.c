@@ -11,16 +11,18 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define LAZY_MS 1
+#define BUSY_NS (WEFT_MS / 2)
+#define SHORT_NS (WEFT_MS / 20)
 #define NAP_MS  1000 /* at most: for peers whose death no descriptor told */
+#define TICK_NS WEFT_MS /* while messages come, upkeep is looked after so often */
 #define LOOK_NS (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
 
-static _Thread_local unsigned handler_depth;
+static BASE_THREAD_LOCAL unsigned handler_depth;
 
 bool fab_in_handler(void)
 {
@@ -40,11 +42,21 @@ bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header,
     return true;
 }
 
+int fab_service(struct weft *w)
+{
+    int n = 0;
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        n += (*t)->service ? (*t)->service(w) : 0;
+    if (n)
+        fab_wake_here(w); /* words of this node may have changed */
+    return n;
+}
+
 int fab_progress(struct weft *w)
 {
+    int n = fab_service(w);
     if (!base_spin_try(&w->progress))
-        return 0;
-    int n = 0;
+        return n;
     handler_depth++;
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
@@ -62,8 +74,7 @@ int weft_progress(weft *w)
 {
     if (fab_in_handler())
         return 0;
-    /* A hint, not a count: lost increments do no harm. */
-    atomic_store_explicit(&w->polls, atomic_load_explicit(&w->polls, memory_order_relaxed) + 1, memory_order_relaxed);
+    fab_polled(w);
     return fab_progress(w);
 }
 
@@ -95,7 +106,11 @@ void fab_kick(struct weft *w)
 static bool idle(struct weft *w)
 {
     bool quiet = true;
-    base_spin_lock(&w->progress);
+    if (!base_spin_try(&w->progress)) {
+        /* A handler runs on another thread, perhaps for long: not so idle, yet no reason to be in a hurry. */
+        base_sleep_ns(BUSY_NS);
+        return false;
+    }
     for (const struct fab_transport **t = w->transports; *t; t++)
         quiet = quiet && (*t)->idle(w);
     base_spin_unlock(&w->progress);
@@ -114,31 +129,16 @@ static int64_t run_ticks(struct weft *w)
         if (in < next)
             next = in;
     }
+    for (const struct fab_transport **t = w->transports; *t; t++) {
+        int64_t in = (*t)->upkeep ? (*t)->upkeep(w, now) : INT64_MAX;
+        if (in < next)
+            next = in;
+    }
     handler_depth--;
     return next < 0 ? 0 : next;
 }
 
-/* Bytes on a side connection: 'w' wakes, 'b' says goodbye. */
-static void read_side(struct weft *w, struct fab_link *l)
-{
-    char bytes[256];
-    for (;;) {
-        ssize_t n = recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return;
-        if (n <= 0) {
-            fab_peer_gone(w, l->node, !l->goodbye, n == 0 ? "its connection closed" : base_strerror(errno));
-            return;
-        }
-        for (ssize_t i = 0; i < n; i++)
-            if (bytes[i] == 'b')
-                l->goodbye = true;
-    }
-}
-
-/* One round of poll() over the side connections; `fds` has room for 1 + 2 * size. */
+/* One round of poll() over the side connections and the transports' descriptors. */
 static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, int timeout_ms)
 {
     nfds_t n = 0;
@@ -148,14 +148,27 @@ static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, i
         if (l->side_fd < 0 || !fab_alive(w, i))
             continue;
         nodes[n] = i;
-        fds[n++] = (struct pollfd){.fd = l->side_fd, .events = POLLIN};
+        fds[n++] = (struct pollfd){.fd = l->side_fd, .events = fab_side_pending(l) ? POLLIN | POLLOUT : POLLIN};
         if (l->pid_fd >= 0) {
             nodes[n] = i;
             fds[n++] = (struct pollfd){.fd = l->pid_fd, .events = POLLIN};
         }
     }
+    nfds_t peers = n;
+    const struct fab_transport *whose[FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS];
+    for (const struct fab_transport **t = w->transports; *t; t++) {
+        int fd;
+        for (uint32_t i = 0; i < FAB_TRANSPORT_FDS && (*t)->fd && (fd = (*t)->fd(w, i)) >= 0; i++) {
+            whose[n - peers] = *t;
+            fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+        }
+    }
     if (poll(fds, n, timeout_ms) <= 0)
         return;
+    for (nfds_t i = peers; i < n; i++)
+        if (fds[i].revents)
+            whose[i - peers]->woken(w);
+    n = peers;
     if (fds[0].revents) {
         char bytes[64];
         while (read(w->wake_fd[0], bytes, sizeof bytes) == (ssize_t)sizeof bytes)
@@ -166,9 +179,9 @@ static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, i
         if (!fds[i].revents || !fab_alive(w, nodes[i]))
             continue;
         if (fds[i].fd == l->side_fd) {
-            read_side(w, l);
+            fab_side_read(w, l);
         } else {
-            read_side(w, l); /* it may have said goodbye */
+            fab_side_read(w, l); /* it may have said goodbye */
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
         }
@@ -179,8 +192,9 @@ static void give_up_broken(struct weft *w)
 {
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
-        if (fab_alive(w, i) && l->transport->broken(w, l))
-            fab_peer_gone(w, i, true, "it wrote nonsense into a message ring");
+        const char *why = fab_alive(w, i) ? l->transport->broken(w, l) : NULL;
+        if (why)
+            fab_peer_gone(w, i, true, why);
     }
 }
 
@@ -190,66 +204,112 @@ static void *progress_thread(void *arg)
     struct pollfd *fds = w->poll_fds;
     uint32_t *nodes = w->poll_nodes;
     uint64_t polls_before = 0;
-    int64_t looked = 0;
+    int64_t looked = 0, judge = 0, ticked = 0, next = 0;
+    bool busy = false, again = false;
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
-        int64_t next = run_ticks(w);
-        if (fab_progress(w)) {
-            int64_t now = base_now_ns();
+        int64_t now = base_now_ns();
+        if (!busy || now - ticked >= (next < TICK_NS ? next : TICK_NS)) {
+            next = run_ticks(w);
+            ticked = now;
+        }
+        busy = fab_progress(w) > 0;
+        if (busy) {
+            again = false;
             if (now - looked > LOOK_NS) {
                 looked = now;
                 give_up_broken(w);
                 look_at_peers(w, fds, nodes, 0);
+                judge = fab_judge_silence(w);
             }
             continue;
         }
+        if (ticked != now) /* what came may have made something due */
+            next = run_ticks(w);
+        next = judge < next ? judge : next;
         give_up_broken(w);
         int timeout_ms = (int)((next + 999999) / 1000000);
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
-        if (polls != polls_before || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+        bool polled = polls != polls_before && polls != atomic_load_explicit(&w->rested, memory_order_relaxed);
+        if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
-            look_at_peers(w, fds, nodes, timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
+            /* seq_cst pairs with fab_wait(), where it goes to sleep */
+            if (polls != atomic_load_explicit(&w->rested, memory_order_seq_cst))
+                look_at_peers(w, fds, nodes, timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
+            judge = fab_judge_silence(w);
             continue;
         }
         atomic_store_explicit(&w->bell->napping, 1, memory_order_seq_cst);
         atomic_thread_fence(memory_order_seq_cst); /* pairs with the sender's fence in shm_send() */
-        if (idle(w))
+        bool quiet = idle(w);
+        if (quiet)
             look_at_peers(w, fds, nodes, timeout_ms);
         atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
+        if (quiet) {
+            judge = fab_judge_silence(w);
+        } else if (now - looked > LOOK_NS) { /* another thread may be in a handler for long: peers are not to wait for that */
+            looked = now;
+            look_at_peers(w, fds, nodes, 0);
+            judge = fab_judge_silence(w);
+        } else if (again) { /* nothing to do, yet not idle: another thread is at it, and may need this processor for it */
+            base_sleep_ns(SHORT_NS);
+        }
+        again = !quiet;
     }
     return NULL;
 }
 
 int fab_start(struct weft *w)
 {
-    /* Signals are the program's: its own threads get them. */
-    sigset_t all, before;
-    w->poll_fds = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_fds);
+    w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * (size_t)w->size, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)
         return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&w->thread, NULL, progress_thread, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = base_thread(&w->thread, progress_thread, w);
     if (rc)
-        return base_fail(-rc, "starting the progress thread: %s", base_strerror(rc));
+        return base_fail(rc, "starting the progress thread: %s%s", base_strerror(rc),
+                         rc == -EAGAIN ? "; this user may have too many processes and threads (ulimit -u)" : "");
     w->thread_started = true;
     return 0;
+}
+
+int fab_settle(struct weft *w, int64_t deadline)
+{
+    int rc = 0;
+    for (const struct fab_transport **t = w->transports; *t && !rc; t++)
+        if ((*t)->settle)
+            rc = (*t)->settle(w, deadline);
+    return rc;
+}
+
+static bool needed(struct weft *w)
+{
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        if ((*t)->needed && (*t)->needed(w))
+            return true;
+    return false;
 }
 
 void fab_stop(struct weft *w)
 {
     if (w->thread_started) {
+        for (int64_t end = base_deadline(w->deadline_ns); needed(w) && base_now_ns() < end;)
+            base_sleep_ns(WEFT_MS);
         atomic_store_explicit(&w->stopping, true, memory_order_release);
         fab_kick(w);
         pthread_join(w->thread, NULL);
         w->thread_started = false;
     }
+    fab_pulse_stop(w);
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
         if (l->side_fd >= 0 && fab_alive(w, i))
-            (void)!send(l->side_fd, "b", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+            fab_side_byte(l, 'b');
+        /* A TCP connection that is closed with bytes unread is reset, and a reset may overtake the goodbye. */
+        char bytes[256];
+        if (l->side_fd >= 0 && l->liveness_ns && shutdown(l->side_fd, SHUT_WR) == 0)
+            while (recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+                ;
     }
 }

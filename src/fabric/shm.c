@@ -116,8 +116,8 @@ static int receive_hello(int fd, struct hello *h, int fds[2], int64_t deadline)
     int flags = 0;
 #endif
     ssize_t n = recvmsg(fd, &m, flags);
-    if (n < 0)
-        return -errno;
+    if (n <= 0)
+        return n < 0 ? -errno : -ECONNRESET;
     int got = 0;
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&m); cmsg; cmsg = CMSG_NXTHDR(&m, cmsg)) {
         if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
@@ -132,6 +132,8 @@ static int receive_hello(int fd, struct hello *h, int fds[2], int64_t deadline)
                 close(one);
         }
     }
+    if (got < 2 && m.msg_flags & MSG_CTRUNC)
+        return -EMFILE; /* the system drops what does not fit into the table */
     return n == (ssize_t)sizeof *h && got == 2 ? 0 : -EPROTO;
 }
 
@@ -184,7 +186,8 @@ static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, int64_t 
         if (!rc)
             rc = receive_hello(side_fd, &theirs, fds, deadline);
         if (rc)
-            base_fail(rc, "exchange of shared memory with node %u: %s", l->node, base_strerror(rc));
+            base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
+                      rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
         else
             rc = map_peer(w, s, &theirs, fds);
         for (int i = 0; i < 2; i++)
@@ -265,19 +268,8 @@ static int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, 
     (void)w;
     struct shm_link *s = l->impl;
     uint64_t *word = (uint64_t *)(void *)(s->pool + at);
-    uint64_t before = a;
-    switch (kind) {
-    case FAB_ADD:
-        before = __atomic_fetch_add(word, a, __ATOMIC_SEQ_CST);
-        break;
-    case FAB_SWAP:
-        before = __atomic_exchange_n(word, a, __ATOMIC_SEQ_CST);
-        break;
-    case FAB_CAS:
-        __atomic_compare_exchange_n(word, &before, b, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-        break;
-    }
-    if (old)
+    uint64_t before;
+    if (fab_atomic_do(kind, word, a, b, &before) && old)
         *old = before;
     fence_after_rmw();
     shm_wake_sleepers(s);
@@ -335,6 +327,7 @@ struct ring *fab_shm_inbound(struct weft *w, uint32_t from)
 
 const struct fab_transport fab_shm = {
     .name = "shm",
+    .at_once = true,
     .open = shm_open_transport,
     .close = shm_close,
     .reaches = shm_reaches,

@@ -7,6 +7,7 @@
 
 #include "fabric/fabric.h"
 #include "fabric/ring.h"
+#include "fabric/stash.h"
 
 /* A node's control region, shared with the nodes of its host. */
 struct control {
@@ -22,13 +23,6 @@ struct kept { /* a message that found no room */
     uint8_t body[];
 };
 
-struct waiting { /* a message whose handler is not installed yet, or that came behind one */
-    struct waiting *next;
-    int64_t since;
-    bool warned;
-    struct ring_message message; /* only as much of it as there is */
-};
-
 struct shm_link {
     struct fab_link *link;
     uint8_t *pool;          /* the peer's, mapped here */
@@ -41,8 +35,7 @@ struct shm_link {
     _Atomic uint64_t backlog_bytes; /* read without the lock as a hint */
 
     struct ring_receiver in; /* under w->progress, like the rest */
-    struct waiting *stash, **stash_end; /* the program's messages from one without a handler on, in order */
-    uint32_t stashed;
+    struct stash stash;
     _Atomic bool broken;
 };
 
@@ -71,7 +64,7 @@ bool shm_flushed(struct weft *w, struct fab_link *l);
 int shm_progress(struct weft *w);
 bool shm_idle(struct weft *w);
 void shm_last_words(struct weft *w, struct fab_link *l);
-bool shm_broken(struct weft *w, struct fab_link *l);
+const char *shm_broken(struct weft *w, struct fab_link *l);
 void shm_messages_init(struct shm_link *s);
 void shm_fail_backlog(struct shm_link *s, int status); /* what found no room yet */
 void shm_forget_stash(struct shm_link *s);             /* what waits for handlers */

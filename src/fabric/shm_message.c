@@ -10,14 +10,13 @@
 #include <sys/socket.h>
 
 #define BATCH          64u         /* messages taken from a ring before looking at the next */
-#define STASH_MAX      1024u       /* messages put aside of one sender before its ring waits */
 #define BACKLOG_WAIT   (1u << 20)  /* bytes kept for a peer before its senders wait */
 #define BACKLOG_MAX    (64u << 20) /* bytes kept for a peer before handlers get -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {
     s->backlog_end = &s->backlog;
-    s->stash_end = &s->stash;
+    stash_init(&s->stash, s->link->node);
 }
 
 void shm_fail_backlog(struct shm_link *s, int status)
@@ -36,20 +35,9 @@ void shm_fail_backlog(struct shm_link *s, int status)
     }
 }
 
-static void forget_first(struct shm_link *s)
-{
-    struct waiting *first = s->stash;
-    s->stash = first->next;
-    if (!s->stash)
-        s->stash_end = &s->stash;
-    s->stashed--;
-    free(first);
-}
-
 void shm_forget_stash(struct shm_link *s)
 {
-    while (s->stash)
-        forget_first(s);
+    stash_clear(&s->stash);
 }
 
 /* The peer's progress thread sleeps, and nobody else there looks at the rings: wake it. */
@@ -185,36 +173,13 @@ bool shm_flushed(struct weft *w, struct fab_link *l)
     return atomic_load_explicit(&s->backlog_bytes, memory_order_acquire) == 0;
 }
 
-static bool deliver(struct weft *w, struct shm_link *s, struct ring_message *m)
-{
-    return fab_deliver(w, s->link->node, m->id, m->body, m->header_len, m->body + ring_payload_at(m->header_len),
-                       m->payload_len);
-}
-
-static BASE_COLD void put_aside(struct shm_link *s, const struct ring_message *m)
-{
-    size_t body = ring_payload_at(m->header_len) + m->payload_len;
-    struct waiting *copy = malloc(sizeof *copy); /* the whole: its size is checked where it is used */
-    if (!copy) {
-        base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it", s->link->node);
-        return;
-    }
-    copy->next = NULL;
-    copy->since = base_now_ns();
-    copy->warned = false;
-    memcpy(&copy->message, m, offsetof(struct ring_message, body) + body);
-    *s->stash_end = copy;
-    s->stash_end = &copy->next;
-    s->stashed++;
-}
-
 /* Take up to `most` messages of one ring, unless so many wait for handlers already. */
 static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
     uint64_t told = s->in.head_told;
     unsigned n = 0;
-    while (n < most && BASE_LIKELY(s->stashed < most_stashed)) {
+    while (n < most && BASE_LIKELY(s->stash.count < most_stashed)) {
         int rc = ring_pop(&s->in, m);
         if (rc == 0)
             break;
@@ -224,10 +189,7 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
             break;
         }
         n++;
-        /* The program's messages keep their order: behind one that waits, all do. weft's own do not wait for them. */
-        bool behind = s->stash && m->id < WEFT_HANDLERS;
-        if (BASE_UNLIKELY(behind || !deliver(w, s, m)))
-            put_aside(s, m);
+        stash_deliver(w, &s->stash, m->id, m->body, m->header_len, m->body + ring_payload_at(m->header_len), m->payload_len);
     }
     if (BASE_UNLIKELY(s->in.head_told != told)) {
         atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
@@ -240,38 +202,14 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
     return (int)n;
 }
 
-/* Deliver what waits, as far as there are handlers now; how many left the stash. */
-static BASE_COLD int retry_stash(struct weft *w, struct shm_link *s)
-{
-    int n = 0;
-    for (; s->stash; n++, forget_first(s)) {
-        struct waiting *first = s->stash;
-        if (deliver(w, s, &first->message))
-            continue;
-        int64_t waits = base_now_ns() - first->since;
-        if (waits >= w->deadline_ns) {
-            base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
-                     s->link->node, first->message.id);
-            continue;
-        }
-        if (waits >= WEFT_SECOND && !first->warned) {
-            first->warned = true;
-            base_log(BASE_LOG_WARN, "%u messages from node %u wait: no handler %u is installed (weft_handle)", s->stashed,
-                     s->link->node, first->message.id);
-        }
-        break;
-    }
-    return n;
-}
-
 int shm_progress(struct weft *w)
 {
     struct shm *shm = w->shm;
     int n = 0;
     for (uint32_t i = shm->count; i-- > 0;) { /* oneself, the first, last */
         struct shm_link *s = shm->here[i];
-        if (BASE_UNLIKELY(s->stash))
-            n += retry_stash(w, s);
+        if (BASE_UNLIKELY(s->stash.count))
+            n += stash_retry(w, &s->stash);
         if (ring_has(&s->in) && !atomic_load_explicit(&s->broken, memory_order_relaxed))
             n += take(w, shm, s, BATCH, STASH_MAX);
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) && base_spin_try(&s->send_lock)) {
@@ -291,7 +229,7 @@ bool shm_idle(struct weft *w)
 {
     struct shm *shm = w->shm;
     for (uint32_t i = 0; i < shm->count; i++)
-        if (ring_has(&shm->here[i]->in) && shm->here[i]->stashed < STASH_MAX &&
+        if (ring_has(&shm->here[i]->in) && shm->here[i]->stash.count < STASH_MAX &&
             !atomic_load_explicit(&shm->here[i]->broken, memory_order_relaxed))
             return false;
     return true;
@@ -305,9 +243,9 @@ void shm_last_words(struct weft *w, struct fab_link *l)
         ;
 }
 
-bool shm_broken(struct weft *w, struct fab_link *l)
+const char *shm_broken(struct weft *w, struct fab_link *l)
 {
     (void)w;
     struct shm_link *s = l->impl;
-    return s && atomic_load_explicit(&s->broken, memory_order_relaxed);
+    return s && atomic_load_explicit(&s->broken, memory_order_relaxed) ? "it wrote nonsense into a message ring" : NULL;
 }

@@ -58,6 +58,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
+    fab_polled(w);
     if (w->oversubscribed) {
         /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
          * others come soon. */
@@ -72,13 +73,16 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
     } else {
         int64_t start = base_now_ns(), now = start;
         while (!done && now < deadline && now - start < w->spin_ns) {
+            bool moving = false;
             for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
-                fab_progress(w);
+                moving = fab_progress(w) > 0 || moving;
                 done = ready(arg);
                 if (!done)
                     base_relax();
             }
             now = done ? now : base_now_ns();
+            if (moving) /* asleep, this thread would leave the work to another */
+                start = now;
         }
     }
     atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
@@ -96,9 +100,12 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
     /* A message may have come while `pollers` told its sender not to wake anyone: look once more, and have the
      * progress thread take over. */
     fab_progress(w);
+    /* seq_cst pairs with the progress thread's: it sees this, or we see that it has gone to be lazy. */
+    atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
     if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
         fab_kick(w);
     for (;;) {
+        fab_service(w); /* the progress thread may be in a handler that takes its time */
         if (ready(arg))
             return 0;
         int64_t left = deadline - base_now_ns();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The output of one piece: chunks of this node's pool, and where the pool is full, of the spill file that all nodes
- * share. So a node that cannot wait for memory need not, and what is captured outlives the node: the owner has its
- * pool mapped.
+ * share, or have each its own where they are apart. So a node that cannot wait for memory need not. What is captured
+ * outlives a node on the owner's host, for the owner has its pool mapped; from other hosts it is brought home (home.c).
  */
 #include "map/job.h"
 
@@ -31,10 +31,9 @@ static int add_part(struct map_capture *c, uint64_t at, uint64_t len)
     return 0;
 }
 
-static uint64_t take_spill(struct map_capture *c, uint64_t len)
+uint64_t map_spill_take(struct map_job *job, uint64_t len)
 {
-    return atomic_fetch_add_explicit(&c->job->board->spill_bytes, base_round_up(len, MAP_SCRATCH_ALIGN),
-                                     memory_order_relaxed);
+    return atomic_fetch_add_explicit(&job->board->spill_bytes, base_round_up(len, MAP_SCRATCH_ALIGN), memory_order_relaxed);
 }
 
 /* The chunk is full, or is the last one: it becomes a part. */
@@ -46,7 +45,7 @@ static int store_chunk(struct map_capture *c)
             return rc;
         c->at = WEFT_NULL;
     } else {
-        uint64_t to = take_spill(c, c->used);
+        uint64_t to = map_spill_take(c->job, c->used);
         int rc = map_scratch_write(&c->job->spill, to, c->chunk, c->used);
         if (!rc)
             rc = add_part(c, to, c->used | MAP_SPILLED);
@@ -169,7 +168,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         result->result = at;
     } else {
         result->status = MAP_STATUS_SPILLED;
-        result->result = take_spill(c, len);
+        result->result = map_spill_take(c->job, len);
         rc = map_scratch_write(&c->job->spill, result->result, c->outcome, len);
         if (rc)
             return rc;

@@ -260,16 +260,17 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     rc = feed(&r);
     int64_t start = base_now_ns();
     if (!rc) {
-        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->spawn_error, &r.pid);
+        /* The command itself puts its group on the board: should this process die now, others know what to kill. */
+        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->spawn_error, &slot->line->group, &r.pid);
         if (start_rc) {
+            atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
             *kind = MAP_NO_START;
             *code = -start_rc;
             if (r.pid)
                 waitpid(r.pid, NULL, 0);
             goto out;
         }
-        atomic_store_explicit(&slot->line->group, r.pid, memory_order_seq_cst);
-        /* Pairs with map_end_all(): either it sees the group, or this sees that all is to end. */
+        /* Pairs with map_end_all(): either it sees the group (base_spawn() wrote it), or this sees that all is to end. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
         shut(&r.fds[THEIR_IN]);

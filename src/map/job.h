@@ -18,12 +18,17 @@
 
 #define MAP_CHUNK_BYTES  (256u << 10) /* output is captured in chunks of this size */
 #define MAP_INLINE_BYTES (64u << 10)  /* the last chunk travels inside the outcome up to this size */
+#define MAP_BRING_DEPTH  4u           /* chunks of a piece that are on their way at once */
+#define MAP_HOME_BYTES   (1u << 20)   /* of the owner's pool, for outputs that come through its spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)  /* looking for the end of a piece */
 #define MAP_PIPE_BYTES   (1 << 20)
 #define MAP_STDERR_BYTES (64u << 10) /* kept of a command's stderr: the first half and the last */
 #define MAP_WINDOW       2048u       /* pieces between the first one not printed and the last one submitted */
 #define MAP_POOL_MIN     (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u       /* message from the owner: it is done with these gaddrs */
+#define MAP_HANDLER_ORDER   2u       /* from the owner: where the order is */
+#define MAP_HANDLER_ASK     3u       /* struct map_ask */
+#define MAP_HANDLER_PRINTS  4u       /* from the owner: whether it is printing, as on the board */
 
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
@@ -48,7 +53,7 @@ struct map_piece {
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at;             /* pool: the gaddr; spool: the offset there */
+    uint64_t at;             /* file: where the input starts in it; pool: the gaddr; spool: the offset there */
 };
 
 struct map_job;
@@ -66,7 +71,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd;            /* -1: could not be made; `error` says why. Shared by all nodes */
+    int fd;            /* -1: could not be made; `error` says why. Shared by all nodes, unless they are apart */
     int error;
     char directory[256];
 };
@@ -74,10 +79,12 @@ void map_scratch_open(struct map_scratch *s);
 void map_scratch_close(struct map_scratch *s);
 int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len);
 int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len);
+int map_read_at(int fd, uint64_t offset, void *bytes, size_t len); /* all of it, without a sentence; -ENODATA: it ends before */
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* gives the space back */
 #define MAP_SCRATCH_ALIGN 4096u /* what is dropped must start and end on a block of the file system */
 
-/* --- the board (nodes.c): memory that all nodes of the job share, for what must be seen of a node that is dead --- */
+/* --- the board (nodes.c): memory that all nodes of the job share, for what must be seen of a node that is dead. A node
+ * that is apart from the owner shares one with its guardian only, with its own lines --- */
 struct map_line { /* one a slot; written by the slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic int32_t spawn_error;
@@ -89,20 +96,69 @@ struct map_board {
     _Atomic uint32_t printing;                               /* the owner is writing output, and giving memory back */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
     _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
-    _Atomic uint8_t given_away[MAP_WINDOW]; /* how often the last attempt at a piece was left to another node */
+    _Atomic uint64_t given; /* gaddr of [MAP_WINDOW] words at the owner: how often a piece was left to another node */
     char errors[MAP_NODES_MAX][256];                         /* why a node could not start; read after its end */
     struct map_line lines[];                                 /* [nodes * slots] */
 };
-int map_board_create(struct map_job *job);
+int map_board_create(struct map_job *job, size_t lines);
 void map_board_destroy(struct map_job *job);
+/* Signals that end everything, and other things that are set once; in the owner. */
+void map_nodes_prepare_owner(struct map_job *job);
+void map_nodes_forget(void); /* there is no job any more that a signal could end */
+void map_on_signal(int sig, void (*handler)(int));
+void map_cut_off(void); /* stdin and stdout: else the reader of the output would wait for this node too */
+/* At the end of such a handler: the signal goes to whoever had it before; the fabric, that gives its devices back then, or
+ * the default. */
+void map_signal_pass(int sig);
+/* weft_open() with what each node needs, and the queue. */
+int map_node_open(struct map_job *job, const weft_config *config);
+int map_queue_open(struct map_job *job);
 /* Start the other nodes, and join them; in the owner. */
 int map_nodes_start(struct map_job *job);
 /* Has a node ended? Its commands are killed; says so on stderr unless the job is over. */
 void map_nodes_check(struct map_job *job);
 void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
+void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
 void map_end_all(struct map_job *job);
+
+/* --- apart.c: nodes on hosts of their own, which the launcher has started --- */
+struct map_tally { /* of a node that is apart; in the owner's pool, written by the node */
+    uint64_t busy, pieces, busy_ns, command_ns, spilled;
+};
+int map_apart_start(struct map_job *job);  /* in the owner: join them */
+int map_apart_order(struct map_job *job);  /* tell them what to do */
+void map_apart_check(struct map_job *job); /* what they have done, and whether one has died */
+uint64_t map_apart_spilled(const struct map_job *job); /* bytes, at the other nodes */
+void map_apart_printing(struct map_job *job, bool printing); /* to all others */
+void map_apart_wait(struct map_job *job);
+void map_apart_gone(struct map_job *job, uint32_t node, bool died); /* on a weft thread */
+void map_apart_tell(struct map_job *job);  /* in a node: what it has done, to the owner; elsewhere nothing */
+void map_apart_free(struct map_job *job);
+
+/* --- carry.c: bytes that only another node can read: files, and what has gone through its temporary ones --- */
+enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
+struct map_ask { /* put `len` bytes to `to`, then add to `word`: 1, and above it the errno in case */
+    uint32_t what, input;
+    uint64_t offset, len; /* at most MAP_CHUNK_BYTES; of MAP_ASK_DROP any: the spill is done with these */
+    weft_gaddr to, word;  /* at the asking node */
+};
+int map_carry_start(struct map_job *job); /* answers the others, in a thread of its own */
+void map_carry_stop(struct map_job *job);
+/* `word` is a word of our own pool; its answer is awaited by looking at it, or with map_asked(). */
+int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
+int map_answer(uint64_t word); /* what it says, without a sentence; -EINPROGRESS: nothing yet */
+int map_asked(struct map_job *job, uint32_t node, weft_gaddr word);
+struct map_span;
+struct map_slot;
+/* A piece that is elsewhere: into memory of this node, or its spill file. */
+int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
+void map_brought_drop(struct map_slot *slot); /* its place in the spill file */
+/* Pool memory of the slot for a piece, used again and again. False: it is too large. */
+bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
+/* A sign to the queue that the slot's piece is still being worked on, when it is time for one. */
+void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
@@ -112,9 +168,11 @@ struct map_command {
 };
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
 void map_signals_save(void); /* the dispositions that commands are to have; before any is changed */
+int map_environment_save(bool apart);
 /* Start it with these descriptors as 0, 1, 2, in a process group of its own; dies with this thread. `error` is
  * shared memory, where the child says why it could not. */
-int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, pid_t *pid);
+int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, _Atomic int32_t *group,
+              pid_t *pid);
 
 /* --- capture.c: the output of one piece, and what becomes of it --- */
 enum map_kind {
@@ -168,6 +226,8 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
                        weft_result *result);
 void map_capture_close(struct map_capture *c);
 #define MAP_STATUS_SPILLED 1 /* weft_result.status: the outcome itself is in the spill file */
+#define MAP_STATUS_HOME    2 /* never sent: the owner has brought the outcome into its own memory */
+uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
 
 /* --- command.c: one command on one piece --- */
 struct map_errors { /* a command's stderr: its first and its last bytes */
@@ -197,8 +257,10 @@ struct map_slot {
     bool lost;            /* the claim is no longer ours */
     bool script;          /* the command has no interpreter line: the shell runs it */
     char **argv;          /* with placeholders filled in */
-    weft_gaddr buffer;    /* for kernels: the piece */
+    weft_gaddr buffer;    /* the piece: for kernels, and from elsewhere */
     uint64_t buffer_bytes;
+    weft_gaddr window, words; /* for pieces from elsewhere: MAP_BRING_DEPTH chunks, and a word for each */
+    uint64_t brought_at, brought; /* bytes in the spill file: a piece too large for memory */
     struct map_held held; /* the input of the last piece */
     pthread_t thread;
 };
@@ -253,6 +315,8 @@ void map_progress_show(struct map_job *job);
 void map_progress_clear(struct map_job *job);
 
 /* --- the job: in every node; what is marked is the owner's alone --- */
+struct map_apart;
+struct map_carry;
 struct map_job {
     const struct map_options *options;
     uint32_t nodes, slots, rank;
@@ -268,6 +332,9 @@ struct map_job {
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
+    bool apart; /* the nodes are no forks of the owner: they share nothing with it but the fabric */
+    struct map_apart *with; /* apart.c */
+    struct map_carry *carry; /* carry.c */
     char coord[64];
     pid_t owner_pid;
 
@@ -297,6 +364,23 @@ struct map_job {
  * errno with a sentence not yet said; then, and while job->over is not set, threads and nodes are still at work. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
+
+/* What a slot needs of its node's pool. */
+static inline uint64_t map_slot_memory(bool apart)
+{
+    return (2 + (apart ? MAP_BRING_DEPTH : 0)) * (uint64_t)MAP_CHUNK_BYTES;
+}
+
+/* A node that has neither the owner's files nor its board. */
+static inline bool map_is_apart(const struct map_job *job)
+{
+    return job->apart && job->rank != 0;
+}
+
+static inline struct map_line *map_line(const struct map_job *job, uint32_t node, uint32_t slot)
+{
+    return &job->board->lines[(map_is_apart(job) ? 0 : node * job->slots) + slot];
+}
 
 /* Give a stream piece's memory back. */
 void map_piece_release(struct map_job *job, const struct map_piece *piece);

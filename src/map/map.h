@@ -5,12 +5,16 @@
  *
  * The process that calls map_run() is node 0, the owner: it cuts, submits, reaps and writes, and its slots work like
  * those of the others. The other nodes are forks of it, made before it has any thread: they have the options and the
- * open inputs from it, and find it through the queue and the pool.
+ * open inputs from it, and find it through the queue and the pool. Or they are apart: on hosts of their own, started by
+ * the launcher; then they get the options and the inputs' bytes over the fabric, and their outputs are brought home to the
+ * owner before anything of them is printed.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
  *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel -> capture.c -> complete
  *      owner.c   main thread: reap -> retry, or emit.c in order -> release
  *      nodes.c   starting the nodes, who runs what (the board), ending everything at once
+ *      apart.c   nodes on other hosts: order.c (what they are told), carry.c (bytes that one node reads for another),
+ *                home.c (outputs, brought to the owner)
  *
  * A piece fails only as a whole: its output is captured before anything of it is printed.
  */
@@ -40,6 +44,8 @@ struct map_options {
     const char *stats_file;
     bool unordered, literal, stats, json, dry_run;
     enum map_when progress;
+    bool apart;    /* this is node 0 of `nodes` that the launcher has started, each on a host of its own, */
+    bool emulated; /* or as if: on this one */
 };
 
 #define MAP_BLOCK_DEFAULT   (UINT64_C(4) << 20)
@@ -47,6 +53,10 @@ struct map_options {
 #define MAP_NODES_MAX       64u
 #define MAP_SLOTS_MAX       1024u
 
+/* What can be wrong with options, and what pool each node needs, before nodes are launched. 0 or the exit status, said. */
+int map_plan(const struct map_options *options, uint64_t *pool_bytes);
+/* A node other than 0 of a launched job: the launcher's environment says which, node 0 what to do. The exit status. */
+int map_serve(void);
 /* Do it; returns the exit status. What went wrong has been said on stderr. */
 int map_run(const struct map_options *options);
 

@@ -18,16 +18,13 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__linux__)
-#include <sys/prctl.h>
-#endif
 
-int map_board_create(struct map_job *job)
+int map_board_create(struct map_job *job, size_t lines)
 {
-    job->board_bytes = sizeof *job->board + (size_t)job->nodes * job->slots * sizeof(struct map_line);
+    job->board_bytes = sizeof *job->board + lines * sizeof(struct map_line);
     void *p = mmap(NULL, job->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "no memory for %u nodes of %u slots", job->nodes, job->slots);
+        return base_fail(-errno, "no memory for %zu slots", lines);
     job->board = p;
     return 0;
 }
@@ -39,14 +36,20 @@ void map_board_destroy(struct map_job *job)
     job->board = NULL;
 }
 
+void map_line_kill(struct map_line *line)
+{
+    int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
+    if (group <= 0)
+        return;
+    /* Killed before it is taken off the board: else, should we be killed in between, nobody would know of it. */
+    kill(-group, SIGKILL);
+    atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
+}
+
 void map_nodes_kill_groups(struct map_job *job, uint32_t node)
 {
-    for (uint32_t i = 0; i < job->slots; i++) {
-        int32_t group = atomic_exchange_explicit(&job->board->lines[node * job->slots + i].group, 0,
-                                                 memory_order_seq_cst);
-        if (group > 0)
-            kill(-group, SIGKILL);
-    }
+    for (uint32_t i = 0; i < job->slots; i++)
+        map_line_kill(map_line(job, node, i));
 }
 
 /* The job that a signal ends. */
@@ -68,8 +71,17 @@ static void on_worker_signal(int sig)
 
 static void on_owner_signal(int sig)
 {
-    map_end_all(signalled);
-    _exit(128 + sig);
+    struct map_job *job = signalled;
+    if (job)
+        map_end_all(job);
+    if (!job || !job->apart)
+        _exit(128 + sig);
+    map_signal_pass(sig);
+}
+
+void map_nodes_forget(void)
+{
+    signalled = NULL;
 }
 
 void map_end_all(struct map_job *job)
@@ -107,11 +119,19 @@ void map_end_all(struct map_job *job)
         map_nodes_kill_groups(job, node);
 }
 
-static void on_signal(int sig, void (*handler)(int))
+static struct sigaction earlier[NSIG];
+
+void map_on_signal(int sig, void (*handler)(int))
 {
     struct sigaction sa = {.sa_handler = handler};
     sigfillset(&sa.sa_mask);
-    sigaction(sig, &sa, NULL);
+    sigaction(sig, &sa, &earlier[sig]);
+}
+
+void map_signal_pass(int sig)
+{
+    sigaction(sig, &earlier[sig], NULL);
+    kill(getpid(), sig);
 }
 
 /* An ignored signal stays ignored: nohup means it. */
@@ -119,7 +139,7 @@ static void on_signal_unless_ignored(int sig, void (*handler)(int))
 {
     struct sigaction sa;
     if (sigaction(sig, NULL, &sa) == 0 && sa.sa_handler != SIG_IGN)
-        on_signal(sig, handler);
+        map_on_signal(sig, handler);
 }
 
 /* The owner is done with outcomes of this node. */
@@ -138,24 +158,19 @@ static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *a
 {
     (void)w, (void)epoch;
     struct map_job *job = arg;
-    if (!died)
+    if (job->apart)
+        map_apart_gone(job, node, died);
+    else if (!died)
         return;
-    if (job->rank == 0)
+    else if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         kill(getpid(), OWNER_DIED); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
 }
 
-/* weft_open() and the queue, in any node. */
-static int open_node(struct map_job *job, int64_t timeout_ns)
+int map_node_open(struct map_job *job, const weft_config *config)
 {
-    weft_config config = {.coord = job->coord,
-                          .secret = job->coord,
-                          .rank = job->rank,
-                          .size = job->nodes,
-                          .pool_bytes = job->pool_bytes,
-                          .join_timeout_ns = timeout_ns};
-    int rc = weft_open(&job->w, &config);
+    int rc = weft_open(&job->w, config);
     if (rc)
         return rc;
     if (!getenv("WEFT_LOG"))
@@ -163,9 +178,6 @@ static int open_node(struct map_job *job, int64_t timeout_ns)
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
     if (!rc)
         rc = weft_on_change(job->w, on_member, job);
-    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .lease_ns = job->lease_ns, .submit_only = job->rank != 0};
-    if (!rc)
-        rc = weft_queue_open(job->w, "map", &q, &job->queue);
     if (rc) {
         weft_close(job->w);
         job->w = NULL;
@@ -173,26 +185,51 @@ static int open_node(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
+int map_queue_open(struct map_job *job)
+{
+    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .lease_ns = job->lease_ns, .submit_only = job->rank != 0};
+    return weft_queue_open(job->w, "map", &q, &job->queue);
+}
+
+/* A fork, or the owner of some. */
+static int open_fork(struct map_job *job, int64_t timeout_ns)
+{
+    weft_config config = {.coord = job->coord,
+                          .secret = job->coord,
+                          .rank = job->rank,
+                          .size = job->nodes,
+                          .pool_bytes = job->pool_bytes,
+                          .join_timeout_ns = timeout_ns};
+    int rc = map_node_open(job, &config);
+    if (!rc && (rc = map_queue_open(job))) {
+        weft_close(job->w);
+        job->w = NULL;
+    }
+    return rc;
+}
+
+void map_cut_off(void)
+{
+    int null = open("/dev/null", O_RDWR);
+    if (null < 0)
+        return;
+    dup2(null, STDIN_FILENO);
+    dup2(null, STDOUT_FILENO);
+    if (null > 2)
+        close(null);
+}
+
 static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
 {
-#if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, OWNER_DIED);
-#endif
-    if (getppid() != job->owner_pid)
+    if (!base_end_with(job->owner_pid, OWNER_DIED))
         _exit(1);
-    on_signal(SIGTERM, on_worker_signal);
-    on_signal(OWNER_DIED, on_worker_signal);
+    map_on_signal(SIGTERM, on_worker_signal);
+    map_on_signal(OWNER_DIED, on_worker_signal);
     /* The owner decides what these mean. */
-    on_signal(SIGINT, SIG_IGN);
-    on_signal(SIGHUP, SIG_IGN);
-    on_signal(SIGQUIT, SIG_IGN);
-    int null = open("/dev/null", O_RDWR);
-    if (null >= 0) { /* else the reader of our output would wait for this node too */
-        dup2(null, STDIN_FILENO);
-        dup2(null, STDOUT_FILENO);
-        if (null > 2)
-            close(null);
-    }
+    map_on_signal(SIGINT, SIG_IGN);
+    map_on_signal(SIGHUP, SIG_IGN);
+    map_on_signal(SIGQUIT, SIG_IGN);
+    map_cut_off();
     /* Nor would its writer, or the reader of a pipe given to --output, see that the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
@@ -202,7 +239,7 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
 
-    int rc = open_node(job, timeout_ns);
+    int rc = open_fork(job, timeout_ns);
     if (!rc)
         rc = map_slots_start(job);
     if (rc) {
@@ -216,17 +253,14 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
 }
 
 /* What the owner does with signals, and what is set once. */
-static void prepare_owner(struct map_job *job)
+void map_nodes_prepare_owner(struct map_job *job)
 {
     job->owner_pid = getpid();
     signalled = job;
-#if defined(__linux__)
-    /* What a dead node leaves comes to us: then its process groups keep their numbers until they are killed. */
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-#endif
-    on_signal(SIGPIPE, SIG_IGN);
-    on_signal(SIGXFSZ, SIG_IGN);
-    on_signal(SIGTERM, on_owner_signal);
+    base_adopt(); /* then the process groups of a dead node keep their numbers until they are killed */
+    map_on_signal(SIGPIPE, SIG_IGN);
+    map_on_signal(SIGXFSZ, SIG_IGN);
+    map_on_signal(SIGTERM, on_owner_signal);
     on_signal_unless_ignored(SIGINT, on_owner_signal);
     on_signal_unless_ignored(SIGHUP, on_owner_signal);
 }
@@ -282,14 +316,16 @@ int map_nodes_start(struct map_job *job)
 {
     /* A node that is killed while all join makes the joining fail, at the latest at its deadline; nothing is lost
      * then but time. The deadline grows, for a machine that is very busy. */
+    if (job->apart)
+        return map_apart_start(job);
     static const int64_t timeouts[] = {2 * WEFT_SECOND, 6 * WEFT_SECOND, 30 * WEFT_SECOND};
-    prepare_owner(job);
+    map_nodes_prepare_owner(job);
     fflush(NULL);
     int rc = 0;
     for (size_t i = 0; i < sizeof timeouts / sizeof timeouts[0]; i++) {
         rc = fork_nodes(job, timeouts[i]);
         if (!rc)
-            rc = open_node(job, timeouts[i]);
+            rc = open_fork(job, timeouts[i]);
         if (!rc)
             return 0;
         if (!stop_nodes(job) && rc != -ETIMEDOUT)
@@ -303,6 +339,10 @@ int map_nodes_start(struct map_job *job)
 
 void map_nodes_check(struct map_job *job)
 {
+    if (job->apart) {
+        map_apart_check(job);
+        return;
+    }
     for (uint32_t node = 1; node < job->nodes; node++) {
         int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
         int status;
@@ -311,7 +351,7 @@ void map_nodes_check(struct map_job *job)
         atomic_store_explicit(&job->board->pids[node], 0, memory_order_relaxed);
         map_nodes_kill_groups(job, node);
         for (uint32_t i = 0; i < job->slots; i++)
-            atomic_store_explicit(&job->board->lines[node * job->slots + i].busy, 0, memory_order_relaxed);
+            atomic_store_explicit(&map_line(job, node, i)->busy, 0, memory_order_relaxed);
         if (job->over && WIFEXITED(status) && WEXITSTATUS(status) == 0)
             continue;
         job->counts.nodes_died++;
@@ -327,6 +367,10 @@ void map_nodes_check(struct map_job *job)
 void map_nodes_wait(struct map_job *job)
 {
     job->over = true;
+    if (job->apart) {
+        map_apart_wait(job);
+        return;
+    }
     int64_t deadline = base_deadline(3 * WEFT_SECOND), nap = 50 * WEFT_US;
     for (;;) {
         map_nodes_check(job);

@@ -3,7 +3,7 @@
  * The owner: a feeder thread cuts the inputs and submits the pieces; the main thread takes completions, has failed
  * pieces run again, and prints the outputs in order. What is printed goes back to the node it came from.
  */
-#include "map/job.h"
+#include "map/owner.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,39 +13,17 @@
 #include <unistd.h>
 
 #define TICK_NS         (100 * WEFT_MS)
+#define TOLD_NS         (10 * WEFT_MS) /* after the last output: nothing is printed */
 #define REAP_MAX        64u
 #define KIND_PIECE      1u
 #define RELEASE_PARTS   4u /* a mebibyte of output */
 
-enum state { FREE, SUBMITTED, COMPLETE };
-
-struct record { /* one piece in work */
-    struct map_piece piece;
-    enum state state;
-    uint32_t attempts, worker;
-    uint64_t failed_on; /* the nodes that it has failed on, a bit each: others come first for the next attempt */
-    int32_t status;
-    uint64_t result, result_len;
-};
-
-struct map_owner {
-    struct map_job *job;
-    struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
-    uint8_t *copy;      /* for what cannot be read in place */
-    size_t copy_room;
-    void *fold_state;
-    uint8_t *fold_input;
-    size_t fold_room;
-    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* for one node, not sent yet */
-    uint32_t release_count, release_node;
-};
-
 /* --- submitting --- */
 
-static int submit(struct map_owner *o, const struct record *r)
+int owner_submit(struct map_owner *o, const struct record *r)
 {
     const struct map_piece *p = &r->piece;
-    atomic_store_explicit(&o->job->board->given_away[p->number % MAP_WINDOW], 0, memory_order_relaxed);
+    atomic_store_explicit(&o->given[p->number % MAP_WINDOW], 0, memory_order_relaxed);
     weft_task task = {.kind = KIND_PIECE,
                       .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
                       .tag = p->number};
@@ -66,7 +44,7 @@ static int feed_piece(struct map_owner *o, const struct map_piece *piece)
     job->counts.pieces++;
     job->counts.bytes_in += piece->length;
     pthread_mutex_unlock(&job->lock);
-    return submit(o, r);
+    return owner_submit(o, r);
 }
 
 static int feed_inputs(struct map_owner *o)
@@ -98,6 +76,7 @@ static int feed_inputs(struct map_owner *o)
                 break;
             piece.offset = at;
             piece.length = end - at;
+            piece.at = in->start;
             rc = feed_piece(o, &piece);
         }
     }
@@ -123,54 +102,42 @@ static void *feeder_main(void *arg)
 
 /* --- reading what nodes have left for us --- */
 
-/* Bytes at a gaddr: in place where the node's pool is mapped here (a dead node's too), else fetched. */
-static const uint8_t *bytes_at(struct map_owner *o, weft_gaddr at, size_t len)
+int owner_check_outcome(const struct map_outcome *oc, size_t len)
 {
-    const void *p = weft_ptr(o->job->w, at, len);
-    if (p)
-        return p;
-    if (len > o->copy_room) {
-        uint8_t *more = realloc(o->copy, len);
-        if (!more)
-            return NULL;
-        o->copy = more;
-        o->copy_room = len;
-    }
-    return weft_get_now(o->job->w, o->copy, at, len) ? NULL : o->copy;
+    return sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len == len ? 0 : -EPROTO;
 }
 
-/* The outcome of a piece, in memory of our own. */
-static int read_outcome(struct map_owner *o, const struct record *r, struct map_outcome **out)
+/* The outcome of a piece, in memory of our own. In the pool it is read in place, a dead node's too. */
+static int read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out)
 {
     size_t len = r->result_len;
-    if (r->status < 0)
-        return base_fail(r->status, "node %u could not keep the outcome of a piece: %s", r->worker,
-                         base_strerror(r->status));
+    if (r->status == MAP_STATUS_HOME) {
+        *out = r->home;
+        r->home = NULL;
+        return 0;
+    }
     struct map_outcome *oc = malloc(len);
     if (!oc || len < sizeof *oc) {
         free(oc);
         return base_fail(oc ? -EPROTO : -ENOMEM, "the outcome of a piece has %zu bytes", len);
     }
+    int rc = 0;
     if (r->status == MAP_STATUS_SPILLED) {
-        int rc = map_scratch_read(&o->job->spill, r->result, oc, len);
-        if (rc) {
-            free(oc);
-            return rc;
-        }
+        rc = map_scratch_read(&o->job->spill, r->result, oc, len);
     } else {
-        const uint8_t *p = bytes_at(o, r->result, len);
-        if (!p) {
-            free(oc);
-            return base_fail(-ECONNRESET, "the outcome of a piece is lost with node %u", r->worker);
-        }
-        memcpy(oc, p, len);
+        const void *p = weft_ptr(o->job->w, r->result, len);
+        if (p)
+            memcpy(oc, p, len);
+        else
+            rc = base_fail(-EPROTO, "the outcome of a piece is nowhere in the pool of node %u", r->worker);
     }
-    if (sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len != len) {
+    if (!rc && owner_check_outcome(oc, len))
+        rc = base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+    if (rc)
         free(oc);
-        return base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
-    }
-    *out = oc;
-    return 0;
+    else
+        *out = oc;
+    return rc;
 }
 
 /* --- giving memory back --- */
@@ -184,7 +151,7 @@ static void send_releases(struct map_owner *o)
     o->release_count = 0;
 }
 
-static void release(struct map_owner *o, uint32_t node, weft_gaddr at)
+void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at)
 {
     if (node == 0) {
         weft_free(o->job->w, at);
@@ -201,7 +168,7 @@ static void release_part(struct map_owner *o, const struct record *r, const stru
     if (part->len & MAP_SPILLED)
         map_scratch_drop(&o->job->spill, part->at, part->len & ~MAP_SPILLED);
     else
-        release(o, r->worker, part->at);
+        owner_release(o, r->worker, part->at);
     if (o->release_count >= RELEASE_PARTS)
         send_releases(o); /* somebody may wait for so much memory, or would take more */
 }
@@ -210,7 +177,7 @@ static void release_part(struct map_owner *o, const struct record *r, const stru
 static void release_outcome(struct map_owner *o, const struct record *r)
 {
     if (r->status == 0)
-        release(o, r->worker, r->result);
+        owner_release(o, r->worker, r->result);
     else if (r->status == MAP_STATUS_SPILLED)
         map_scratch_drop(&o->job->spill, r->result, r->result_len);
 }
@@ -266,9 +233,9 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
             release_part(o, r, &part[i]);
             continue;
         }
-        const uint8_t *bytes = bytes_at(o, part[i].at, part[i].len);
+        const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, oc, &at, bytes, part[i].len)
-                   : base_fail(-ECONNRESET, "output of a piece is lost with node %u", weft_gaddr_node(part[i].at));
+                   : base_fail(-EPROTO, "output of a piece is nowhere in the pool of node %u", r->worker);
         release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
@@ -288,6 +255,8 @@ static void finish_piece(struct map_owner *o, struct record *r)
     struct map_job *job = o->job;
     job->counts.bytes_done += r->piece.length;
     map_piece_release(job, &r->piece);
+    o->held -= r->held;
+    r->held = 0;
     pthread_mutex_lock(&job->lock);
     r->state = FREE;
     while (job->low < job->submitted && o->window[job->low % MAP_WINDOW].state == FREE)
@@ -296,13 +265,30 @@ static void finish_piece(struct map_owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
+/* The nodes may leave output in pipes meanwhile, for memory comes free by itself. Those that are apart are not told of every
+ * pause. */
+static void set_printing(struct map_owner *o, bool printing)
+{
+    struct map_job *job = o->job;
+    atomic_store_explicit(&job->board->printing, printing, memory_order_relaxed);
+    if (!job->apart)
+        return;
+    int64_t now = base_now_ns();
+    if (printing)
+        o->printed_ns = now;
+    if (printing == o->told || (!printing && now - o->printed_ns < TOLD_NS))
+        return;
+    o->told = printing;
+    map_apart_printing(job, printing);
+}
+
 static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = read_outcome(o, r, &oc);
     if (rc)
         return rc;
-    atomic_store_explicit(&o->job->board->printing, 1, memory_order_relaxed);
+    set_printing(o, true);
     rc = print_outcome(o, r, oc);
     release_outcome(o, r);
     if (oc->parts)
@@ -318,51 +304,46 @@ static int print_piece(struct map_owner *o, struct record *r)
 /* --- completions --- */
 
 /* What the job cannot go on after: returns the error, having said it. */
-static int fatal(struct map_owner *o, const struct map_outcome *oc, const char *error)
+static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";
+    char where[32] = "";
+    if (o->job->apart)
+        snprintf(where, sizeof where, " on node %u", r->worker);
     if (oc->kind == MAP_NO_START) {
-        map_say(o->job, "cannot start '%s': %s%s", name, base_strerror(oc->code),
+        map_say(o->job, "cannot start '%s'%s: %s%s", name, where, base_strerror(oc->code),
                 oc->code == E2BIG ? "; its arguments and the environment are too large" : "");
         return oc->code == ENOENT ? -ENOENT : -EACCES;
     }
-    map_say(o->job, "%.*s", (int)oc->error_len, error);
+    map_say(o->job, "%.*s%s", (int)oc->error_len, error, where);
     return -ENOSPC;
 }
 
-static int handle_done(struct map_owner *o, const weft_done *d, int *status)
+int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status)
 {
     struct map_job *job = o->job;
-    struct record *r = &o->window[d->tag % MAP_WINDOW];
-    if (r->state != SUBMITTED || r->piece.number != d->tag)
-        return base_fail(-EPROTO, "a completion came for a piece that is not in work");
-    r->worker = d->worker;
-    r->status = d->status;
-    r->result = d->result;
-    r->result_len = d->result_len;
-    r->attempts++;
-    struct map_outcome *oc = NULL;
-    int rc = read_outcome(o, r, &oc);
-    if (rc == -ECONNRESET) { /* as if it had never run */
-        job->counts.retried++;
-        return submit(o, r);
-    }
-    if (rc)
-        return rc;
+    int rc = 0;
     if (oc->kind == MAP_OK) {
         r->state = COMPLETE;
-        free(oc);
+        if (r->status == MAP_STATUS_HOME) {
+            r->home = oc;
+            r->worker = 0; /* all of it is ours now */
+        } else {
+            free(oc); /* read again when it is printed: it need not take memory until then */
+        }
         return 0;
     }
     const char *error = (const char *)(oc + 1) + oc->parts * sizeof(struct map_part);
     if (oc->kind == MAP_NO_START || oc->kind == MAP_NO_SPACE) {
-        rc = fatal(o, oc, error);
+        rc = fatal(o, r, oc, error);
         *status = oc->kind == MAP_NO_SPACE ? 1 : rc == -ENOENT ? 127 : 126;
     } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
         job->counts.retried++;
         release_outcome(o, r);
         r->failed_on |= UINT64_C(1) << r->worker;
-        rc = submit(o, r);
+        o->held -= r->held;
+        r->held = 0;
+        rc = owner_submit(o, r);
     } else {
         map_report_failure(job, &r->piece, oc, error, r->attempts);
         job->counts.failed++;
@@ -373,20 +354,49 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     return rc;
 }
 
+static int handle_done(struct map_owner *o, const weft_done *d, int *status)
+{
+    struct record *r = &o->window[d->tag % MAP_WINDOW];
+    if (r->state != SUBMITTED || r->piece.number != d->tag || d->worker >= o->job->nodes)
+        return base_fail(-EPROTO, "a completion came for a piece that is not in work");
+    r->worker = d->worker;
+    r->status = d->status;
+    r->result = d->result;
+    r->result_len = d->result_len;
+    r->attempts++;
+    if (r->status != 0 && r->status != MAP_STATUS_SPILLED)
+        return base_fail(r->status < 0 ? r->status : -EPROTO, "node %u could not keep the outcome of a piece: %s", r->worker,
+                         base_strerror(r->status));
+    if (o->home && r->worker)
+        return home_expect(o, r);
+    struct map_outcome *oc = NULL;
+    int rc = read_outcome(o, r, &oc);
+    return rc ? rc : owner_take_outcome(o, r, oc, status);
+}
+
 /* Print what may be printed now: all that is complete, or in order, up to the first piece that is not. */
 static int print_ready(struct map_owner *o, const weft_done *done, int count)
 {
     struct map_job *job = o->job;
     int rc = 0;
+    pthread_mutex_lock(&job->lock); /* beyond it the window is the feeder's */
+    uint64_t submitted = job->submitted;
+    pthread_mutex_unlock(&job->lock);
     if (job->options->unordered) {
         for (int i = 0; i < count && !rc; i++) {
             struct record *r = &o->window[done[i].tag % MAP_WINDOW];
             if (r->state == COMPLETE && r->piece.number == done[i].tag)
                 rc = print_piece(o, r);
         }
+        uint64_t low = job->low;
+        for (uint64_t i = 0; low + i < submitted && !rc && o->home; i++) { /* what has come home by now */
+            struct record *r = &o->window[(low + i) % MAP_WINDOW];
+            if (r->state == COMPLETE)
+                rc = print_piece(o, r);
+        }
         return rc;
     }
-    while (!rc) {
+    while (!rc && job->low < submitted) {
         struct record *r = &o->window[job->low % MAP_WINDOW];
         if (r->state != COMPLETE || r->piece.number != job->low)
             break;
@@ -419,15 +429,19 @@ static int main_loop(struct map_owner *o, int *status)
     struct map_job *job = o->job;
     for (;;) {
         weft_done done[REAP_MAX];
-        int rc = 0, n = weft_reap(job->queue, done, REAP_MAX, 0);
-        if (n == -ETIMEDOUT || n == -ENOENT) { /* time to do what can wait */
+        int rc = 0, n = weft_reap(job->queue, done, REAP_MAX, 0), came = o->home ? home_step(o, status) : 0;
+        if (came < 0)
+            return came;
+        if ((n == -ETIMEDOUT || n == -ENOENT) && came == 0) { /* time to do what can wait */
             rc = map_emit_flush(&job->emit);
             if (rc)
                 return rc;
             send_releases(o);
-            atomic_store_explicit(&job->board->printing, 0, memory_order_relaxed);
-            if (n == -ETIMEDOUT)
-                n = weft_reap(job->queue, done, REAP_MAX, TICK_NS);
+            set_printing(o, false);
+            if (home_busy(o))
+                home_wait(o);
+            else if (n == -ETIMEDOUT)
+                n = weft_reap(job->queue, done, REAP_MAX, o->told ? TOLD_NS : TICK_NS);
         }
         if (n == -ENOENT && wait_for_feeder(job) && !job->feed_error)
             return 0;
@@ -435,8 +449,8 @@ static int main_loop(struct map_owner *o, int *status)
             return n;
         for (int i = 0; i < n && !rc; i++)
             rc = handle_done(o, &done[i], status);
-        if (!rc && n > 0)
-            rc = print_ready(o, done, n);
+        if (!rc && (n > 0 || came))
+            rc = print_ready(o, done, n > 0 ? n : 0);
         if (rc)
             return rc;
         if (job->feed_error)
@@ -453,6 +467,17 @@ static int emit_out(void *arg, const void *bytes, size_t len)
 
 /* --- the whole --- */
 
+static int make_given(struct map_owner *o)
+{
+    weft_gaddr at;
+    int rc = weft_alloc(o->job->w, MAP_WINDOW * sizeof *o->given, &at);
+    if (rc)
+        return rc;
+    o->given = weft_ptr(o->job->w, at, MAP_WINDOW * sizeof *o->given);
+    atomic_store_explicit(&o->job->board->given, at, memory_order_relaxed);
+    return 0;
+}
+
 int map_owner_run(struct map_job *job)
 {
     struct map_owner *o = calloc(1, sizeof *o);
@@ -467,6 +492,10 @@ int map_owner_run(struct map_job *job)
     }
     if (!rc)
         rc = map_nodes_start(job);
+    if (!rc)
+        rc = make_given(o);
+    if (!rc && job->apart && !(rc = home_open(o)))
+        rc = map_apart_order(job);
     job->counts.open_ns = base_now_ns();
     if (!rc)
         rc = map_slots_start(job);
@@ -518,7 +547,7 @@ void map_owner_free(struct map_job *job)
     struct map_owner *o = job->owner;
     if (!o)
         return;
-    free(o->copy);
+    home_free(o);
     free(o->fold_state);
     free(o->fold_input);
     free(o);

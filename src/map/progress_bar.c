@@ -37,8 +37,9 @@ void map_progress_show(struct map_job *job)
     job->progress_ns = now;
     const struct map_counts *c = &job->counts;
     unsigned running = 0;
-    for (uint32_t i = 0; i < job->nodes * job->slots; i++)
-        running += atomic_load_explicit(&job->board->lines[i].busy, memory_order_relaxed);
+    for (uint32_t node = 0; node < job->nodes; node++)
+        for (uint32_t i = 0; i < job->slots; i++)
+            running += atomic_load_explicit(&map_line(job, node, i)->busy, memory_order_relaxed);
     double seconds = (double)(now - c->start_ns) / 1e9, rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
     char done[32], total[32], a_second[32], left[24] = "", line[256], retried[40] = "", failed[40] = "";
     base_format_bytes(c->bytes_done, done, sizeof done);

@@ -113,7 +113,7 @@ static struct sums node_sums(const struct map_job *job, uint32_t node)
 {
     struct sums s = {0};
     for (uint32_t i = 0; i < job->slots; i++) {
-        const struct map_line *l = &job->board->lines[node * job->slots + i];
+        const struct map_line *l = map_line(job, node, i);
         s.pieces += atomic_load_explicit(&l->pieces, memory_order_relaxed);
         s.busy_ns += atomic_load_explicit(&l->busy_ns, memory_order_relaxed);
         s.command_ns += atomic_load_explicit(&l->command_ns, memory_order_relaxed);
@@ -141,7 +141,7 @@ int map_report_stats(struct map_job *job)
     double rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
     /* What a slot spends on a piece besides waiting for its command, from claim to completion. A kernel is all ours. */
     double own_us = all.pieces && !job->kernel ? (double)(all.busy_ns - all.command_ns) / 1e3 / (double)all.pieces : 0;
-    uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed);
+    uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + map_apart_spilled(job);
     json_t *whole =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:i, s:i, s:o}", "pieces",
                   (json_int_t)c->pieces, "done", (json_int_t)c->done, "failed", (json_int_t)c->failed, "retried",

@@ -92,9 +92,10 @@ static int prepare(struct map_job *job)
     const struct map_options *o = job->options;
     unsigned cpus = base_cpus();
     job->nodes = o->nodes ? o->nodes : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
-    job->slots = o->slots ? o->slots : cpus > job->nodes ? cpus / job->nodes : 1;
+    uint32_t share = o->apart && !o->emulated ? 1 : job->nodes;
+    job->slots = o->slots ? o->slots : cpus > share ? cpus / share : 1;
     uint64_t memory = o->memory_bytes;
-    uint64_t least = MAP_POOL_MIN + (uint64_t)job->slots * 2 * MAP_CHUNK_BYTES;
+    uint64_t least = MAP_POOL_MIN + job->slots * map_slot_memory(o->apart) + (o->apart ? MAP_HOME_BYTES : 0);
     if (!memory) {
         memory = base_memory_total() / 8;
         if (memory > UINT64_C(1) << 30)
@@ -145,6 +146,16 @@ static int prepare(struct map_job *job)
     return 0;
 }
 
+int map_plan(const struct map_options *options, uint64_t *pool_bytes)
+{
+    struct map_job job = {.options = options};
+    int rc = prepare(&job);
+    *pool_bytes = job.pool_bytes;
+    if (rc)
+        map_say(&job, "%s%s", weft_error(), rc == -EINVAL ? "\nSee `weft map --help`." : "");
+    return rc == -EINVAL ? 2 : rc ? 1 : 0;
+}
+
 int map_run(const struct map_options *options)
 {
     struct map_job *job = calloc(1, sizeof *job);
@@ -155,6 +166,7 @@ int map_run(const struct map_options *options)
     }
     job->options = options;
     job->counts.start_ns = base_now_ns();
+    job->apart = options->apart;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->changed, NULL);
@@ -183,7 +195,9 @@ int map_run(const struct map_options *options)
     if (!rc && job->progress && isatty(job->emit.fd))
         job->emit.bar = job;
     if (!rc)
-        rc = map_board_create(job);
+        rc = map_board_create(job, (size_t)job->nodes * job->slots);
+    if (!rc)
+        rc = map_environment_save(job->apart);
     if (!rc) {
         map_signals_save();
         map_scratch_open(&job->spill);
@@ -199,6 +213,8 @@ int map_run(const struct map_options *options)
             if (rc < 0 && !quiet)
                 map_say(job, "%s", weft_error());
             map_end_all(job);
+            if (job->apart) /* the fabric gives its devices back */
+                exit(quiet ? 128 + SIGPIPE : status);
             if (quiet) { /* as any filter whose reader has gone */
                 signal(SIGPIPE, SIG_DFL);
                 raise(SIGPIPE);
@@ -209,11 +225,13 @@ int map_run(const struct map_options *options)
 said:
     if (rc)
         map_say(job, "%s", weft_error());
+    map_nodes_forget();
     map_owner_free(job);
     map_emit_abandon(&job->emit);
     map_inputs_close(job);
     map_scratch_close(&job->spill);
     map_scratch_close(&job->spool);
+    map_apart_free(job);
     map_board_destroy(job);
     pthread_cond_destroy(&job->changed);
     pthread_mutex_destroy(&job->lock);

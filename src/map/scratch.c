@@ -63,20 +63,26 @@ int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *
     return 0;
 }
 
-int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len)
+int map_read_at(int fd, uint64_t offset, void *bytes, size_t len)
 {
     char *p = bytes;
     while (len) {
-        ssize_t n = pread(s->fd, p, len, (off_t)offset);
+        ssize_t n = pread(fd, p, len, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return refused(s, n < 0 ? errno : EIO, "read");
+            return n < 0 ? -errno : -ENODATA;
         p += n;
         offset += (uint64_t)n;
         len -= (size_t)n;
     }
     return 0;
+}
+
+int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len)
+{
+    int rc = map_read_at(s->fd, offset, bytes, len);
+    return rc ? refused(s, rc == -ENODATA ? EIO : -rc, "read") : 0;
 }
 
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len)

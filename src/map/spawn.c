@@ -17,6 +17,45 @@ static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE,
 static struct sigaction original[CHANGED];
 static sigset_t original_mask;
 
+/* The environment of commands. What the launcher told us is not for them: a weft of theirs would take itself for a node of
+ * this job. What an emulated host has changed is put back: WEFT_OUTER_NAME says what NAME was. */
+static char **command_env;
+static const char outer[] = "WEFT_OUTER_";
+
+static const char *outer_value(const char *assignment)
+{
+    size_t n = strcspn(assignment, "=") + 1;
+    for (char **e = environ; *e; e++)
+        if (strncmp(*e, outer, sizeof outer - 1) == 0 && strncmp(*e + sizeof outer - 1, assignment, n) == 0)
+            return *e + sizeof outer - 1;
+    return NULL;
+}
+
+int map_environment_save(bool apart)
+{
+    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=",
+                                       "WEFT_HOSTFILE=", outer};
+    size_t count = 0, n = 0;
+    command_env = environ;
+    if (!apart)
+        return 0;
+    while (environ[count])
+        count++;
+    char **kept = calloc(count + 1, sizeof *kept);
+    if (!kept)
+        return base_fail(-ENOMEM, "no memory for the environment");
+    for (size_t i = 0; i < count; i++) {
+        const char *was = outer_value(environ[i]);
+        bool hidden = was && !strchr(was, '=')[1];
+        for (size_t k = 0; k < sizeof ours / sizeof ours[0]; k++)
+            hidden = hidden || strncmp(environ[i], ours[k], strlen(ours[k])) == 0;
+        if (!hidden)
+            kept[n++] = was ? (char *)(uintptr_t)was : environ[i];
+    }
+    command_env = kept; /* as long as the process */
+    return 0;
+}
+
 void map_signals_save(void)
 {
     for (size_t i = 0; i < CHANGED; i++)
@@ -81,11 +120,13 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     return 0;
 }
 
-int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, pid_t *pid)
+int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, _Atomic int32_t *group,
+              pid_t *pid)
 {
     struct base_spawn how = {.path = path,
+                             .group = group,
                              .argv = argv,
-                             .env = environ,
+                             .env = command_env,
                              .fds = fds,
                              .signals = changed_signals,
                              .actions = original,

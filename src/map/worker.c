@@ -28,7 +28,7 @@ static char **fill_arguments(const struct map_job *job, const struct map_piece *
         const char *value;
     } marks[] = {{"{#}", "", NULL}, {"{file}", "", NULL}, {"{offset}", "", NULL}, {"{length}", "", NULL}, {"{node}", "", NULL}};
     snprintf(marks[0].text, 24, "%" PRIu64, piece->number + 1);
-    marks[1].value = job->inputs[piece->input].name;
+    marks[1].value = job->inputs ? job->inputs[piece->input].name : ""; /* told only where it is asked for */
     snprintf(marks[2].text, 24, "%" PRIu64, piece->offset);
     snprintf(marks[3].text, 24, "%" PRIu64, piece->length);
     snprintf(marks[4].text, 24, "%" PRIu32, job->rank);
@@ -103,13 +103,13 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
 }
 
 /* Reading a large piece takes long on a slow disk: give a sign now and then. */
-static void renew(struct map_slot *slot, int64_t *next)
+void map_slot_renew(struct map_slot *slot, int64_t *next)
 {
     int64_t now = base_now_ns();
     if (now < *next)
         return;
     *next = now + slot->job->renew_ns;
-    slot->lost = weft_renew(slot->job->queue, slot->claim) == -ESTALE;
+    slot->lost = slot->lost || weft_renew(slot->job->queue, slot->claim) == -ESTALE;
 }
 
 /* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
@@ -119,15 +119,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
     int64_t next = base_now_ns() + job->renew_ns;
     if (in->memory)
         return in->memory;
-    if (in->length > slot->buffer_bytes) {
-        weft_free(job->w, slot->buffer);
-        slot->buffer = WEFT_NULL;
-        slot->buffer_bytes = 0;
-        uint64_t bytes = in->length + in->length / 8; /* line ends make pieces differ a little */
-        if (bytes <= job->pool_bytes / 2 / job->slots && weft_alloc(job->w, bytes, &slot->buffer) == 0)
-            slot->buffer_bytes = bytes;
-    }
-    if (slot->buffer_bytes) {
+    if (map_slot_buffer(slot, in->length)) {
         uint8_t *to = weft_ptr(job->w, slot->buffer, slot->buffer_bytes);
         uint64_t done = 0;
         while (done < in->length) {
@@ -145,7 +137,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
                 return NULL;
             }
             done += (uint64_t)n;
-            renew(slot, &next);
+            map_slot_renew(slot, &next);
         }
         return to;
     }
@@ -160,7 +152,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
     for (uint64_t at = 0; at < *mapped_len; at += page) { /* reads it from the disk */
         (void)((const volatile uint8_t *)*mapped)[at];
         if (at % READ_STEP == 0)
-            renew(slot, &next);
+            map_slot_renew(slot, &next);
     }
     return (const uint8_t *)*mapped + front;
 }
@@ -177,7 +169,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
         *code = EIO;
         return;
     }
-    weft_span span = {bytes, in->length, piece->offset - job->inputs[piece->input].start};
+    weft_span span = {bytes, in->length, piece->offset - (piece->place == MAP_IN_FILE ? piece->at : 0)};
     weft_out out = {map_capture_write, &slot->capture};
     int rc = job->kernel->run(&span, job->kernel_arg, &out);
     *kind = rc ? MAP_NO_RESULT : MAP_OK;
@@ -186,9 +178,22 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
         munmap(mapped, mapped_len);
 }
 
-static _Atomic uint8_t *given_away(struct map_job *job, const weft_claim *claim)
+/* How often the last attempt at a piece was left to another node. The words are the owner's. */
+static weft_gaddr given_word(const struct map_job *job, const weft_claim *claim)
 {
-    return &job->board->given_away[claim->task.tag % MAP_WINDOW];
+    return atomic_load_explicit(&job->board->given, memory_order_relaxed) + claim->task.tag % MAP_WINDOW * sizeof(uint64_t);
+}
+
+static uint64_t given_away(struct map_job *job, const weft_claim *claim)
+{
+    uint64_t times = 0;
+    if (claim->attempt == 0) /* nobody has had it */
+        return 0;
+    weft_gaddr at = given_word(job, claim);
+    const _Atomic uint64_t *here = weft_ptr(job->w, at, sizeof *here);
+    if (here)
+        return atomic_load_explicit(here, memory_order_relaxed);
+    return weft_get_now(job->w, &times, at, sizeof times) ? 0 : times;
 }
 
 /* Whether this node is the one to run it: it has not failed here, or nowhere else is better, or others had their
@@ -196,19 +201,17 @@ static _Atomic uint8_t *given_away(struct map_job *job, const weft_claim *claim)
 static bool suits(struct map_job *job, const weft_claim *claim)
 {
     uint64_t failed_on = claim->task.arg[0];
-    if (!(failed_on >> job->rank & 1) ||
-        atomic_load_explicit(given_away(job, claim), memory_order_relaxed) >= GIVE_AWAY_MAX)
+    if (!(failed_on >> job->rank & 1) || given_away(job, claim) >= GIVE_AWAY_MAX)
         return true;
     for (uint32_t node = 0; node < job->nodes; node++)
-        if (!(failed_on >> node & 1) &&
-            (node == 0 || atomic_load_explicit(&job->board->pids[node], memory_order_relaxed) > 0))
+        if (!(failed_on >> node & 1) && weft_alive(job->w, node))
             return false;
     return true;
 }
 
 static void give_away(struct map_job *job, const weft_claim *claim)
 {
-    atomic_fetch_add_explicit(given_away(job, claim), 1, memory_order_relaxed);
+    weft_fetch_add_now(job->w, given_word(job, claim), 1, NULL);
     weft_release(job->queue, claim); /* when refused, it has been taken from us already */
 }
 
@@ -219,7 +222,7 @@ static bool choose(struct map_job *job, weft_claim *claim)
 {
     if (suits(job, claim))
         return true;
-    uint32_t times = atomic_load_explicit(given_away(job, claim), memory_order_relaxed);
+    uint64_t times = given_away(job, claim);
     weft_claim instead;
     bool more = weft_claim_tasks(job->queue, &instead, 1, 0) == 1;
     give_away(job, claim);
@@ -229,7 +232,7 @@ static bool choose(struct map_job *job, weft_claim *claim)
     }
     if (more)
         give_away(job, &instead);
-    base_sleep_ns(WEFT_MS << (times < GIVE_AWAY_MAX ? times : GIVE_AWAY_MAX));
+    base_sleep_ns(WEFT_MS << (unsigned)(times < GIVE_AWAY_MAX ? times : GIVE_AWAY_MAX));
     return false;
 }
 
@@ -250,15 +253,13 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     slot->lost = false;
     slot->errors.total = 0;
     base_error_clear();
-    uint32_t given = atomic_load_explicit(given_away(job, claim), memory_order_relaxed);
-    if (piece.input >= job->input_count || claim->attempt > given + DEATHS_MAX + job->options->retries) {
+    if (piece.input >= job->input_count || claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
-    } else if (piece.place == MAP_IN_POOL) {
-        in.memory = weft_ptr(job->w, piece.at, piece.length);
-        if (!in.memory) {
-            kind = MAP_NO_INPUT;
-            base_fail(-EFAULT, "the piece is in the memory of another host");
-        }
+    } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
+        ;
+    } else if (map_is_apart(job)) {
+        code = -map_bring(slot, &piece, &in);
+        kind = code ? MAP_NO_INPUT : MAP_OK;
     } else {
         in.fd = piece.place == MAP_IN_SPOOL ? job->spool.fd : map_input_fd(job, piece.input, &slot->held);
         if (in.fd < 0) {
@@ -267,12 +268,13 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
         }
         in.offset = piece.place == MAP_IN_SPOOL ? piece.at : piece.offset;
     }
-    if (kind == MAP_OK) {
+    if (kind == MAP_OK && !slot->lost) {
         if (job->kernel)
             run_kernel(slot, &piece, &in, &kind, &code);
         else
             run_command(slot, &piece, &in, &kind, &code);
     }
+    map_brought_drop(slot);
     if (slot->lost) { /* somebody else has it */
         map_capture_drop(&slot->capture);
         return -ESTALE;
@@ -329,6 +331,7 @@ static void *slot_main(void *arg)
         if (!choose(job, &claim))
             continue;
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
+        map_apart_tell(job);
         weft_result result;
         bool accepted = false;
         if (do_piece(slot, &claim, &result) == 0) {
@@ -340,6 +343,7 @@ static void *slot_main(void *arg)
         atomic_fetch_add_explicit(&slot->line->busy_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
         if (accepted)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
+        map_apart_tell(job);
     }
     /* All is being ended, by whoever set this: what a thread still did now could only be in the way. */
     while (atomic_load_explicit(&job->board->ending, memory_order_relaxed))
@@ -347,6 +351,8 @@ static void *slot_main(void *arg)
     map_capture_close(&slot->capture);
     map_held_close(&slot->held);
     weft_free(job->w, slot->buffer);
+    weft_free(job->w, slot->window);
+    weft_free(job->w, slot->words);
     return NULL;
 }
 
@@ -359,9 +365,12 @@ int map_slots_start(struct map_job *job)
         struct map_slot *slot = &job->slot[i];
         slot->job = job;
         slot->index = i;
-        slot->line = &job->board->lines[job->rank * job->slots + i];
+        slot->line = map_line(job, job->rank, i);
         slot->capture.job = job;
         slot->held.fd = -1;
+        if (map_is_apart(job) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
+                                  weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words)))
+            return base_fail(-ENOMEM, "no memory in the pool for slot %u", i);
         slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
         if (!slot->errors.bytes)
             return base_fail(-ENOMEM, "no memory for slot %u", i);

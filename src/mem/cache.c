@@ -23,13 +23,6 @@
 
 #define LIVE 1u
 
-#if defined(__ELF__)
-/* One load instead of a call; the library is never loaded late enough to miss the static block. */
-#define MEM_TLS _Thread_local __attribute__((tls_model("initial-exec")))
-#else
-#define MEM_TLS _Thread_local
-#endif
-
 /* first <= top <= limit. Only the owner writes; mem_stat() reads `top` and `first`. */
 struct stack {
     _Atomic(struct mem_block *) top;
@@ -47,7 +40,7 @@ struct mem_cache {
 };
 
 /* The calling thread: the cache used last, and all. */
-static MEM_TLS struct {
+static BASE_THREAD_LOCAL struct {
     uint64_t pool_id;
     struct mem_cache *cache, *all;
 } here;

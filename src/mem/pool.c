@@ -52,8 +52,8 @@ static int map_aligned(struct mem_pool *p)
     uint64_t wide = p->bytes + HUGE_PAGE;
     uint8_t *range = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED)
-        return base_fail(-errno, "the pool: reserving %llu bytes of addresses: %s", (unsigned long long)wide,
-                         base_strerror(errno));
+        return base_fail(-errno, "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or ask for a "
+                         "smaller pool (WEFT_POOL)", (unsigned long long)wide, base_strerror(errno));
     uint8_t *base = (uint8_t *)(uintptr_t)base_round_up((uintptr_t)range, HUGE_PAGE);
     void *got = mmap(base, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->fd, 0);
     if (got == MAP_FAILED) {

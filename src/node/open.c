@@ -17,6 +17,13 @@ static void take_apart(struct weft *w)
     fab_destroy(w);
 }
 
+/* What the hostfile says of this node's row of the matrix of devices. */
+static const char *const *devices_towards(const struct cluster_settings *s)
+{
+    const struct cluster_host *me = s->hosts && s->rank < s->hosts->count ? &s->hosts->hosts[s->rank] : NULL;
+    return me && me->rdma && me->rdma_count == s->size ? (const char *const *)me->rdma : NULL;
+}
+
 int weft_open(weft **out, const weft_config *config)
 {
     struct cluster_settings s;
@@ -34,7 +41,19 @@ int weft_open(weft **out, const weft_config *config)
         .size = s.size,
         .deadline_ns = s.deadline_ns,
         .spin_ns = s.spin_ns,
+        .liveness_ns = s.liveness_ns,
+        .reconnect_ns = s.reconnect_ns,
         .transport = s.transport,
+        .device = s.device,
+        .rails = s.rails,
+        .rail_names = s.rail_names,
+        .stripe_bytes = s.stripe_bytes,
+        .gid_index = s.gid_index,
+        .guard = s.guard,
+        .towards = devices_towards(&s),
+        .lanes = s.lanes,
+        .lane_count = s.lane_count,
+        .check_frames = s.check_frames,
         .pool = {.bytes = s.pool_bytes,
                  .huge = s.pool_flags & WEFT_POOL_HUGE,
                  .lock = s.pool_flags & WEFT_POOL_LOCK,
@@ -51,6 +70,8 @@ int weft_open(weft **out, const weft_config *config)
         rc = cluster_join(w, &s);
     if (!rc)
         rc = fab_start(w);
+    if (!rc)
+        rc = fab_settle(w, base_deadline(s.join_timeout_ns));
     if (rc) {
         take_apart(w);
         goto out;

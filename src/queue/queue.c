@@ -95,7 +95,7 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, 
     q->w = w;
     memcpy(q->name, name, len);
     q->key = key_of(name);
-    q->lease_ns = config->lease_ns ? config->lease_ns : QUEUE_LEASE_NS;
+    queue_set_lease(q, config->lease_ns ? config->lease_ns : QUEUE_LEASE_NS);
     atomic_init(&q->victim, w->rank);
     atomic_init(&q->next, w->rank);
     q->views = calloc(w->size, sizeof *q->views);
@@ -144,12 +144,18 @@ void queue_set_force(weft_queue *q, uint32_t force)
     }
 }
 
+void queue_set_lease(weft_queue *q, int64_t lease_ns)
+{
+    atomic_store_explicit(&q->lease_ns, lease_ns, memory_order_relaxed);
+}
+
 int64_t queue_tick(struct weft_queue *q, int64_t now)
 {
-    int64_t scan = q->lease_ns / 4 < SCAN_NS ? q->lease_ns / 4 : SCAN_NS;
+    int64_t lease = atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
+    int64_t scan = lease / 4 < SCAN_NS ? lease / 4 : SCAN_NS;
     scan = scan < WEFT_MS ? WEFT_MS : scan;
     if (q->own->shard.slots && now >= q->next_scan) {
-        uint32_t n = slot_expire(&q->own->shard, &q->watch, now, q->lease_ns);
+        uint32_t n = slot_expire(&q->own->shard, &q->watch, now, lease);
         if (n) {
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * queue: the room's own header. No room above needs it; tests use queue_force().
+ * queue: the room's own header. No room above needs it; tests use queue_set_force() and queue_set_lease().
  *
  *   slot.c    the protocol of one shard: pure, over words
  *   table.c   what this node has submitted and not reaped: private
@@ -68,7 +68,7 @@ struct weft_queue {
     struct weft *w;
     char name[QUEUE_NAME_BYTES];
     uint64_t key; /* of the name */
-    int64_t lease_ns;
+    _Atomic int64_t lease_ns; /* relaxed: a setting of the home's */
     _Atomic uint32_t force;
     _Atomic bool shut;
 
@@ -180,5 +180,6 @@ int64_t queue_tick(struct weft_queue *q, int64_t now);
 
 /* Tests only: once the views are there and before the queue is used. */
 void queue_set_force(weft_queue *q, uint32_t force);
+void queue_set_lease(weft_queue *q, int64_t lease_ns); /* of the claims in this node's shard, those there are included */
 
 #endif

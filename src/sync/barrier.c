@@ -11,7 +11,8 @@
  * set stays readable for those who are still in that barrier, which a node that left had passed. Nobody waits for a
  * signal that will not come: who cannot finish tells all others which barrier it gave up, and who begins with a new
  * set tells them that, in words of the line that are for this. All that did not finish start again with the smaller
- * set.
+ * set. A line has not a word for every size of a set: before a word is used again, for a set so much smaller, its reader
+ * must have begun with a newer set than the one it was used for.
  */
 #include "sync/state.h"
 
@@ -57,7 +58,7 @@ static void take_stock(struct weft *w, struct sync *s)
     s->dead = dead;
 }
 
-static uint32_t count_dead(const struct weft *w)
+uint32_t sync_count_dead(const struct weft *w)
 {
     uint32_t dead = 0;
     for (uint32_t i = 0; i < w->size; i++)
@@ -98,7 +99,7 @@ static bool signalled(void *arg)
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
         /* A death fails the barrier. One that left had passed it, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
-        if (count_dead(b->w) != b->dead) {
+        if (sync_count_dead(b->w) != b->dead) {
             b->failed = true;
             return true;
         }
@@ -109,6 +110,25 @@ static bool signalled(void *arg)
     return true;
 }
 
+static const _Atomic uint64_t *line_of(const struct weft *w, uint32_t node)
+{
+    return (const _Atomic uint64_t *)(const void *)(w->pool_base + fab_barrier_offset(node));
+}
+
+struct reader_wait {
+    struct weft *w;
+    uint32_t node, size; /* of the set to signal it for */
+};
+
+/* Does the node read the word of this set no more for an older one? */
+static bool has_moved_on(void *arg)
+{
+    const struct reader_wait *r = arg;
+    uint64_t newest = atomic_load_explicit(&line_of(r->w, r->node)[NEWEST_WORD], memory_order_acquire) >> 32;
+    uint32_t size = newest ? (uint32_t)(newest >> 20) : r->w->size;
+    return size < r->size + SIGNAL_WORDS || !fab_alive(r->w, r->node);
+}
+
 static void give_up(struct weft *w, struct sync *s)
 {
     uint64_t v = s->set << 32 | s->generation;
@@ -117,18 +137,29 @@ static void give_up(struct weft *w, struct sync *s)
             (void)write_word(w, s->members[i], GIVEN_UP_WORD, v);
 }
 
+static int not_come(const struct weft *w, uint32_t node)
+{
+    return base_fail(-ETIMEDOUT, "barrier: node %u (pid %d) has not come, or waits for one that has not", node, w->links[node].pid);
+}
+
 static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed)
 {
     uint32_t n = s->member_count;
     uint64_t mine = s->set << 32 | s->generation;
     for (uint32_t distance = 1; distance < n; distance <<= 1) {
         uint32_t to = s->members[(s->place + distance) % n], from = s->members[(s->place + n - distance) % n];
+        struct reader_wait r = {w, to, n};
+        if (BASE_UNLIKELY(n + SIGNAL_WORDS <= w->size) && !has_moved_on(&r)) {
+            int rc = fab_wait(w, has_moved_on, &r, deadline);
+            if (rc)
+                return rc == -ETIMEDOUT ? not_come(w, to) : rc;
+        }
         int rc = write_word(w, to, signal_word(s->set), mine);
         if (rc && rc != -ECONNRESET)
             return rc;
         struct signal_wait b = {
             .w = w,
-            .line = (const _Atomic uint64_t *)(const void *)(w->pool_base + fab_barrier_offset(from)),
+            .line = line_of(w, from),
             .epoch = s->epoch,
             .set = s->set,
             .generation = s->generation,
@@ -137,11 +168,8 @@ static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed
         };
         if (!signalled(&b)) {
             rc = fab_wait(w, signalled, &b, deadline);
-            if (rc == -ETIMEDOUT)
-                return base_fail(rc, "barrier: node %u (pid %d) has not come, or waits for one that has not", from,
-                                 w->links[from].pid);
             if (rc)
-                return rc;
+                return rc == -ETIMEDOUT ? not_come(w, from) : rc;
         }
         if (b.failed) {
             *failed = true;

@@ -13,6 +13,7 @@ struct given {
 
 struct exchange {
     uint64_t mine, *all;
+    int64_t deadline;
 };
 
 static uint64_t tag_now(const struct sync *s)
@@ -46,9 +47,33 @@ static int give(struct weft *w, void *arg)
         if (rc && rc != -ECONNRESET)
             return rc;
     }
+    /* The barrier that follows may reach a node by way of others, and be there before what was put to it directly. */
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        int rc = weft_flush(w, s->members[i], WEFT_DEFAULT);
+        if (rc && rc != -ECONNRESET)
+            return rc;
+    }
     return 0;
 }
 
+struct word_wait {
+    struct weft *w;
+    const struct given *given;
+    uint32_t from;
+};
+
+/* Is the word there, or will it not come? */
+static bool decided(void *arg)
+{
+    const struct word_wait *g = arg;
+    const struct sync *s = g->w->sync;
+    uint64_t tag = __atomic_load_n(&g->given->tag, __ATOMIC_ACQUIRE);
+    bool newer = tag != 0 && tag >> 32 != s->set && tag >> 52 < s->set >> 20; /* of a smaller set */
+    return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || sync_count_dead(g->w) != s->dead;
+}
+
+/* That all have come to the barrier says that all words are on their way: each came here by its own link, and what the barrier
+ * knows by others. So each is waited for. */
 static int take(struct weft *w, void *arg)
 {
     const struct exchange *x = arg;
@@ -56,9 +81,17 @@ static int take(struct weft *w, void *arg)
     for (uint32_t i = 0; i < w->size; i++)
         x->all[i] = 0;
     for (uint32_t i = 0; i < s->member_count; i++) {
+        struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + place(w, s, s->members[i])), s->members[i]};
+        int rc = decided(&wait) ? 0 : fab_wait(w, decided, &wait, x->deadline);
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "exchange: node %u has come, but its word has not", wait.from);
+        if (rc)
+            return rc;
+    }
+    for (uint32_t i = 0; i < s->member_count; i++) {
         uint32_t from = s->members[i];
         const struct given *g = (const struct given *)(const void *)(w->pool_base + place(w, s, from));
-        /* After the barrier's acquire. The second look at the tag comes after the word: it was whole. */
+        /* The second look at the tag comes after the word: it was whole. */
         uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
         x->all[from] = __atomic_load_n(&g->word, __ATOMIC_ACQUIRE);
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
@@ -69,6 +102,6 @@ static int take(struct weft *w, void *arg)
 
 int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns)
 {
-    struct exchange x = {mine, all};
+    struct exchange x = {mine, all, fab_timeout(w, timeout_ns)};
     return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
 }

@@ -32,6 +32,7 @@ struct sync_visit {
     void *arg;
 };
 int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit);
+uint32_t sync_count_dead(const struct weft *w);
 
 int lock_open(struct weft *w);
 void lock_close(struct sync *s);

@@ -37,7 +37,10 @@ int sync_open(struct weft *w)
 
 int weft_counter_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)
 {
-    return weft_fetch_add_now(w, word, add, old);
+    int rc = weft_fetch_add_now(w, word, add, old);
+    if (rc == 0 && weft_gaddr_node(word) != w->rank)
+        fab_wake(w, weft_gaddr_node(word)); /* its device may have added without its knowing */
+    return rc;
 }
 
 int weft_counter_read(weft *w, weft_gaddr word, uint64_t *value)

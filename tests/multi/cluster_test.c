@@ -3,18 +3,40 @@
  * See cluster_test.h.
  */
 #include "cluster_test.h"
+#include "fabric/fabric.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #if defined(__linux__)
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #endif
 #include <sys/wait.h>
 #include <time.h>
 
-#define HANG_SECONDS 60
+#define HANG_SECONDS 120
+
+static uint32_t number_of(const char *variable, uint32_t otherwise)
+{
+    const char *text = getenv(variable);
+    int n = text ? atoi(text) : 0;
+    return n > 0 ? (uint32_t)n : otherwise;
+}
+
+uint32_t repeats(uint32_t n)
+{
+    static _Atomic uint32_t known; /* several threads ask */
+    uint32_t divide = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!divide) {
+        divide = number_of("TEST_DIVIDE", 1);
+        atomic_store_explicit(&known, divide, memory_order_relaxed);
+    }
+    return n / divide > 4 ? n / divide : n < 4 ? n : 4;
+}
 
 int64_t now_ns(void)
 {
@@ -33,9 +55,82 @@ void *shared_words(size_t bytes)
     return p;
 }
 
+void wait_for(const _Atomic uint32_t *word, uint32_t at_least)
+{
+    while (atomic_load(word) < at_least)
+        usleep(1000);
+}
+
+#if defined(__linux__)
+/* The first line of a file of each thread of a process: do all fulfil it? Those that end meanwhile do. */
+static bool all_threads(pid_t pid, const char *file, bool (*fulfils)(const char *line))
+{
+    char path[300], line[512];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    CHECK(tasks);
+    bool all = true;
+    for (struct dirent *e; all && (e = readdir(tasks)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/%d/task/%.20s/%s", (int)pid, e->d_name, file);
+        FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
+        if (f && fgets(line, sizeof line, f))
+            all = fulfils(line);
+        if (f)
+            fclose(f);
+    }
+    closedir(tasks);
+    return all;
+}
+
+static bool is_stopped(const char *stat)
+{
+    const char *state = strrchr(stat, ')');
+    return state && strncmp(state, ") T", 3) == 0;
+}
+
+/* It was in a call that only waits. */
+static bool has_waited(const char *call)
+{
+    static const long calls[] = {SYS_futex, SYS_ppoll, SYS_nanosleep, SYS_clock_nanosleep, SYS_read, SYS_wait4, SYS_restart_syscall,
+#if defined(SYS_poll)
+                                 SYS_poll,
+#endif
+    };
+    long number = call[0] >= '0' && call[0] <= '9' ? strtol(call, NULL, 10) : -1;
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        if (calls[i] == number)
+            return true;
+    return false;
+}
+#endif
+
+void stop_asleep(pid_t pid)
+{
+    CHECK(kill(pid, SIGSTOP) == 0);
+#if defined(__linux__)
+    for (int64_t end = now_ns() + 60 * WEFT_SECOND;;) {
+        while (!all_threads(pid, "stat", is_stopped)) { /* the signal does not reach them at once */
+            CHECK(now_ns() < end);
+            usleep(100);
+        }
+        if (all_threads(pid, "syscall", has_waited))
+            return;
+        CHECK(kill(pid, SIGCONT) == 0);
+        usleep(1000);
+        CHECK(kill(pid, SIGSTOP) == 0);
+    }
+#endif
+}
+
+void meet(_Atomic uint32_t *word, uint32_t n)
+{
+    atomic_fetch_add(word, 1);
+    wait_for(word, n);
+}
+
 static void wait_all(int n, const pid_t *pids, int *status)
 {
-    int64_t end = now_ns() + (int64_t)HANG_SECONDS * 1000000000;
+    int64_t end = now_ns() + (int64_t)number_of("TEST_HANG", HANG_SECONDS) * 1000000000;
     bool done[NODES_MAX] = {0}, killed = false;
     for (int left = n; left > 0;) {
         for (int i = 0; i < n; i++) {
@@ -76,6 +171,9 @@ void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX])
             char rank[16];
             snprintf(rank, sizeof rank, "%d", i);
             setenv("WEFT_RANK", rank, 1);
+            /* With softverbs: each node on a host of its own. */
+            if (getenv("SOFTVERBS_FABRIC"))
+                setenv("SOFTVERBS_HOST", rank, 1);
             _exit(fn(i, arg));
         }
     }
@@ -127,11 +225,16 @@ static int count_failed(int n, const int *status)
     return failed;
 }
 
-int nodes_failed(int n, node_fn fn, void *arg)
+int nodes_failed_with(int n, node_fn fn, void *arg, const char *const *environment)
 {
     int status[NODES_MAX];
-    nodes_run(n, fn, arg, NULL, status);
+    nodes_run(n, fn, arg, environment, status);
     return count_failed(n, status);
+}
+
+int nodes_failed(int n, node_fn fn, void *arg)
+{
+    return nodes_failed_with(n, fn, arg, NULL);
 }
 
 int processes_failed(int n, process_fn fn, void *arg)
@@ -146,8 +249,35 @@ weft_gaddr symmetric_alloc(weft *w, size_t bytes)
     weft_gaddr a, all[NODES_MAX];
     OK(weft_alloc_aligned(w, bytes, 64, &a));
     memset(weft_ptr(w, a, bytes), 0, bytes);
+    /* For the thread sanitizer alone, which does not see that others tell of the exchange: handlers run with this lock. */
+    base_spin_lock(&w->progress);
+    base_spin_unlock(&w->progress);
     OK(weft_exchange(w, a, all, WEFT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: gone */
     return a;
+}
+
+void on_number(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct numbers *n = arg;
+    uint32_t number;
+    (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
+    memcpy(&number, header, sizeof number);
+    n->wrong = n->wrong || number != n->next;
+    n->next++;
+}
+
+char *softverbs(const char *words)
+{
+    static char text[1u << 18];
+    char line[512];
+    const char *command = getenv("SOFTVERBS_COMMAND");
+    snprintf(line, sizeof line, "%s %s", command ? command : "softverbs", words);
+    FILE *out = popen(line, "r");
+    CHECK(out);
+    size_t n = fread(text, 1, sizeof text - 1, out);
+    text[n] = 0;
+    CHECK(pclose(out) == 0);
+    return text;
 }

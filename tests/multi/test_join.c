@@ -10,8 +10,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "cluster/cluster.h"
@@ -24,6 +23,13 @@ static void new_coord(void)
     static unsigned number;
     snprintf(coord, sizeof coord, "unix:@weft-join-%d-%u", (int)getpid(), number++);
     unsetenv("WEFT_SECRET");
+}
+
+/* A port of this test's own, below those that the system gives to connections. */
+static int port(void)
+{
+    static int number;
+    return 20000 + ((int)getpid() * 8 + number++) % 12000;
 }
 
 /* Open as `rank` of `size`; what came of it, and what was said. */
@@ -47,7 +53,8 @@ static int missing(int rank, void *arg)
 {
     (void)arg;
     static const uint32_t ranks[] = {0, 2, 4};
-    int rc = attempt(ranks[rank], 5, 300 * WEFT_MS, NULL);
+    /* Node 0 waits long enough for the two that come, and tells them. */
+    int rc = attempt(ranks[rank], 5, (rank == 0 ? 4 : 40) * WEFT_SECOND, NULL);
     CHECK(rc == -ETIMEDOUT);
     CHECK(strstr(weft_error(), "nodes 1 and 3 of 5") != NULL); /* all of them know who */
     return 0;
@@ -58,6 +65,62 @@ static void test_missing(void **state)
     (void)state;
     new_coord();
     assert_int_equal(processes_failed(3, missing, NULL), 0);
+}
+
+/* One fails after all have met: the others are told at once, and by whom, although all would wait for it for long. */
+static int fails_half_way(int rank, void *arg)
+{
+    const int *failing = arg;
+    if (rank == *failing) {
+        setenv("WEFT_TRANSPORT", "tb", 1);
+        setenv("WEFT_VERBS_LIBRARY", "/nonexistent/libibverbs.so", 1);
+    }
+    int rc = attempt((uint32_t)rank, 4, 300 * WEFT_SECOND, NULL);
+    char who[32];
+    snprintf(who, sizeof who, "node %d (pid ", *failing);
+    CHECK(strstr(weft_error(), "/nonexistent/libibverbs.so")); /* why */
+    if (rank == *failing)
+        CHECK(rc == -EHOSTUNREACH);
+    else
+        CHECK(rc == -ECONNRESET && strstr(weft_error(), who) && strstr(weft_error(), "failed while joining"));
+    return 0;
+}
+
+static void test_fails_half_way(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        new_coord();
+        assert_int_equal(processes_failed(4, fails_half_way, &i), 0);
+    }
+}
+
+/* Too few descriptors for all that come: node 0 says so at once, and does not take it for somebody's absence. */
+static int few_files(int rank, void *arg)
+{
+    _Atomic uint32_t *failed = arg;
+    struct rlimit limit;
+    if (rank == 0) {
+        OK(getrlimit(RLIMIT_NOFILE, &limit));
+        limit.rlim_cur = 24;
+        OK(setrlimit(RLIMIT_NOFILE, &limit));
+        int rc = attempt(0, 64, 300 * WEFT_SECOND, NULL);
+        *failed = 1;
+        CHECK(rc == -EMFILE && strstr(weft_error(), "a cluster of 64") && strstr(weft_error(), "the limit here is 24") &&
+              strstr(weft_error(), "ulimit -n"));
+        return 0;
+    }
+    for (int guests = 0; !*failed && guests < 40;) /* fewer than there are nodes: strangers would be sent away first */
+        guests += cluster_connect(coord, base_deadline(20 * WEFT_MS)) >= 0;
+    wait_for(failed, 1);
+    return 0;
+}
+
+static void test_few_files(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(processes_failed(2, few_files, shared_words(4096)), 0);
 }
 
 static void test_no_coordinator(void **state)
@@ -82,7 +145,7 @@ static int secrets(int rank, void *arg)
     static const char *const secret[] = {"right", "right", "wrong", NULL};
     if (rank == 1)
         wait_refused(refused, 2);
-    int rc = attempt(rank == 0 ? 0 : 1, 2, 20 * WEFT_SECOND, secret[rank]);
+    int rc = attempt(rank == 0 ? 0 : 1, 2, 40 * WEFT_SECOND, secret[rank]);
     if (rank < 2) {
         OK(rc);
     } else {
@@ -104,7 +167,7 @@ static int twice(int rank, void *arg)
     _Atomic int *refused = arg; /* the second of 1 and 3, which both want to be node 1 */
     if (rank == 2)
         wait_refused(refused, 1);
-    int rc = attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 20 * WEFT_SECOND, NULL);
+    int rc = attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 40 * WEFT_SECOND, NULL);
     if (rank % 2 == 1 && rc) {
         CHECK(rc == -EINVAL);
         CHECK(strstr(weft_error(), "node 1 has joined already") != NULL);
@@ -124,10 +187,17 @@ static void test_rank_twice(void **state)
 
 static int sizes(int rank, void *arg)
 {
-    (void)arg;
-    int rc = attempt((uint32_t)rank, rank == 0 ? 2 : 3, 400 * WEFT_MS, NULL);
-    CHECK(rank == 0 ? rc == -ETIMEDOUT : rc == -EINVAL);
-    CHECK(rank == 0 || strstr(weft_error(), "3 nodes"));
+    _Atomic int *refused = arg; /* the one that comes for a cluster of another size */
+    if (rank == 1)
+        wait_refused(refused, 1);
+    int rc = attempt(rank == 0 ? 0 : 1, rank < 2 ? 2 : 3, 40 * WEFT_SECOND, NULL);
+    if (rank < 2) {
+        OK(rc);
+    } else {
+        CHECK(rc == -EINVAL);
+        CHECK(strstr(weft_error(), "3 nodes"));
+        ++*refused;
+    }
     return 0;
 }
 
@@ -135,27 +205,30 @@ static void test_size_differs(void **state)
 {
     (void)state;
     new_coord();
-    assert_int_equal(processes_failed(2, sizes, NULL), 0);
+    assert_int_equal(processes_failed(3, sizes, shared_words(sizeof(int))), 0);
 }
 
 /* Strangers that talk nonsense, or nothing, do not keep the nodes from joining. */
+struct visit {
+    _Atomic uint32_t visited, left;
+};
+
 static int strangers(int rank, void *arg)
 {
-    (void)arg;
+    struct visit *visit = arg;
     if (rank < 2) {
         if (rank == 1)
-            usleep(300000);
-        OK(attempt((uint32_t)rank, 2, 5 * WEFT_SECOND, NULL));
+            wait_for(&visit->visited, 2);
+        OK(attempt((uint32_t)rank, 2, 40 * WEFT_SECOND, NULL));
+        if (rank == 1)
+            visit->left = 1;
         return 0;
     }
-    usleep(50000);
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    size_t n = strlen(coord + 6);
-    memcpy(a.sun_path + 1, coord + 6, n);
     uint64_t seed = (uint64_t)rank;
     for (int i = 0; i < 20; i++) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (connect(fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) == 0 && rank == 3) {
+        int fd = cluster_connect(coord, base_deadline(40 * WEFT_SECOND));
+        CHECK(fd >= 0);
+        if (rank == 3) {
             uint64_t junk[64];
             for (int k = 0; k < 64; k++)
                 junk[k] = random_next(&seed);
@@ -166,7 +239,8 @@ static int strangers(int rank, void *arg)
         if (i % 3 == 0)
             close(fd); /* else it stays open and says nothing more */
     }
-    usleep(400000);
+    visit->visited++;
+    wait_for(&visit->left, 1);
     return 0;
 }
 
@@ -175,7 +249,7 @@ static void test_strangers(void **state)
     (void)state;
     signal(SIGPIPE, SIG_IGN);
     new_coord();
-    assert_int_equal(processes_failed(4, strangers, NULL), 0);
+    assert_int_equal(processes_failed(4, strangers, shared_words(4096)), 0);
 }
 
 /* Who says nothing is sent away, though node 0 waits on. */
@@ -185,14 +259,14 @@ static int silent(int rank, void *arg)
     if (rank < 2) {
         while (rank == 1 && !*dismissed)
             usleep(1000);
-        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL));
+        OK(attempt((uint32_t)rank, 2, 40 * WEFT_SECOND, NULL));
         return 0;
     }
-    int64_t deadline = base_deadline(20 * WEFT_SECOND);
+    int64_t deadline = base_deadline(40 * WEFT_SECOND);
     int first = cluster_connect(coord, deadline), second = cluster_connect(coord, deadline);
     CHECK(first >= 0 && second >= 0);
     struct pollfd fds[2] = {{.fd = first, .events = POLLIN}, {.fd = second, .events = POLLIN}};
-    CHECK(poll(fds, 2, 20000) > 0);
+    CHECK(poll(fds, 2, 40000) > 0);
     *dismissed = 1;
     close(first);
     close(second);
@@ -209,14 +283,14 @@ static void test_silent(void **state)
 static int over_tcp(int rank, void *arg)
 {
     (void)arg;
-    OK(attempt((uint32_t)rank, 3, 10 * WEFT_SECOND, "s"));
+    OK(attempt((uint32_t)rank, 3, 40 * WEFT_SECOND, "s"));
     return 0;
 }
 
 static void test_tcp(void **state)
 {
     (void)state;
-    snprintf(coord, sizeof coord, "127.0.0.1:%d", 20000 + (int)getpid() % 20000);
+    snprintf(coord, sizeof coord, "127.0.0.1:%d", port());
     assert_int_equal(processes_failed(3, over_tcp, NULL), 0);
 }
 
@@ -263,7 +337,7 @@ static void test_hostfile(void **state)
         assert_true(fd >= 0);
         assert_int_equal(write(fd, c->text, strlen(c->text)), strlen(c->text));
         close(fd);
-        snprintf(c->coordinator, sizeof c->coordinator, "127.0.0.1:%d", 20000 + ((int)getpid() + 1 + i) % 20000);
+        snprintf(c->coordinator, sizeof c->coordinator, "127.0.0.1:%d", port());
         processes_run(3, by_hostfile, c, status);
         unlink(c->path);
         for (int k = 0; k < 3; k++)
@@ -294,7 +368,8 @@ static void test_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing),      cmocka_unit_test(test_no_coordinator),
+        cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing), cmocka_unit_test(test_fails_half_way),
+        cmocka_unit_test(test_few_files),  cmocka_unit_test(test_no_coordinator),
         cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
         cmocka_unit_test(test_strangers),  cmocka_unit_test(test_silent),       cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_hostfile),

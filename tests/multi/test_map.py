@@ -6,6 +6,7 @@ Usage: test_map.py PATH-OF-WEFT [TEST...]
 WEFT_TEST_LONG=1: the same on a text of 200 MB and one of 5 GB (needs 15 GB of disk and some minutes).
 """
 import collections
+import errno
 import functools
 import hashlib
 import json
@@ -15,6 +16,7 @@ import random
 import re
 import resource
 import shutil
+import select
 import signal
 import subprocess
 import sys
@@ -32,6 +34,7 @@ until = functools.partial(processes.until, limit=LIMIT)
 MARK = f"weft-map-test-{os.getpid()}"
 SIZE = 200_000_000 if LONG else 6_000_000
 PARALLEL = shutil.which("parallel")
+DIVIDE = int(os.environ.get("TEST_DIVIDE", "1"))  # as in cluster_test.h: where starting a process is slow
 seed = int(os.environ.get("WEFT_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 rng = random.Random(seed)
 
@@ -56,6 +59,18 @@ def make_text(path, size):
 def read(path):
     with open(path, "rb") as f:
         return f.read()
+
+
+def writes(path, data):
+    """False: there is no space."""
+    try:
+        with open(path, "wb") as f:
+            f.write(data)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
 
 
 def digest(path):
@@ -148,7 +163,12 @@ class Map(unittest.TestCase):
             for pid in marked():
                 os.kill(pid, signal.SIGKILL)
             self.fail(f"left behind: {left}")
-        self.assertEqual(os.listdir(Map.tmp), [], "temporary files are left behind")
+        left = os.listdir(Map.tmp)
+        shutil.rmtree(Map.tmp)  # told of once, not by every test after it
+        os.mkdir(Map.tmp)
+        # The thread sanitizer's own, which it makes and removes while a program starts: one killed there leaves it.
+        left = [name for name in left if not name.startswith("tsan.rodata.")]
+        self.assertEqual(left, [], "temporary files are left behind")
         self.assertEqual([n for n in os.listdir(Map.dir) if "weft-" in n], [], "half an output is left behind")
 
     def path(self, name, data=None):
@@ -230,7 +250,7 @@ class Map(unittest.TestCase):
 
     def test_separators(self):
         for separator, given in ((b"END", "END"), (b"\0", "\\0"), (b"\r\n", "\\r\\n"), (b"aab", "aab")):
-            parts = [b"a" * rng.randrange(2000) + b"\n" * rng.randrange(3) + separator for _ in range(400)]
+            parts = [b"a" * rng.randrange(2000) + b"\n" * rng.randrange(3) + separator for _ in range(400 // DIVIDE)]
             data = b"".join(parts) + b"rest"
             path = self.path("separated", data)
             for block in ("1", "777", "70K"):
@@ -275,9 +295,11 @@ class Map(unittest.TestCase):
         self.check(data, *small, "--block", "1G", "-", "--", "cat", input=data)
         self.check(data, *small, "--block", "100K", "-", "--", "cat", input=data)
         self.check(data, *small, "--exact", "--block", "7000001", "-", "--", "cat", input=data)
-        # Outputs wait for the first piece, and are far more than there is memory.
+        # Outputs wait for the first piece, which waits for the sixtieth, and are far more than there is memory.
+        late = self.path("late", b"")
+        os.unlink(late)
         err = self.check(data, *small, "--json", "--block", "300K", path, "--", "sh", "-c",
-                         "if [ {#} = 1 ]; then sleep 0.5; fi; cat")
+                         "case {#} in 1) until [ -e %s ]; do sleep 0.02; done ;; 60) touch %s ;; esac; cat" % (late, late))
         self.assertGreater(json.loads(err)["spilled_bytes"], 1_000_000)
         expected = run("--kernel", "wc", path)[1]
         self.check(expected, *small, "--kernel", "wc", "--block", "1G", path)
@@ -503,8 +525,7 @@ class Map(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertIn(f"cannot write to {out}: No space left on device", err)
             self.assertEqual(os.listdir(disk), [])
-            with open(out, "wb") as f:
-                f.write(b"before")
+            until("what was written is given back", lambda: writes(out, b"before"))  # a command that is killed takes its time to die
             self.assertEqual(run("--output", out, Map.text, "--", "cat")[0], 1)
             self.assertEqual(read(out), b"before")
             os.unlink(out)
@@ -517,7 +538,7 @@ class Map(unittest.TestCase):
             self.assertEqual((code, out), (1, b""))
             self.assertIn(f"in {disk}: No space left on device; set TMPDIR", err)
         finally:
-            subprocess.run(["umount", disk], check=True)
+            until("nobody has a file there", lambda: subprocess.run(["umount", disk], stderr=subprocess.DEVNULL).returncode == 0)
             os.rmdir(disk)
 
     # --- ends ---
@@ -591,7 +612,7 @@ class Map(unittest.TestCase):
 
     def test_node_killed_while_joining(self):
         some = self.path("some", b"a\nb\n")
-        for _ in range(10):
+        for _ in range(max(10 // DIVIDE, 1)):
             p = start("--nodes", "4", "--block", "1", some, "--", "cat")
             nodes = until("a node is there", lambda: nodes_of(p.pid) or p.poll() is not None)
             if isinstance(nodes, list):
@@ -608,10 +629,12 @@ class Map(unittest.TestCase):
                   "sh", "-c", "sleep 0.01; cat")
         self.addCleanup(p.stdout.close)
         self.addCleanup(p.stderr.close)
-        os.kill(until("the nodes run", lambda: len(n := nodes_of(p.pid)) == 2 and n)[0], signal.SIGSTOP)
+        nodes = until("the nodes run", lambda: len(n := nodes_of(p.pid)) == 2 and n)
+        first = os.read(p.stdout.fileno(), 1)  # they have joined: before that a node that stands still holds up all
+        os.kill(nodes[0], signal.SIGSTOP)
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 0, err)
-        self.assertTrue(out == Map.bytes)
+        self.assertTrue(first + out == Map.bytes)
 
     def test_stopped_and_continued(self):
         """Ctrl-Z, for longer than a lease: what has lost its lease runs again, and nothing comes twice."""
@@ -679,15 +702,25 @@ class Map(unittest.TestCase):
         self.assertIn("overhead", err)
 
     def test_progress(self):
-        def terminal(*args, interrupt=False, **kw):
+        go = os.path.join(Map.dir, "go")
+
+        def terminal(*args, interrupt=False, sign=None, **kw):
+            """What comes on a terminal. Once `sign` was on it, there is the file `go`."""
             main, other = pty.openpty()
             p = start(*args, stderr=other, stdout=other if kw.get("both") else subprocess.DEVNULL)
             os.close(other)
-            seen = b""
+            seen, sent = b"", None
             while True:
                 if interrupt and b"running" in seen:
                     p.send_signal(signal.SIGINT)
-                    interrupt = False
+                    interrupt, sent = False, time.monotonic()
+                if sent and time.monotonic() - sent > 20:
+                    # Seen twice, with the thread sanitizer, which holds signals back: the job went on as if none had come.
+                    print("test_progress: no end 20 s after SIGINT; it is sent again", file=sys.stderr)
+                    p.send_signal(signal.SIGINT)
+                    sent = time.monotonic()
+                if not select.select([main], [], [], 1)[0]:
+                    continue
                 try:
                     part = os.read(main, 4096)
                 except OSError:
@@ -695,19 +728,25 @@ class Map(unittest.TestCase):
                 if not part:
                     break
                 seen += part
+                if sign and sign in seen and not os.path.exists(go):
+                    open(go, "w", encoding="utf-8").close()
             os.close(main)
             self.assertEqual(p.wait(LIMIT), kw.get("code", 0))
+            if os.path.exists(go):
+                os.unlink(go)
             return seen
 
         args = ("--block", "500K", "--nodes", "2", Map.text, "--", "sh", "-c", "sleep 0.1; cat")
-        seen = terminal(*args)
+        wait = f"until [ -e {go} ]; do sleep 0.01; done; "
+        waits = (*args[:-1], "[ {#} -lt 4 ] || " + wait + "cat")
+        seen = terminal(*waits, sign=b"left")
         self.assertRegex(seen, rb"%.*of .*/s.*running.*left")
         self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
         self.assertEqual(terminal("--no-progress", *args), b"")
-        seen = terminal(*args, interrupt=True, code=128 + signal.SIGINT)
+        seen = terminal(*waits, interrupt=True, code=128 + signal.SIGINT)
         self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
         # Output on the same terminal: the bar ends before it.
-        seen = terminal(*args[:-1], "sleep 0.2; printf {#},", both=True)
+        seen = terminal(*args[:-1], wait + "printf {#},", both=True, sign=b"running")
         self.assertRegex(seen, rb"running.*\r\033\[K1,")
         self.assertNotIn(b"\033", seen[seen.index(b"\033[K1,") + 3:])
         self.check(Map.bytes, *args)

@@ -90,7 +90,7 @@ static void under_fire(weft *w, void *arg)
 /* A process beside the nodes: kills some of them at random moments, then lets the others finish. */
 static void killer(struct kill_args *a, unsigned seed)
 {
-    for (int i = 0; i < 10000 && atomic_load(&a->ready) < NODES; i++)
+    for (int64_t end = base_now_ns() + 50 * WEFT_SECOND; base_now_ns() < end && atomic_load(&a->ready) < NODES;)
         base_sleep_ns(WEFT_MS);
     uint32_t kills = 1 + (uint32_t)rand_r(&seed) % (NODES - 1);
     for (uint32_t k = 0; k < kills; k++) {

@@ -22,7 +22,7 @@ static void barrier(weft *w, void *arg)
 {
     _Atomic uint64_t *arrived = arg;
     uint32_t n = weft_size(w);
-    for (uint64_t round = 1; round <= 3000; round++) {
+    for (uint64_t round = 1; round <= repeats(3000); round++) {
         atomic_fetch_add(arrived, 1);
         OK(weft_barrier(w, WEFT_DEFAULT));
         CHECK(atomic_load(arrived) >= round * n);
@@ -64,16 +64,58 @@ static void test_leave(void **state)
         assert_int_equal(nodes_failed(3, leave_early, NULL), 0);
 }
 
+/* Node 4 is slow: it has said all that it says in the barrier of eight, and has not read yet what node 0 wrote to it last, when
+ * the other six have left and node 0 is in its next barrier, of two. That must not take the place of what is to be read. To be
+ * as slow as that, node 4 says by hand what a barrier says: see src/sync/barrier.c. */
+static void leave_slow(weft *w, void *arg)
+{
+    enum { SLOW = 4, WORD = 8 % 6 };
+    _Atomic uint32_t *end = arg;
+    if (weft_rank(w) != SLOW) {
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        for (uint32_t i = 1; i < 8 && weft_rank(w) == 0; i++)
+            while (i != SLOW && weft_alive(w, i))
+                usleep(1000);
+        if (weft_rank(w) == 0) {
+            CHECK(weft_barrier(w, 50000000) == -ETIMEDOUT);
+            atomic_store(end, 1);
+        }
+        return;
+    }
+    const _Atomic uint64_t *lines[8];
+    for (uint32_t i = 0; i < 8; i++)
+        lines[i] = (const void *)(w->pool_base + fab_barrier_offset(i));
+    uint64_t word = 0;
+    for (uint32_t distance = 1; distance < 8; distance *= 2) {
+        while (!(word = atomic_load(&lines[3][WORD]))) /* its first: of the set and the barrier */
+            usleep(100);
+        OK(fab_system_swap(w, (SLOW + distance) % 8, fab_barrier_offset(SLOW) + 8 * WORD, word));
+        while (atomic_load(&lines[SLOW - distance][WORD]) != word)
+            usleep(100);
+    }
+    wait_for(end, 1);
+    CHECK(atomic_load(&lines[0][WORD]) == word);
+}
+
+static void test_leave_slow(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(8, leave_slow, shared_words(64)), 0);
+}
+
 /* Node 1 learns of the death of node 2 from node 0, which is in the barrier of those that are left, before it notices
  * itself: its progress thread is held in a handler. For one death it gets one failed barrier all the same. */
 static void hold(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                  void *arg)
 {
-    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     _Atomic int *at = arg;
     for (*at = 1; *at < 2; usleep(1000))
         ;
-    usleep(50000); /* meanwhile node 0 is in its next barrier */
+    /* Node 0 is in its next barrier, which is of two: that is in the word that it writes here, see src/sync/barrier.c. */
+    const _Atomic uint64_t *line = (const void *)(w->pool_base + fab_barrier_offset(0));
+    while (!line[2])
+        usleep(1000);
 }
 
 static void hear_late(weft *w, void *arg)
@@ -110,15 +152,15 @@ static void test_hear_late(void **state)
 /* Everyone gets everyone's word, many times over. */
 static void exchange(weft *w, void *arg)
 {
-    (void)arg;
     uint32_t me = weft_rank(w), n = weft_size(w);
     uint64_t all[NODES_MAX];
-    for (uint64_t round = 0; round < 2000; round++) {
+    for (uint64_t round = 0; round < repeats(2000); round++) {
         OK(weft_exchange(w, round * 100 + me, all, WEFT_DEFAULT));
         for (uint32_t i = 0; i < n; i++)
             CHECK(all[i] == round * 100 + i);
     }
     OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(arg, n);
     if (me == 2)
         raise(SIGKILL);
     int rc;
@@ -135,12 +177,20 @@ static void test_exchange(void **state)
     (void)state;
     int status[NODES_MAX];
     for (int n = 1; n <= 4; n++) {
-        nodes_run(n, exchange, NULL, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+        nodes_run(n, exchange, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}, status);
         for (int i = 0; i < n; i++)
             if (i != 2)
                 assert_int_equal(status[i], 0);
     }
 }
+
+/* What the lock's messages and its word look like: src/sync/lock.c. */
+enum { LOCK_REQUEST = 1 };
+#define LOCK_ORPHAN (UINT64_C(1) << 62)
+struct lock_message {
+    uint64_t word, ticket;
+    uint32_t verb, inherited;
+};
 
 struct guarded {
     uint64_t inside, count; /* changed without atomics, under the lock */
@@ -151,7 +201,7 @@ static void lock(weft *w, void *arg)
     volatile struct guarded *g = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 1 % weft_size(w));
     OK(weft_barrier(w, WEFT_DEFAULT));
-    for (int i = 0; i < 2000; i++) {
+    for (uint32_t i = 0; i < repeats(2000); i++) {
         bool inherited = true;
         OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
         CHECK(!inherited && g->inside == 0);
@@ -161,7 +211,7 @@ static void lock(weft *w, void *arg)
         OK(weft_unlock(w, word));
     }
     OK(weft_barrier(w, WEFT_DEFAULT));
-    CHECK(g->count == 2000u * weft_size(w));
+    CHECK(g->count == repeats(2000) * weft_size(w));
     CHECK(weft_unlock(w, word) == -EPERM);
     OK(weft_barrier(w, WEFT_DEFAULT));
 }
@@ -173,27 +223,57 @@ static void test_lock(void **state)
         assert_int_equal(nodes_failed(n, lock, shared_words(4096)), 0);
 }
 
+/* What stands before the lock's own handler at its home: it counts the requests that are in line. */
+static struct {
+    weft_handler_fn fn;
+    void *arg;
+    _Atomic uint32_t *count;
+} in_line;
+
+static void count_requests(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                           size_t payload_len, void *arg)
+{
+    const struct lock_message *m = header;
+    (void)arg;
+    in_line.fn(w, from, header, header_len, payload, payload_len, in_line.arg);
+    if (header_len == sizeof *m && m->verb == LOCK_REQUEST)
+        atomic_fetch_add(in_line.count, 1);
+}
+
+static void watch_requests(weft *w, _Atomic uint32_t *count)
+{
+    in_line.fn = w->handlers[FAB_HANDLER_LOCK].fn;
+    in_line.arg = w->handlers[FAB_HANDLER_LOCK].arg;
+    in_line.count = count;
+    OK(fab_handle(w, FAB_HANDLER_LOCK, count_requests, NULL));
+}
+
 /* Fair: while all want it all the time, each gets its turn, in the order of asking. */
+struct turns {
+    _Atomic uint32_t asked, count;
+    uint32_t who[NODES_MAX];
+};
+
 static void fair(weft *w, void *arg)
 {
-    _Atomic uint32_t *order = arg; /* [0]: how many; then who */
-    uint32_t me = weft_rank(w);
+    struct turns *turns = arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
-    if (me == 0)
+    if (me == 0) {
+        watch_requests(w, &turns->asked);
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    }
     OK(weft_barrier(w, WEFT_DEFAULT));
+    wait_for(&turns->asked, me > 0 ? me - 1 : n - 1);
     if (me > 0) {
-        usleep(30000 * me); /* they ask one after the other */
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
-        order[1 + order[0]++] = me;
-    } else {
-        usleep(30000 * (weft_size(w) + 1));
+        turns->who[turns->count++] = me;
     }
     OK(weft_unlock(w, word));
     OK(weft_barrier(w, WEFT_DEFAULT));
     if (me == 0)
-        for (uint32_t i = 1; i < weft_size(w); i++)
-            CHECK(order[i] == i);
+        for (uint32_t i = 1; i < n; i++)
+            CHECK(turns->who[i - 1] == i);
 }
 
 static void test_lock_fair(void **state)
@@ -230,16 +310,25 @@ static void test_lock_timeout(void **state)
 }
 
 /* The holder dies: with waiters in line, and with none. */
+struct inheritance {
+    _Atomic uint32_t here, asked;
+    bool waiters;
+};
+
 static void lock_inherit(weft *w, void *arg)
 {
-    const bool waiters = *(bool *)arg;
+    struct inheritance *i = arg;
+    const bool waiters = i->waiters;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     bool inherited = false;
+    if (weft_rank(w) == 0)
+        watch_requests(w, &i->asked);
     if (weft_rank(w) == 2)
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
     OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&i->here, weft_size(w));
     if (weft_rank(w) == 2) {
-        usleep(waiters ? 50000 : 0);
+        wait_for(&i->asked, waiters ? weft_size(w) - 1 : 0);
         raise(SIGKILL);
     }
     if (!waiters)
@@ -264,9 +353,10 @@ static void test_lock_inherit(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        bool waiters = i;
+        struct inheritance *shared = shared_words(4096);
         int status[NODES_MAX];
-        nodes_run(4, lock_inherit, &waiters, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+        shared->waiters = i;
+        nodes_run(4, lock_inherit, shared, (const char *const[]){"WEFT_LOG=error", NULL}, status);
         for (int k = 0; k < 4; k++)
             if (k != 2)
                 assert_int_equal(status[k], 0);
@@ -277,28 +367,29 @@ static void test_lock_inherit(void **state)
  * the message that weft_lock() sends, and waits for no answer, as one that timed out just then. */
 static void lock_heir_gone(weft *w, void *arg)
 {
-    (void)arg;
+    struct inheritance *i = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (weft_rank(w) == 0)
+        watch_requests(w, &i->asked);
     if (weft_rank(w) == 1)
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
     OK(weft_barrier(w, WEFT_DEFAULT));
     if (weft_rank(w) == 2) {
-        struct {
-            uint64_t word, ticket;
-            uint32_t verb, inherited;
-        } request = {word, 999, 1, 0};
+        struct lock_message request = {.word = word, .ticket = 999, .verb = LOCK_REQUEST};
         OK(fab_send(w, 0, FAB_HANDLER_LOCK, &request, sizeof request, NULL, 0, NULL));
         OK(weft_flush(w, 0, WEFT_DEFAULT));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
-    if (weft_rank(w) == 1) {
-        usleep(20000);
+    meet(&i->here, weft_size(w));
+    wait_for(&i->asked, 1);
+    if (weft_rank(w) == 1)
         raise(SIGKILL);
-    }
     while (weft_alive(w, 1))
         usleep(1000);
     if (weft_rank(w) == 3) {
-        usleep(50000); /* the lock has been to node 2 and back */
+        uint64_t value = 0;
+        do /* until the lock has been to node 2 and back */
+            OK(weft_get_now(w, &value, word, 8));
+        while (value != LOCK_ORPHAN);
         bool inherited = false;
         OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
         CHECK(inherited);
@@ -317,7 +408,7 @@ static void test_lock_heir_gone(void **state)
 {
     (void)state;
     int status[NODES_MAX];
-    nodes_run(4, lock_heir_gone, NULL, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    nodes_run(4, lock_heir_gone, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}, status);
     for (int k = 0; k < 4; k++)
         if (k != 1)
             assert_int_equal(status[k], 0);
@@ -333,7 +424,7 @@ static struct {
 static void *lock_thread(void *arg)
 {
     (void)arg;
-    for (int i = 0; i < 500; i++) {
+    for (uint32_t i = 0; i < repeats(500); i++) {
         OK(weft_lock(within.w, within.word, WEFT_DEFAULT, NULL));
         CHECK(within.inside++ == 0);
         within.count++;
@@ -353,7 +444,7 @@ static void lock_threads(weft *w, void *arg)
         CHECK(pthread_create(&t[i], NULL, lock_thread, NULL) == 0);
     for (int i = 0; i < 3; i++)
         pthread_join(t[i], NULL);
-    CHECK(within.count == 1500);
+    CHECK(within.count == 3 * repeats(500));
     OK(weft_barrier(w, WEFT_DEFAULT));
 }
 
@@ -370,12 +461,12 @@ static void counter(weft *w, void *arg)
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     CHECK(weft_counter_wait(w, word, 1, 20 * WEFT_MS) == -ETIMEDOUT);
     OK(weft_barrier(w, WEFT_DEFAULT));
-    for (int i = 0; i < 1000; i++)
+    for (uint32_t i = 0; i < repeats(1000); i++)
         OK(weft_counter_add(w, word, 1, NULL));
-    OK(weft_counter_wait(w, word, 1000u * n, WEFT_DEFAULT));
+    OK(weft_counter_wait(w, word, repeats(1000) * n, WEFT_DEFAULT));
     uint64_t v;
     OK(weft_counter_read(w, word, &v));
-    CHECK(v == 1000u * n);
+    CHECK(v == repeats(1000) * n);
     (void)me;
     OK(weft_barrier(w, WEFT_DEFAULT));
 }
@@ -389,7 +480,7 @@ static void test_counter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_leave_slow), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
         cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit), cmocka_unit_test(test_lock_heir_gone),
         cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
     };

@@ -93,6 +93,23 @@ class Command(unittest.TestCase):
             self.assertTrue(options)
             self.assertEqual(options - documented, set(), f"weft-{sub}.1")
 
+    def test_synopsis_has_every_option_or_says_options(self):
+        for sub in self.subcommands():
+            synopsis = "\n".join(macros(f"weft-{sub}.1")).partition(".Sh SYNOPSIS")[2].partition(".Sh DESCRIPTION")[0]
+            if ".Op Ar options" in synopsis:
+                continue
+            options = set()
+            for line in output(sub, "--help").splitlines():
+                if m := re.match(r" +(?:-\w, )?-(-[a-z-]+)", line):
+                    options.add(m[1])
+            shown = set(re.findall(r"Fl (-[a-z-]+)", synopsis))
+            self.assertEqual(options - shown - ({"-verbose"} if ".Op Fl v" in synopsis else set()) -
+                             ({"-nodes"} if "Fl n" in synopsis else set()), set(), f"weft-{sub}.1")
+
+    def test_the_command_s_page_refers_to_the_others(self):
+        see = set(re.findall(r"Xr weft-(\w+) 1", read(MAN, "weft.1").partition(".Sh SEE ALSO")[2]))
+        self.assertEqual(see, set(self.subcommands()))
+
     def test_every_variable_is_on_the_command_s_page(self):
         wanted = {row["variable"] for row in json.loads(output("config", "--json"))}
         documented = {m[1] for line in macros("weft.1") if (m := re.match(r"\.It Ev (WEFT_\w+)", line))}
@@ -102,7 +119,7 @@ class Command(unittest.TestCase):
         text = " ".join(macros("weft.1"))
         for row in json.loads(output("config", "--json")):
             m = re.search(r"\.It Ev " + row["variable"] + r" (.*?)(?=\.It Ev|\.El)", text)
-            said = re.search(r"The default is (?:\.Ql )?(\w+)", m[1])
+            said = re.search(r"The default is (?:\.Ql )?(\w+(?:[:,]\w+)*)", m[1])
             if said:
                 self.assertEqual(said[1], row["default"], row["variable"])
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sizes and durations as people write them.
+ * Numbers, sizes and durations as people write them.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +11,23 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+
+static void reads_numbers(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"", "-", "x", "1x", "+1", " 1", "1 ", "--1", "1.5", "-4", "12", "99999999999999999999"};
+    int64_t n = 77;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(base_parse_number(wrong[i], -3, 11, &n), -EINVAL);
+    assert_int_equal(base_parse_number(NULL, -3, 11, &n), -EINVAL);
+    assert_int_equal(n, 77);
+    assert_int_equal(base_parse_number("-3", -3, 11, &n), 0);
+    assert_int_equal(n, -3);
+    assert_int_equal(base_parse_number("011", -3, 11, &n), 0);
+    assert_int_equal(n, 11);
+    assert_int_equal(base_parse_number("9223372036854775807", 0, INT64_MAX, &n), 0);
+    assert_int_equal(n, INT64_MAX);
+}
 
 static void reads_sizes(void **state)
 {
@@ -87,7 +104,7 @@ static void formats_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_sizes),     cmocka_unit_test(refuses_what_is_no_size),
+        cmocka_unit_test(reads_numbers), cmocka_unit_test(reads_sizes),     cmocka_unit_test(refuses_what_is_no_size),
         cmocka_unit_test(reads_durations), cmocka_unit_test(refuses_what_is_no_duration),
         cmocka_unit_test(formats_sizes),
     };

@@ -22,7 +22,7 @@ static char hosts[64], secret[64];
 static const char *const variables[] = {
     "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
     "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_JOIN_TIMEOUT",
-    "WEFT_SPIN", "WEFT_LOG", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
+    "WEFT_LIVENESS", "WEFT_SSH", "WEFT_SPIN", "WEFT_LOG", "WEFT_GID_INDEX", "WEFT_RAILS", "WEFT_STRIPE", "WEFT_GUARD", "WEFT_TB_LANES", "WEFT_TB_CHECK", "WEFT_VERBS_LIBRARY", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
     "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
 
 static int setup(void **state)
@@ -113,7 +113,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
-    assert_int_equal(n, 15);
+    assert_int_equal(n, 26);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {
@@ -222,6 +222,8 @@ static void understands_mlx(void **state)
     bad(sentence);
 }
 
+#define RAILS_EXPECTED "a number from 1 to 4, or as many different devices with commas between, as in mlx5_0,mlx5_1:2"
+
 static void names_the_wrong_one(void **state)
 {
     (void)state;
@@ -237,8 +239,16 @@ static void names_the_wrong_one(void **state)
         {"WEFT_SIZE", "99999999999999999999", "WEFT_SIZE='99999999999999999999': expected a number from 1 to 1024"},
         {"WEFT_DEADLINE", "0", "WEFT_DEADLINE='0': expected a duration from 1ms to 1000h, as in 500ms or 2s"},
         {"WEFT_SPIN", "2s", "WEFT_SPIN='2s': expected a duration from 0 to 1s, as in 500ms or 2s"},
-        {"WEFT_POOL_LOCK", "maybe", "WEFT_POOL_LOCK='maybe': expected 0, 1, yes, no, true or false"},
-        {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected shm"},
+        {"WEFT_POOL_LOCK", "maybe", "WEFT_POOL_LOCK='maybe': expected 0, 1, yes, no, true, false, on or off"},
+        {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected one of shm|rc|tb|rdma"},
+        {"WEFT_RAILS", "0", "WEFT_RAILS='0': expected " RAILS_EXPECTED},
+        {"WEFT_RAILS", "5", "WEFT_RAILS='5': expected " RAILS_EXPECTED},
+        {"WEFT_RAILS", "a,,b", "WEFT_RAILS='a,,b': expected " RAILS_EXPECTED},
+        {"WEFT_RAILS", "a,b,a", "WEFT_RAILS='a,b,a': expected " RAILS_EXPECTED},
+        {"WEFT_RAILS", "a,b,c,d,e", "WEFT_RAILS='a,b,c,d,e': expected " RAILS_EXPECTED},
+        {"WEFT_STRIPE", "4K", "WEFT_STRIPE='4K': expected a size from 32 KiB to 1 TiB, as in 256M or 1.5G"},
+        {"WEFT_GID_INDEX", "-2", "WEFT_GID_INDEX='-2': expected a number from -1 to 255"},
+        {"WEFT_TB_CHECK", "some", "WEFT_TB_CHECK='some': expected one of full|frames"},
         {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
         {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
         {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
@@ -321,6 +331,69 @@ static void secrets(void **state)
     }
 }
 
+static void rails_of_rc(void **state)
+{
+    (void)state;
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.rails, 0);
+    assert_int_equal(s.stripe_bytes, 256 << 10);
+    cluster_settings_clear(&s);
+    setenv("WEFT_RAILS", "3", 1);
+    setenv("WEFT_STRIPE", "1M", 1);
+    s = good(NULL);
+    assert_int_equal(s.rails, 3);
+    assert_string_equal(s.rail_names[0], "");
+    assert_int_equal(s.stripe_bytes, 1 << 20);
+    cluster_settings_clear(&s);
+    setenv("WEFT_RAILS", "mlx5_1:2,mlx5_0", 1);
+    s = good(NULL);
+    assert_int_equal(s.rails, 2);
+    assert_string_equal(s.rail_names[0], "mlx5_1:2");
+    assert_string_equal(s.rail_names[1], "mlx5_0");
+    cluster_settings_clear(&s);
+}
+
+static void lanes_of_tb(void **state)
+{
+    (void)state;
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.lane_count, 3);
+    assert_int_equal(s.lanes[0].message, 32 << 10);
+    assert_int_equal(s.lanes[0].depth, 32);
+    assert_int_equal(s.lanes[2].message, 128 << 10);
+    assert_int_equal(s.lanes[2].depth, 16);
+    assert_false(s.check_frames);
+    cluster_settings_clear(&s);
+    setenv("WEFT_TB_LANES", "4096:64,1M:15,16773120:1,4K:1,4K:1,4K:1,4K:1,8K:2", 1);
+    setenv("WEFT_TB_CHECK", "frames", 1);
+    s = good(NULL);
+    assert_int_equal(s.lane_count, 8);
+    assert_int_equal(s.lanes[0].message, 4096);
+    assert_int_equal(s.lanes[1].depth, 15);
+    assert_int_equal(s.lanes[2].message, 16773120);
+    assert_true(s.check_frames);
+    cluster_settings_clear(&s);
+    static const char *const wrong[] = {
+        "32K", ":", "32K:", ":4", "32K:0", "32K:65", "32K:-1", "32K:+1", "32K: 4", "32K:4x", "32K:4,", ",32K:4", "32K:4,,32K:4", "0:4",
+        "6000:4", "16777216:1", "1M:16", "x:4", "32K:4 ", "99999999999999999999:1", "4K:99999999999999999999",
+        "4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1", "00000000000000000000000000000004K:1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char sentence[400];
+        setenv("WEFT_TB_LANES", wrong[i], 1);
+        snprintf(sentence, sizeof sentence, "WEFT_TB_LANES='%s': expected 1 to 8 lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message "
+                 "a multiple of 4K, up to 16380K; 1 to 64 of them, together at most 4095 frames of 4K", wrong[i]);
+        bad(sentence);
+    }
+    unsetenv("WEFT_TB_LANES");
+    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": []}], \"settings\": {\"tb_lanes\": \"64K:8\", \"tb_check\": \"frames\"}}", 0600);
+    setenv("WEFT_HOSTFILE", hosts, 1);
+    s = good(NULL);
+    assert_int_equal(s.lane_count, 1);
+    assert_int_equal(s.lanes[0].message, 64 << 10);
+    assert_true(s.check_frames);
+    cluster_settings_clear(&s);
+}
+
 static void log_level_is_set(void **state)
 {
     (void)state;
@@ -343,6 +416,8 @@ int main(void)
         cmocka_unit_test_setup(understands_mlx, setup),
         cmocka_unit_test_setup(names_the_wrong_one, setup),
         cmocka_unit_test_setup(secrets, setup),
+        cmocka_unit_test_setup(rails_of_rc, setup),
+        cmocka_unit_test_setup(lanes_of_tb, setup),
         cmocka_unit_test_setup(log_level_is_set, setup),
     };
     if (!mkdtemp(dir))

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the kernel's cross-memory copy does between two processes with nothing around it: the limit of a
+ * device whose data moves that way.
+ *
+ *   write_bw   one process copies into the other's memory, again and again; the other sleeps
+ *   write_lat  each in turn copies a few bytes into the other's memory, which the other polls: half a
+ *              round trip
+ *   send_lat   as write_lat, but then hands over a cache line of shared memory, and the other polls that
+ *
+ * A latency is the median of single round trips, as perftest's "typical" is; each is timed, as there.
+ *
+ * Buffers are as perftest has them: from posix_memalign, of 4 KiB pages unless the system likes larger
+ * ones, touched.
+ */
+#include "../spec.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LINE = 64 };
+
+struct side {
+    _Atomic uint64_t turn __attribute__((aligned(LINE))); /* how often the other side has handed over */
+    void *buffer;                                         /* where it is in that side's memory */
+    pid_t pid;
+};
+
+struct pair {
+    struct side side[2];
+    _Atomic int failed; /* an errno */
+    _Atomic int ready;
+};
+
+static bool copy(const struct pair *p, int to, void *from, uint64_t bytes)
+{
+    struct iovec here = {from, bytes}, there = {p->side[to].buffer, bytes};
+    return process_vm_writev(p->side[to].pid, &here, 1, &there, 1, 0) == (ssize_t)bytes;
+}
+
+static cpu_set_t allowed; /* at the start, before this process took a core for itself */
+
+static void place(int core)
+{
+    cpu_set_t one;
+    int at = 0;
+    for (size_t i = 0; i < CPU_SETSIZE; i++) {
+        if (CPU_ISSET(i, &allowed) && at++ == core % CPU_COUNT(&allowed)) {
+            CPU_ZERO(&one);
+            CPU_SET(i, &one);
+            sched_setaffinity(0, sizeof(one), &one);
+            return;
+        }
+    }
+}
+
+/* Turns of one side. `shared`: the turn is told by a line of shared memory, else by the copied bytes
+ * themselves. at[i], where there is an `at`: when turn i began. */
+static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, bool shared,
+                  uint64_t *at)
+{
+    volatile uint8_t *mine = (volatile uint8_t *)p->side[me].buffer + bytes - 1;
+    uint8_t source[64];
+    for (uint64_t i = from; i < to; i++) {
+        memset(source, (int)(i % 251 + 1), bytes);
+        if (at) {
+            at[i - from] = spec_now_ns();
+        }
+        if (me == 1) { /* the other begins */
+            if (shared) {
+                while (atomic_load_explicit(&p->side[1].turn, memory_order_acquire) != i + 1 && !p->failed) {
+                }
+            } else {
+                while (*mine != source[0] && !p->failed) {
+                }
+            }
+        }
+        if (!copy(p, !me, source, bytes)) {
+            p->failed = errno ? errno : EIO;
+            return false;
+        }
+        if (shared) {
+            atomic_store_explicit(&p->side[!me].turn, i + 1, memory_order_release);
+        }
+        if (me == 0) {
+            if (shared) {
+                while (atomic_load_explicit(&p->side[0].turn, memory_order_acquire) != i + 1 && !p->failed) {
+                }
+            } else {
+                while (*mine != source[0] && !p->failed) {
+                }
+            }
+        }
+    }
+    return !p->failed;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double latency(struct pair *p, const struct spec *s, bool shared)
+{
+    double value = -1;
+    uint64_t *at = calloc(s->iterations, sizeof(*at));
+    if (at && turns(p, 0, 0, s->warmup, s->bytes, shared, NULL) &&
+        turns(p, 0, s->warmup, s->warmup + s->iterations, s->bytes, shared, at)) {
+        for (uint64_t i = 0; i + 1 < s->iterations; i++) {
+            at[i] = at[i + 1] - at[i];
+        }
+        qsort(at, s->iterations - 1, sizeof(*at), by_size);
+        value = spec_us(at[(s->iterations - 1) / 2], 2);
+    }
+    p->failed = value < 0 && !p->failed ? ENOMEM : p->failed; /* the other side waits for no more */
+    free(at);
+    return value;
+}
+
+static double measure(struct pair *p, const struct spec *s)
+{
+    const bool bandwidth = !strcmp(s->test, "write_bw"), shared = !strcmp(s->test, "send_lat");
+    void *buffer;
+    if (posix_memalign(&buffer, 4096, s->bytes < 4096 ? 4096 : s->bytes)) {
+        return -1;
+    }
+    memset(buffer, 0, s->bytes < 4096 ? 4096 : s->bytes);
+    memset(p, 0, sizeof(*p));
+    p->side[0].pid = getpid();
+    p->side[0].buffer = p->side[1].buffer = buffer; /* each has its own after the fork */
+    /* Where Yama guards processes from each other, this lets the other one in. */
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+        place(1);
+        memset(buffer, 0, s->bytes < 4096 ? 4096 : s->bytes); /* pages of its own */
+        p->side[1].pid = getpid();
+        atomic_store(&p->ready, 1);
+        if (bandwidth) {
+            for (;;) {
+                pause();
+            }
+        }
+        _exit(!turns(p, 1, 0, s->warmup + s->iterations, s->bytes, shared, NULL));
+    }
+    if (child < 0) {
+        free(buffer);
+        return -1;
+    }
+    place(0);
+    while (!atomic_load(&p->ready)) {
+        sched_yield();
+    }
+    double value = -1;
+    if (bandwidth) {
+        bool good = true;
+        for (uint64_t i = 0; i < s->warmup && good; i++) {
+            good = copy(p, 1, buffer, s->bytes);
+        }
+        uint64_t begin = spec_now_ns();
+        for (uint64_t i = 0; i < s->iterations && good; i++) {
+            good = copy(p, 1, buffer, s->bytes);
+        }
+        value = good ? spec_gbs(spec_now_ns() - begin, s->bytes, s->iterations) : -1;
+        p->failed = good ? 0 : errno;
+        kill(child, SIGKILL);
+    } else {
+        value = latency(p, s, shared);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    free(buffer);
+    return value;
+}
+
+int main(int count, char **word)
+{
+    struct pair *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        perror("mmap");
+        return 1;
+    }
+    if (sched_getaffinity(0, sizeof(allowed), &allowed)) {
+        CPU_ZERO(&allowed); /* more cores than fit: go where the system says */
+    }
+    for (int i = 1; i < count; i++) {
+        struct spec s;
+        if (spec_parse(&s, word[i])) {
+            return 2;
+        }
+        const bool small = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat");
+        if ((!small && strcmp(s.test, "write_bw")) || !s.bytes ||
+            (small && (s.bytes > LINE || s.iterations < 2))) {
+            spec_missing(&s, "no such test");
+            continue;
+        }
+        double value = measure(p, &s);
+        if (value < 0) {
+            spec_missing(&s, p->failed ? strerror(p->failed) : "it could not be set up");
+        } else {
+            spec_value(&s, value);
+        }
+    }
+    return 0;
+}

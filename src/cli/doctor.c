@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft doctor: what stops RDMA on this machine, and what to do about it.
+ */
+#include <string.h>
+
+#include "cli/doctor.h"
+
+static const char help[] =
+    "Usage: weft doctor [--json] [--facts DIR] [--save DIR]\n"
+    "\n"
+    "Looks at this machine and says what stops RDMA here, the most likely cause first, each with what was seen and what to\n"
+    "do: no verbs library, RDMA not enabled, ports that are Thunderbolt 4, no device or no right to open it, a port that is\n"
+    "down, no usable address (GID), protection domains or queue pairs all taken, an active Thunderbolt bridge, a limit of\n"
+    "locked memory, a GPU without a driver.\n"
+    "\n"
+    "  --facts DIR   look at captured outputs in DIR instead of at this machine: system.txt, devices.json, ...\n"
+    "  --save DIR    also write what was seen to DIR, to be looked at elsewhere\n"
+    "  --json        the same for programs\n"
+    "  --help        this text\n"
+    "\n"
+    "On each device that can be used one protection domain and queue pair are made and given back.\n"
+    "Exit status: 0 when nothing stops RDMA; 1 when something does; 2 when the command line is wrong.\n";
+
+static int print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
+{
+    json_t *list = json_array();
+    for (unsigned i = 0; i < count; i++)
+        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "id", all[i].id, "stops", all[i].stops, "what",
+                                              all[i].what, "seen", all[i].seen, "remedy", all[i].remedy));
+    return cli_json_print("doctor",
+                          json_pack("{s:b, s:i, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list));
+}
+
+static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable)
+{
+    for (unsigned i = 0; i < count; i++)
+        printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)",
+               all[i].seen, all[i].remedy);
+    if (count == 0)
+        printf("Nothing found that stops RDMA here.\n");
+    printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
+           usable ? "" : " Nodes of this host reach each other through shared memory all the same.");
+    return cli_flush("doctor");
+}
+
+int cli_doctor(int argc, char **argv)
+{
+    static const struct option longs[] = {{"json", no_argument, NULL, 'j'},
+                                          {"facts", required_argument, NULL, 'f'},
+                                          {"save", required_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    static struct doctor_finding found[DOCTOR_FINDINGS];
+    const char *facts_dir = NULL, *save_dir = NULL;
+    bool as_json = false, started = false;
+    struct doctor_facts facts;
+    unsigned usable;
+    int c;
+    while ((c = cli_option("doctor", argc, argv, "h", longs, &started)) != -1) {
+        switch (c) {
+        case 'j': as_json = true; break;
+        case 'f': facts_dir = optarg; break;
+        case 's': save_dir = optarg; break;
+        case 'h': fputs(help, stdout); return cli_flush("doctor");
+        default: return CLI_USAGE;
+        }
+    }
+    if (optind < argc)
+        return cli_usage("doctor", "unexpected '%s'", argv[optind]);
+    int rc = facts_dir ? doctor_load(&facts, facts_dir) : doctor_collect(&facts);
+    if (rc == 0 && save_dir)
+        rc = doctor_save(&facts, save_dir);
+    if (rc) {
+        rc = cli_error("doctor", "%s", base_error());
+    } else {
+        unsigned count = doctor_find(&facts, found, &usable);
+        bool good = count == 0 || !found[0].stops;
+        rc = as_json ? print_json(found, count, usable, good) : print_people(found, count, usable);
+        if (rc == 0 && !good)
+            rc = CLI_FAILED;
+    }
+    doctor_forget(&facts);
+    return rc;
+}

@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What follows from the facts. A check a function; each looks at facts, which may be missing, and adds findings. What
+ * explains another finding ranks before it, and a cause that explains all hides what it explains.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/doctor.h"
+
+/* In the order of likelihood: the first is printed first. */
+enum rank {
+    NO_LIBRARY, OLD_SYSTEM, THUNDERBOLT_4, NOT_ENABLED, NO_ACCESS, NO_DEVICE, PORT_DOWN, NO_GID, NO_DOMAINS, NO_QUEUE_PAIRS,
+    DEVICE_ERROR, NO_CONNECTIONS, BRIDGE, MEMLOCK, GPU
+};
+
+struct doctor {
+    const struct doctor_facts *facts;
+    struct doctor_finding *out;
+    unsigned count, usable;
+    json_t *devices; /* a list, or NULL: not known */
+    bool mac;
+};
+
+/* The finding to fill in; the last one again when there are too many. */
+static struct doctor_finding *add(struct doctor *d, const char *id, enum rank rank, bool stops)
+{
+    struct doctor_finding *f = &d->out[d->count < DOCTOR_FINDINGS ? d->count++ : DOCTOR_FINDINGS - 1];
+    memset(f, 0, sizeof *f);
+    f->id = id;
+    f->rank = (int)rank;
+    f->stops = stops;
+    return f;
+}
+
+static bool has(const struct doctor *d, const char *id)
+{
+    for (unsigned i = 0; i < d->count; i++)
+        if (strcmp(d->out[i].id, id) == 0)
+            return true;
+    return false;
+}
+
+#define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
+
+static const char *fact(const struct doctor *d, enum doctor_fact which)
+{
+    return d->facts->text[which];
+}
+
+/* One line of a text, without the blanks around it; false at the end. */
+static bool next_line(const char **at, char *line, size_t len)
+{
+    if (!**at)
+        return false;
+    size_t n = strcspn(*at, "\n"), skip = strspn(*at, " \t");
+    const char *from = *at + (skip < n ? skip : n);
+    size_t m = n - (size_t)(from - *at);
+    while (m && (from[m - 1] == ' ' || from[m - 1] == '\t' || from[m - 1] == '\r'))
+        m--;
+    snprintf(line, len, "%.*s", (int)(m < len ? m : len - 1), from);
+    *at += n + ((*at)[n] == '\n');
+    return true;
+}
+
+/* What follows "KEY:" at the start of some line; false when no line has it. */
+static bool value_of(const char *text, const char *key, char *out, size_t len)
+{
+    char line[512];
+    size_t n = strlen(key);
+    while (text && next_line(&text, line, sizeof line))
+        if (strncmp(line, key, n) == 0 && line[n] == ':') {
+            const char *v = line + n + 1;
+            snprintf(out, len, "%s", v + strspn(v, " \t"));
+            return true;
+        }
+    return false;
+}
+
+/* --- the system --- */
+static bool mac_version(const struct doctor *d, int *major, int *minor)
+{
+    char version[64];
+    *minor = 0;
+    return value_of(fact(d, DOCTOR_SYSTEM), "ProductVersion", version, sizeof version) &&
+           sscanf(version, "%d.%d", major, minor) >= 1;
+}
+
+static void check_library(struct doctor *d)
+{
+    const char *text = fact(d, DOCTOR_LIBRARY);
+    int major, minor;
+    if (!text || strncmp(text, "missing", 7) != 0)
+        return;
+    bool known = d->mac && mac_version(d, &major, &minor);
+    bool old = known && (major < 26 || (major == 26 && minor < 2));
+    struct doctor_finding *f = add(d, old ? "old-system" : "no-library", old ? OLD_SYSTEM : NO_LIBRARY, true);
+    SAY(f->seen, "%.*s", (int)strcspn(text, "\n"), text);
+    if (old) {
+        SAY(f->what, "macOS %d.%d is too old for RDMA over Thunderbolt", major, minor);
+        SAY(f->remedy, "Update macOS to 26.2 or later (26.3 for regions that fail without harm)");
+    } else if (d->mac) {
+        SAY(f->what, "The verbs library (librdma) is missing");
+        SAY(f->remedy, "macOS has it from version 26.2 on: is WEFT_VERBS_LIBRARY set, and wrong? Else update macOS");
+    } else {
+        SAY(f->what, "The verbs library (libibverbs) is missing");
+        SAY(f->remedy, "Install it. Debian, Ubuntu: sudo apt install libibverbs1 ibverbs-providers; Fedora: sudo dnf install "
+                       "libibverbs");
+    }
+}
+
+/* The fastest link that any port can have, in Gb/s; -1: not known, or no port. */
+static int fastest_port(const char *text, char *line, size_t len)
+{
+    char l[512];
+    int most = -1;
+    while (text && next_line(&text, l, sizeof l)) {
+        int speed;
+        if (strncmp(l, "Speed:", 6) != 0)
+            continue;
+        const char *digits = l + strcspn(l, "0123456789");
+        if (sscanf(digits, "%d", &speed) == 1 && speed > most) {
+            most = speed;
+            snprintf(line, len, "%s", l);
+        }
+    }
+    return most;
+}
+
+static void check_thunderbolt(struct doctor *d)
+{
+    char line[512];
+    int speed = fastest_port(fact(d, DOCTOR_THUNDERBOLT), line, sizeof line);
+    if (!d->mac || speed < 0 || speed > 40)
+        return;
+    struct doctor_finding *f = add(d, "thunderbolt-4", THUNDERBOLT_4, true);
+    SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which never will do RDMA");
+    SAY(f->seen, "no port over 40 Gb/s (system_profiler: \"%s\")%s", line,
+        fact(d, DOCTOR_RDMA_CTL) && strstr(fact(d, DOCTOR_RDMA_CTL), "enabled")
+            ? "; rdma_ctl says enabled all the same, which is not your mistake" : "");
+    SAY(f->remedy, "Nothing can be set to change it: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through "
+                   "shared memory, and other machines over TCP");
+}
+
+static void check_enabled(struct doctor *d)
+{
+    const char *text = fact(d, DOCTOR_RDMA_CTL);
+    if (!text || has(d, "thunderbolt-4") || !(strstr(text, "disabled") || strstr(text, "not enabled")))
+        return;
+    struct doctor_finding *f = add(d, "not-enabled", NOT_ENABLED, true);
+    SAY(f->what, "RDMA is not enabled on this Mac");
+    SAY(f->seen, "rdma_ctl status: %.*s", (int)strcspn(text, "\n"), text);
+    SAY(f->remedy, "Shut down, hold the power button until Recovery comes, choose Options, open the Terminal there, run "
+                   "`rdma_ctl enable`, and restart. On every Mac of the cluster");
+}
+
+static void check_access(struct doctor *d)
+{
+    char line[300], closed[400] = "";
+    const char *text = fact(d, DOCTOR_UVERBS);
+    while (text && next_line(&text, line, sizeof line)) {
+        char *blank = strchr(line, ' ');
+        size_t n = strlen(closed);
+        if (blank && strcmp(blank + 1, "no") == 0)
+            snprintf(closed + n, sizeof closed - n, "%s%.*s", n ? ", " : "", (int)(blank - line), line);
+    }
+    if (!closed[0])
+        return;
+    struct doctor_finding *f = add(d, "no-access", NO_ACCESS, true);
+    SAY(f->what, "The RDMA devices are there, and you may not open them");
+    SAY(f->seen, "not readable and writable: %s", closed);
+    SAY(f->remedy, "sudo chmod 0666 /dev/infiniband/uverbs*, for good by a udev rule: "
+                   "KERNEL==\"uverbs*\", MODE=\"0666\" in /etc/udev/rules.d/99-rdma.rules (as rdma-core's own)");
+}
+
+static void check_presence(struct doctor *d)
+{
+    if (!d->devices || json_array_size(d->devices) > 0 || has(d, "no-library") || has(d, "old-system") ||
+        has(d, "thunderbolt-4") || has(d, "not-enabled") || has(d, "no-access"))
+        return;
+    struct doctor_finding *f = add(d, "no-device", NO_DEVICE, true);
+    SAY(f->what, "This host has no RDMA device");
+    SAY(f->seen, "the verbs library lists none");
+    if (d->mac)
+        SAY(f->remedy, "Is `rdma_ctl status` enabled, and are the ports Thunderbolt 5? After enabling, restart");
+    else
+        SAY(f->remedy, "With an adapter: is its driver loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`)? With plain "
+                       "Ethernet, the kernel's own device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
+                       "INTERFACE. Without either, nodes of this host still have shared memory");
+}
+
+/* --- devices --- */
+static const char *text_of(const json_t *device, const char *key)
+{
+    const char *s = json_string_value(json_object_get(device, key));
+    return s ? s : "";
+}
+
+static void check_port(struct doctor *d, const json_t *device)
+{
+    const char *name = text_of(device, "device");
+    bool thunderbolt = strcmp(text_of(device, "link"), "Thunderbolt") == 0;
+    if (thunderbolt && (has(d, "thunderbolt-4") || has(d, "not-enabled")))
+        return;
+    struct doctor_finding *f = add(d, "port-down", PORT_DOWN, true);
+    SAY(f->what, "The port of %.60s is down", name);
+    SAY(f->seen, "%.60s: state %.20s; %.600s", name, text_of(device, "state"), text_of(device, "why_not"));
+    if (thunderbolt)
+        SAY(f->remedy, "Is a Thunderbolt 5 cable in that port, and a Mac at its other end? RDMA must be enabled at both ends: "
+                       "`rdma_ctl status` there");
+    else
+        SAY(f->remedy, "Is there a cable, and is the other end on? ip link set %.30s up; InfiniBand needs a subnet manager "
+                       "somewhere (opensm)", text_of(device, "interface")[0] ? text_of(device, "interface") : "INTERFACE");
+}
+
+static void check_gid(struct doctor *d, const json_t *device)
+{
+    const char *interface = text_of(device, "interface");
+    struct doctor_finding *f = add(d, "no-gid", NO_GID, true);
+    if (!interface[0])
+        interface = "INTERFACE";
+    SAY(f->what, "%.60s has no address (GID) that can be used", text_of(device, "device"));
+    SAY(f->seen, "%.700s", text_of(device, "why_not"));
+    if (d->mac)
+        SAY(f->remedy, "sudo ifconfig %.30s inet 169.254.10.1/16 alias, and another last number at the other end; for good in "
+                       "System Settings, Network", interface);
+    else
+        SAY(f->remedy, "sudo ip address add 169.254.10.1/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
+                       "the other end", interface, interface);
+}
+
+static void check_device_error(struct doctor *d, const json_t *device, bool connections)
+{
+    struct doctor_finding *f = connections ? add(d, "no-connections", NO_CONNECTIONS, true)
+                                           : add(d, "device-error", DEVICE_ERROR, true);
+    SAY(f->what, connections ? "%.60s has neither reliable nor unreliable connections" : "%.60s cannot be used",
+        text_of(device, "device"));
+    SAY(f->seen, "%.700s", text_of(device, "why_not"));
+    SAY(f->remedy, "%s", connections ? "weft cannot use this kind of device; another transport may (libfabric)"
+                                     : "Is another driver or firmware there? See `dmesg`, and `weft devices -v`");
+}
+
+/* More is in use than there is. */
+static bool exhausted(const json_t *device, const char *limit, int64_t *used, int64_t *total)
+{
+    const json_t *l = json_object_get(json_object_get(device, "limits"), limit);
+    const json_t *u = json_object_get(l, "used");
+    *used = json_integer_value(u);
+    *total = json_integer_value(json_object_get(l, "total"));
+    return json_is_integer(u) && *total > 0 && *used >= *total;
+}
+
+/* What allocating one of `what` on the device gave; -1: it was not tried. */
+static int allocation(const struct doctor *d, const char *device, const char *what)
+{
+    char line[256], name[128], kind[32];
+    const char *text = fact(d, DOCTOR_ALLOCATION);
+    int code;
+    while (text && next_line(&text, line, sizeof line))
+        if (sscanf(line, "%127s %31s %d", name, kind, &code) == 3 && strcmp(name, device) == 0 && strcmp(kind, what) == 0)
+            return code;
+    return -1;
+}
+
+static void check_full(struct doctor *d, const json_t *device, bool domains)
+{
+    const char *name = text_of(device, "device");
+    bool thunderbolt = strcmp(text_of(device, "link"), "Thunderbolt") == 0;
+    int64_t used, total;
+    int code = allocation(d, name, domains ? "domain" : "queue_pair");
+    bool full = exhausted(device, domains ? "protection_domains" : "queue_pairs", &used, &total);
+    if (code <= 0 && !full)
+        return;
+    struct doctor_finding *f = domains ? add(d, "no-domains", NO_DOMAINS, true) : add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
+    SAY(f->what, "All %s of %.60s are taken", domains ? "protection domains" : "queue pairs", name);
+    if (code > 0 && !full)
+        SAY(f->seen, "%s was refused with errno %d; the device has %" PRId64, domains ? "a domain" : "a queue pair", code, total);
+    else
+        SAY(f->seen, "%" PRId64 " of %" PRId64 " are in use", used, total);
+    if (domains && thunderbolt)
+        SAY(f->remedy, "A process that was killed keeps its domain until the machine restarts: end programs with an interrupt, "
+                       "never with kill -9, and restart this machine now");
+    else if (thunderbolt)
+        SAY(f->remedy, "The device has 10 for all programs together: end the others that use it (`weft run`, mlx.launch, "
+                       "exo, ...)");
+    else
+        SAY(f->remedy, "Which programs hold them: rdma resource show %s", domains ? "pd" : "qp");
+}
+
+static void check_devices(struct doctor *d)
+{
+    size_t i;
+    json_t *device;
+    json_array_foreach (d->devices, i, device) {
+        const char *reason = text_of(device, "reason");
+        if (json_is_true(json_object_get(device, "usable"))) {
+            unsigned before = d->count;
+            check_full(d, device, true);
+            check_full(d, device, false);
+            d->usable += d->count == before;
+        } else if (strcmp(reason, "port-down") == 0) {
+            check_port(d, device);
+        } else if (strcmp(reason, "no-gid") == 0) {
+            check_gid(d, device);
+        } else if (strcmp(reason, "no-access") != 0 || !has(d, "no-access")) {
+            check_device_error(d, device, strcmp(reason, "no-connections") == 0);
+        }
+    }
+}
+
+/* --- beside the devices --- */
+static bool is_rdma_interface(const struct doctor *d, const char *interface)
+{
+    size_t i;
+    const json_t *device;
+    json_array_foreach (d->devices, i, device)
+        if (strcmp(text_of(device, "interface"), interface) == 0)
+            return true;
+    return false;
+}
+
+static void report_bridge(struct doctor *d, const char *bridge, const char *members, bool ours)
+{
+    struct doctor_finding *f = add(d, "bridge", BRIDGE, false);
+    SAY(f->what, "The Thunderbolt bridge (%.30s) is active", bridge);
+    SAY(f->seen, "%.30s is active with members %.300s%s", bridge, members, ours ? ", which are ports of RDMA devices" : "");
+    SAY(f->remedy, "When cables form a loop it floods them. sudo ifconfig %.30s down (until the next restart), or make "
+                   "\"Thunderbolt Bridge\" inactive in System Settings, Network; then give each port an address of its own",
+        bridge);
+}
+
+static void check_bridge(struct doctor *d)
+{
+    const char *text = fact(d, DOCTOR_INTERFACES);
+    char bridge[64] = "", members[300] = "", line[512];
+    bool up = false, ours = false;
+    /* A block begins in the first column: "bridge0: flags=8863<UP,...". */
+    while (text && *text) {
+        bool head = *text != ' ' && *text != '\t' && *text != '\n';
+        next_line(&text, line, sizeof line);
+        if (head) {
+            snprintf(bridge, sizeof bridge, "%.*s", strncmp(line, "bridge", 6) == 0 ? (int)strcspn(line, ":") : 0, line);
+            up = strstr(line, "<UP") || strstr(line, ",UP,");
+            members[0] = '\0';
+            ours = false;
+        } else if (bridge[0] && strncmp(line, "member: ", 8) == 0) {
+            char name[32];
+            size_t n = strlen(members);
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(line + 8, " "), line + 8);
+            snprintf(members + n, sizeof members - n, "%s%s", n ? ", " : "", name);
+            ours |= is_rdma_interface(d, name);
+        } else if (bridge[0] && up && members[0] && strcmp(line, "status: active") == 0) {
+            report_bridge(d, bridge, members, ours);
+            bridge[0] = '\0';
+        }
+    }
+}
+
+static void check_memlock(struct doctor *d)
+{
+    char lock[64], pool[64], who[16] = "no", a[32], b[32];
+    const char *text = fact(d, DOCTOR_LIMITS);
+    if (d->mac || !d->devices || json_array_size(d->devices) == 0 || !value_of(text, "memlock", lock, sizeof lock) ||
+        strcmp(lock, "unlimited") == 0)
+        return;
+    if (value_of(text, "privileged", who, sizeof who) && strcmp(who, "yes") == 0)
+        return;
+    uint64_t limit = strtoull(lock, NULL, 10);
+    uint64_t wanted = value_of(text, "pool", pool, sizeof pool) ? strtoull(pool, NULL, 10) : UINT64_C(256) << 20;
+    if (limit >= wanted)
+        return;
+    struct doctor_finding *f = add(d, "memlock", MEMLOCK, true);
+    SAY(f->what, "This user may lock less memory than a pool has");
+    SAY(f->seen, "limit %s (ulimit -l), pool %s (WEFT_POOL); what is registered with a device is locked",
+        base_format_bytes(limit, a, sizeof a), base_format_bytes(wanted, b, sizeof b));
+    SAY(f->remedy, "In /etc/security/limits.conf: `* - memlock unlimited`, and log in again; for a service LimitMEMLOCK=infinity; "
+                   "in a container --ulimit memlock=-1");
+}
+
+/* The value of "key=" in a line of words. */
+static const char *word_of(const char *line, const char *key, char out[64])
+{
+    char sought[32];
+    snprintf(sought, sizeof sought, " %s=", key);
+    const char *at = strstr(line, sought);
+    at = at ? at + strlen(sought) : "?";
+    snprintf(out, 64, "%.*s", (int)(strcspn(at, " ") < 63 ? strcspn(at, " ") : 63), at);
+    return out;
+}
+
+static void report_gpu(struct doctor *d, const char *name, const char *width, const char *speed, const char *why)
+{
+    struct doctor_finding *f = add(d, "gpu", GPU, false);
+    SAY(f->what, "A PCIe GPU is there that cannot be used");
+    SAY(f->seen, "%.100s: link x%.10s at %.30s; %.200s", name, width, speed, why);
+    if (d->mac)
+        SAY(f->remedy, "macOS has no driver for it. The link is up, and yet its firmware does not start over Thunderbolt (known "
+                       "of NVIDIA's); use it in a Linux host of the cluster");
+    else
+        SAY(f->remedy, "Install or load its driver (nvidia, amdgpu); one that is bound to vfio-pci belongs to a virtual machine");
+}
+
+static void check_linux_gpu(struct doctor *d, const char *text)
+{
+    char line[512], vendor[64], driver[64], width[64], speed[64], why[128];
+    while (next_line(&text, line, sizeof line)) {
+        word_of(line, "vendor", vendor);
+        word_of(line, "driver", driver);
+        if (strcmp(vendor, "0x10de") != 0 && strcmp(vendor, "0x1002") != 0)
+            continue;
+        if (strcmp(driver, "nvidia") == 0 || strcmp(driver, "amdgpu") == 0)
+            continue;
+        word_of(line, "width", width);
+        word_of(line, "speed", speed);
+        for (char *c = speed; *c; c++)
+            *c = *c == '_' ? ' ' : *c;
+        snprintf(why, sizeof why, strcmp(driver, "-") == 0 ? "no driver has it" : "its driver is %.60s", driver);
+        line[strcspn(line, " ")] = '\0';
+        report_gpu(d, line, width, speed, why);
+    }
+}
+
+static void check_mac_gpu(struct doctor *d, const char *text)
+{
+    char line[512], name[128] = "", width[32] = "?", speed[32] = "?";
+    bool gpu = false, no_driver = false, end = false;
+    /* Blocks: a title that ends in a colon, then "Key: value" lines. A line before the next title ends it. */
+    while (!end) {
+        end = !next_line(&text, line, sizeof line);
+        size_t n = end ? 0 : strlen(line);
+        bool title = n > 1 && line[n - 1] == ':';
+        if ((title || end) && gpu && no_driver)
+            report_gpu(d, name, width[0] == 'x' ? width + 1 : width, speed, "no driver is installed or starts");
+        if (title) {
+            snprintf(name, sizeof name, "%.*s", (int)(n - 1 < 127 ? n - 1 : 127), line);
+            snprintf(width, sizeof width, "?");
+            snprintf(speed, sizeof speed, "?");
+            gpu = no_driver = false;
+        } else if (!end) {
+            gpu |= strncmp(line, "Type: ", 6) == 0 && (strstr(line, "VGA") || strstr(line, "Display") || strstr(line, "3D"));
+            no_driver |= strcmp(line, "Driver Installed: No") == 0 || strcmp(line, "Vendor ID: 0x10de") == 0;
+            if (strncmp(line, "Link Width: ", 12) == 0)
+                snprintf(width, sizeof width, "%.31s", line + 12);
+            if (strncmp(line, "Link Speed: ", 12) == 0)
+                snprintf(speed, sizeof speed, "%.31s", line + 12);
+        }
+    }
+}
+
+static void check_gpu(struct doctor *d)
+{
+    const char *text = fact(d, DOCTOR_PCI);
+    if (text)
+        (d->mac ? check_mac_gpu : check_linux_gpu)(d, text);
+}
+
+/* One device that works is enough: what is wrong with the others does not stop RDMA then. */
+static void weigh(struct doctor *d)
+{
+    for (unsigned i = 0; i < d->count; i++)
+        if (d->usable && d->out[i].rank >= NO_ACCESS && d->out[i].rank <= NO_CONNECTIONS)
+            d->out[i].stops = false;
+}
+
+/* Facts are others' words: what goes to a terminal is plain. */
+static void plain(char *text)
+{
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct doctor_finding *x = a, *y = b;
+    /* What stops comes first; equal ranks keep a fixed order. */
+    if (x->stops != y->stops)
+        return x->stops ? -1 : 1;
+    return x->rank != y->rank ? x->rank - y->rank : strcmp(x->what, y->what);
+}
+
+unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable)
+{
+    struct doctor d = {.facts = facts, .out = out};
+    const char *system = facts->text[DOCTOR_SYSTEM];
+    d.mac = system && (strstr(system, "ProductVersion") || strstr(system, "Darwin"));
+    json_t *list = facts->text[DOCTOR_DEVICES] ? json_loads(facts->text[DOCTOR_DEVICES], 0, NULL) : NULL;
+    d.devices = json_is_array(list) ? list : NULL;
+    check_library(&d);
+    check_thunderbolt(&d);
+    check_enabled(&d);
+    check_access(&d);
+    check_presence(&d);
+    check_devices(&d);
+    check_bridge(&d);
+    check_memlock(&d);
+    check_gpu(&d);
+    json_decref(list);
+    weigh(&d);
+    for (unsigned i = 0; i < d.count; i++) {
+        plain(out[i].what);
+        plain(out[i].seen);
+        plain(out[i].remedy);
+    }
+    qsort(out, d.count, sizeof *out, by_rank);
+    *usable = d.usable;
+    return d.count;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * --softverbs: the nodes of a run on emulated RDMA devices, each on a host of its own. The fabric is made for the run in
+ * a directory that the launcher, or its keeper, removes.
+ */
+#ifndef WEFT_CLI_EMULATE_H
+#define WEFT_CLI_EMULATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct emulation {
+    char command[4096];  /* softverbs */
+    char directory[128]; /* SOFTVERBS_DIR=..., for the nodes' environment */
+    char transport[64];  /* WEFT_TRANSPORT=..., or "" */
+    char host[16];       /* the number in `argv`, written before each start */
+    char **argv[2];      /* softverbs run --fabric weft --host N -- PROGRAM ARGUMENT...; of node 0, of the others */
+    char topology[64], profile[256];
+};
+/* "switch:8", "mesh:4:tb5", "ring:4:PATH.json". 0, or a negative errno with a sentence. `nodes` must fit on its hosts. */
+int emulate_parse(struct emulation *e, const char *text, uint32_t nodes);
+/* "switch:8": 8; only of a text that emulate_parse() took. */
+uint32_t emulate_hosts(const struct emulation *e);
+/* Makes the fabric in `dir`, which exists. `first` is what node 0 is to run, `others` what the others are; they stay the
+ * caller's. */
+int emulate_start(struct emulation *e, const char *dir, char *const *first, char *const *others);
+void emulate_end(struct emulation *e);
+
+#endif

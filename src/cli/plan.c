@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft plan: what a pattern of traffic needs of a device, with a region for each buffer and with a pool.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/verbs.h"
+
+static const char help[] =
+    "Usage: weft plan [OPTIONS]\n"
+    "\n"
+    "Computes how many memory regions and queue pairs a pattern of traffic needs, against what a device has: with one\n"
+    "region a buffer, as programs often do it, and with weft's pool, where buffers of any number share a region for each\n"
+    "gigabyte. A node has sizes x depth buffers to send from, and as many to receive from each other member of its group:\n"
+    "sizes x depth x peers in all.\n"
+    "\n"
+    "  --peers N[,N...]       members of the group, this node included (2)\n"
+    "  --sizes SIZE[,SIZE...] message sizes, each with buffers of its own (4K to 512K, eight of them)\n"
+    "  --depth N[,N...]       buffers of each size in a set (4)\n"
+    "  --lanes N              data lanes to a peer where the device has only unreliable connections (1); each lane is a\n"
+    "                         queue pair, and control is another. Reliable connections need one queue pair a peer\n"
+    "  --device NAME          against this device; else against what is known of Thunderbolt 5\n"
+    "  --regions N            against so many regions; --qps N: and so many queue pairs\n"
+    "  --json                 the same for programs\n"
+    "  --help                 this text\n"
+    "\n"
+    "  weft plan --peers 2,3 --depth 4,5,6,8\n"
+    "  weft plan --device rdma_en3 --peers 3 --sizes 64K,1M --depth 16\n"
+    "\n"
+    "All of it is counted on one device. Where each has a cable and a device of its own, queue pairs are fewer there.\n"
+    "Exit status: 0, also when something does not fit; 1 when there is no such device; 2 when the command line is wrong.\n";
+
+enum { LIST = 32 };
+
+struct plan {
+    uint64_t peers[LIST], depths[LIST], sizes[LIST];
+    unsigned peer_count, depth_count, size_count;
+    uint64_t lanes, regions, qps; /* regions, qps: the budget */
+    uint64_t segment;
+    bool reliable;
+    char against[64];
+};
+
+struct need {
+    uint64_t buffers, bytes, regions, pool_regions, qps;
+};
+
+static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
+{
+    /* One set to send from, which all others share, and one to receive from each of them: as JACCL has it. */
+    struct need n = {.buffers = p->size_count * depth * peers};
+    for (unsigned i = 0; i < p->size_count; i++)
+        n.bytes += p->sizes[i] * depth * peers;
+    n.regions = n.buffers;
+    n.pool_regions = n.bytes ? (n.bytes - 1) / p->segment + 1 : 0;
+    n.qps = p->reliable ? peers - 1 : (peers - 1) * (1 + p->lanes);
+    return n;
+}
+
+static const char *left_text(uint64_t budget, uint64_t needed, char *out, size_t len)
+{
+    int64_t left = (int64_t)budget - (int64_t)needed;
+    snprintf(out, len, left < 0 ? "%" PRId64 ": too many" : "%" PRId64, left);
+    return out;
+}
+
+static int add_row(struct cli_table *t, const struct plan *p, uint64_t peers, uint64_t depth)
+{
+    struct need n = compute(p, peers, depth);
+    char text[6][32], left[3][48], bytes[32];
+    snprintf(text[0], 32, "%" PRIu64, peers);
+    snprintf(text[1], 32, "%" PRIu64, depth);
+    snprintf(text[2], 32, "%" PRIu64, n.buffers);
+    snprintf(text[3], 32, "%" PRIu64, n.regions);
+    snprintf(text[4], 32, "%" PRIu64, n.pool_regions);
+    snprintf(text[5], 32, "%" PRIu64, n.qps);
+    const char *cells[] = {text[0],
+                           text[1],
+                           text[2],
+                           base_format_bytes(n.bytes, bytes, sizeof bytes),
+                           text[3],
+                           left_text(p->regions, n.regions, left[0], sizeof left[0]),
+                           text[4],
+                           left_text(p->regions, n.pool_regions, left[1], sizeof left[1]),
+                           text[5],
+                           left_text(p->qps, n.qps, left[2], sizeof left[2])};
+    return cli_table_add(t, cells);
+}
+
+static int print_table(const struct plan *p)
+{
+    static const struct cli_column columns[] = {{"peers", true},         {"depth", true},         {"buffers", true},
+                                                {"memory", true},        {"regions alone", true}, {"left", true},
+                                                {"regions pooled", true}, {"left", true},         {"queue pairs", true},
+                                                {"left", true}};
+    struct cli_table *t = cli_table_new(columns, 10);
+    int rc = t ? 0 : -ENOMEM;
+    for (unsigned i = 0; rc == 0 && i < p->peer_count; i++)
+        for (unsigned k = 0; rc == 0 && k < p->depth_count; k++)
+            rc = add_row(t, p, p->peers[i], p->depths[k]);
+    if (rc) {
+        cli_table_free(t);
+        return cli_error("plan", "no memory for the table");
+    }
+    printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count,
+           p->size_count == 1 ? "" : "s", p->against, p->regions, p->qps);
+    cli_table_print(t, stdout);
+    cli_table_free(t);
+    return cli_flush("plan");
+}
+
+static json_t *side_json(uint64_t needed, uint64_t budget)
+{
+    return json_pack("{s:I, s:I, s:b}", "needed", (json_int_t)needed, "left", (json_int_t)budget - (json_int_t)needed, "fits",
+                     needed <= budget);
+}
+
+static int print_json(const struct plan *p)
+{
+    json_t *rows = json_array();
+    for (unsigned i = 0; i < p->peer_count; i++)
+        for (unsigned k = 0; k < p->depth_count; k++) {
+            struct need n = compute(p, p->peers[i], p->depths[k]);
+            json_array_append_new(rows, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "peers", (json_int_t)p->peers[i],
+                                                  "depth", (json_int_t)p->depths[k], "buffers", (json_int_t)n.buffers,
+                                                  "bytes", (json_int_t)n.bytes, "region_a_buffer",
+                                                  side_json(n.regions, p->regions), "pool",
+                                                  side_json(n.pool_regions, p->regions), "queue_pairs",
+                                                  side_json(n.qps, p->qps)));
+        }
+    return cli_json_print("plan", json_pack("{s:s, s:I, s:I, s:i, s:o}", "against", p->against, "regions",
+                                            (json_int_t)p->regions, "queue_pairs", (json_int_t)p->qps, "sizes",
+                                            (int)p->size_count, "plans", rows));
+}
+
+/* "2,3,4" or "4K,64K" into a list; the count, or 0 after a message. */
+static unsigned read_list(const char *option, const char *text, bool sizes, uint64_t least, uint64_t most, uint64_t *out)
+{
+    unsigned n = 0;
+    char item[32];
+    for (const char *at = text;; at++) {
+        size_t len = strcspn(at, ",");
+        uint64_t value = 0;
+        bool good = len > 0 && len < sizeof item && n < LIST;
+        snprintf(item, sizeof item, "%.*s", (int)(len < sizeof item ? len : 0), at);
+        if (good && !sizes)
+            good = strspn(item, "0123456789") == len;
+        if (good)
+            good = base_parse_bytes(item, &value) == 0 && value >= least && value <= most;
+        if (!good) {
+            cli_usage("plan", "%s '%s': expected %s from %" PRIu64 " to %" PRIu64 ", with commas between them, at most %d",
+                      option, text, sizes ? "sizes" : "numbers", least, most, LIST);
+            return 0;
+        }
+        out[n++] = value;
+        at += len;
+        if (!*at)
+            return n;
+    }
+}
+
+static bool read_one(const char *option, const char *text, uint64_t most, uint64_t *out)
+{
+    uint64_t list[LIST] = {0};
+    unsigned n = read_list(option, text, false, 1, most, list);
+    if (n > 1)
+        cli_usage("plan", "%s '%s': expected one number", option, text);
+    *out = list[0];
+    return n == 1;
+}
+
+/* What the device has, where nothing else was said. */
+static int read_device(struct plan *p, const char *name, bool regions_said, bool qps_said)
+{
+    struct verbs_device *all;
+    uint32_t count, i = 0;
+    if (verbs_devices(&all, &count, -1))
+        return cli_error("plan", "%s", base_error());
+    while (i < count && strcmp(all[i].name, name) != 0)
+        i++;
+    int rc = i == count ? cli_error("plan", "no device %s on this host; `weft devices` lists them", name) : 0;
+    if (rc == 0) { /* its numbers count even when it cannot be used just now */
+        const struct verbs_traits *t = &all[i].traits;
+        snprintf(p->against, sizeof p->against, "%s", name);
+        p->reliable = t->rc;
+        p->segment = t->region_bytes ? t->region_bytes : VERBS_SEGMENT;
+        p->regions = regions_said ? p->regions : t->regions;
+        p->qps = qps_said ? p->qps : t->qps;
+    }
+    verbs_devices_close(all, count);
+    return rc;
+}
+
+int cli_plan(int argc, char **argv)
+{
+    static const struct option longs[] = {{"peers", required_argument, NULL, 'p'},   {"sizes", required_argument, NULL, 's'},
+                                          {"depth", required_argument, NULL, 'd'},   {"lanes", required_argument, NULL, 'l'},
+                                          {"device", required_argument, NULL, 'D'},  {"regions", required_argument, NULL, 'r'},
+                                          {"qps", required_argument, NULL, 'q'},     {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},          {0}};
+    struct plan p = {.peers = {2}, .depths = {4}, .peer_count = 1, .depth_count = 1, .size_count = 8, .lanes = 1,
+                     .segment = VERBS_SEGMENT, .against = "Thunderbolt 5"};
+    struct verbs_traits t;
+    const struct ibv_device_attr nothing = {0};
+    const struct ibv_port_attr no_port = {0};
+    bool as_json = false, started = false, regions_said = false, qps_said = false;
+    const char *device = NULL;
+    unsigned n = 1;
+    int c;
+    verbs_traits_from(&t, 100, &nothing, &no_port, false); /* what is known without one */
+    p.regions = t.regions;
+    p.qps = t.qps;
+    for (unsigned i = 0; i < 8; i++)
+        p.sizes[i] = UINT64_C(4096) << i;
+    while ((c = cli_option("plan", argc, argv, "h", longs, &started)) != -1) {
+        switch (c) {
+        case 'p': n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers); break;
+        case 's': n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes); break;
+        case 'd': n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths); break;
+        case 'l': n = read_one("--lanes", optarg, 64, &p.lanes); break;
+        case 'r': n = read_one("--regions", optarg, UINT32_MAX, &p.regions); regions_said = true; break;
+        case 'q': n = read_one("--qps", optarg, UINT32_MAX, &p.qps); qps_said = true; break;
+        case 'D': device = optarg; break;
+        case 'j': as_json = true; break;
+        case 'h': fputs(help, stdout); return cli_flush("plan");
+        default: return CLI_USAGE;
+        }
+        if (n == 0)
+            return CLI_USAGE;
+    }
+    if (optind < argc)
+        return cli_usage("plan", "unexpected '%s'", argv[optind]);
+    if (device) {
+        int rc = read_device(&p, device, regions_said, qps_said);
+        if (rc)
+            return rc;
+    }
+    return as_json ? print_json(&p) : print_table(&p);
+}

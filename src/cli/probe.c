@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft probe: its options, and what its kinds share.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cli/probe.h"
+
+static const char help[] =
+    "Usage: weft probe regions|pool|memory|queue|link [OPTIONS]\n"
+    "\n"
+    "Tries out what an RDMA device really does, for a report or before a cluster depends on it. It stops at the first\n"
+    "sign of harm, and frees what it took, also when it is interrupted.\n"
+    "\n"
+    "  regions   register memory region after region until one is refused: how many there are, and how it fails\n"
+    "  pool      one region, many buffers in it; then send, receive, write and read with addresses inside the region on\n"
+    "            every one of them: each byte checked, neighbours untouched\n"
+    "  memory    which kinds of memory can be registered: malloc, mmap, a file, huge pages, a GPU's, ...\n"
+    "  queue     how many queue pairs and domains there are, what depth is granted, what becomes of more\n"
+    "  link      how fast a link is by the size of messages and how many are under way, what it loses, and what\n"
+    "            WEFT_TB_LANES should be\n"
+    "\n"
+    "Options:\n"
+    "  --device NAME     this device; else the fastest that can be used\n"
+    "  --size SIZE       of one region or buffer (512K); link: only messages of this size (4K, 8K, ... to 1M)\n"
+    "  --count N         regions: try so many at most (10 more than the device should have, at most 1024); pool:\n"
+    "                    buffers (256); queue: queue pairs to try at most (2 more than it should have, at most 256);\n"
+    "                    link: only so many under way (1, 2, 4, ... to 64)\n"
+    "  --to NAME         pool, link: the other end is this device of the same host; else the same device\n"
+    "  --listen ADDRESS  pool, queue, link: be the other end for a probe on another host, at HOST:PORT\n"
+    "  --peer ADDRESS    pool, queue, link: the other end listens there\n"
+    "  --gid-index N     this entry of the GID table; else WEFT_GID_INDEX, else weft chooses\n"
+    "  --markdown        a table for a report\n"
+    "  --json            the same for programs\n"
+    "  --help            this text\n"
+    "\n"
+    "  weft probe regions --device rdma_en3 --markdown\n"
+    "  weft probe pool --listen 0.0.0.0:7700     # on one machine\n"
+    "  weft probe pool --peer mac2.local:7700    # on the one at the other end of the cable\n"
+    "  weft probe link --peer mac2.local:7700    # the other with link --listen\n"
+    "\n"
+    "Exit status: 0; 1 when there is no such device, or it did what it should not; 2 when the command line is wrong.\n";
+
+int probe_error(const struct probe *p, const char *format, ...)
+{
+    char sub[32], line[1600];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    snprintf(sub, sizeof sub, "probe %s", p->kind);
+    return cli_error(sub, "%s", line);
+}
+
+struct verbs_device *probe_open(const struct probe *p)
+{
+    struct verbs_device *d = NULL;
+    if (verbs_device_open(&d, p->name, p->gid_index) || verbs_device_use(d)) {
+        probe_error(p, "%s", base_error());
+        verbs_device_close(d);
+        return NULL;
+    }
+    return d;
+}
+
+void *probe_map(uint64_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+int probe_print(const struct probe *p, struct cli_table *t, json_t *j)
+{
+    char sub[32];
+    int rc;
+    snprintf(sub, sizeof sub, "probe %s", p->kind);
+    if (!t || !j) {
+        json_decref(j);
+        rc = cli_error(sub, "no memory for the table");
+    } else if (p->json) {
+        rc = cli_json_print(sub, j);
+    } else {
+        if (p->markdown)
+            cli_table_markdown(t, stdout);
+        else
+            cli_table_print(t, stdout);
+        json_decref(j);
+        rc = cli_flush(sub);
+    }
+    cli_table_free(t);
+    return rc;
+}
+
+static int number(const char *option, const char *text, int low, int high, int64_t *out)
+{
+    return base_parse_number(text, low, high, out) ? cli_usage("probe", "%s '%s': expected a number from %d to %d", option, text, low, high)
+                                                   : 0;
+}
+
+static const struct kind {
+    const char *name;
+    int (*run)(const struct probe *p);
+} kinds[] = {{"regions", probe_regions}, {"pool", probe_pool}, {"memory", probe_memory}, {"queue", probe_queue}, {"link", probe_link}};
+
+static const struct kind *find(const char *word)
+{
+    for (size_t i = 0; word && i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strcmp(kinds[i].name, word) == 0)
+            return &kinds[i];
+    return NULL;
+}
+
+/* 0, an exit status after a message, or -1 when the help was asked for. */
+static int read_options(struct probe *p, int argc, char **argv)
+{
+    static const struct option longs[] = {{"device", required_argument, NULL, 'd'}, {"size", required_argument, NULL, 's'},
+                                          {"count", required_argument, NULL, 'n'},  {"to", required_argument, NULL, 't'},
+                                          {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+                                          {"gid-index", required_argument, NULL, 'g'}, {"json", no_argument, NULL, 'j'},
+                                          {"markdown", no_argument, NULL, 'm'},     {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    bool started = false, gid_said = false;
+    int64_t n = 0;
+    int c;
+    while ((c = cli_option("probe", argc, argv, "h", longs, &started)) != -1) {
+        switch (c) {
+        case 'd': p->name = optarg; break;
+        case 't': p->to = optarg; break;
+        case 'l': p->listen = optarg; break;
+        case 'p': p->peer = optarg; break;
+        case 'j': p->json = true; break;
+        case 'm': p->markdown = true; break;
+        case 'h': return -1;
+        case 's':
+            if (base_parse_bytes(optarg, &p->size) || p->size < 64 || p->size > VERBS_SEGMENT)
+                return cli_usage("probe", "--size '%s': expected a size from 64 to 1G", optarg);
+            break;
+        case 'n':
+            if (number("--count", optarg, 1, 1 << 20, &n))
+                return CLI_USAGE;
+            p->count = (uint32_t)n;
+            break;
+        case 'g':
+            if (number("--gid-index", optarg, -1, 255, &n))
+                return CLI_USAGE;
+            p->gid_index = (int)n;
+            gid_said = true;
+            break;
+        default: return CLI_USAGE;
+        }
+    }
+    if (optind < argc)
+        return cli_usage("probe", "unexpected '%s'", argv[optind]);
+    bool link = strcmp(p->kind, "link") == 0, pool = link || strcmp(p->kind, "pool") == 0;
+    if ((p->to && !pool) || ((p->listen || p->peer) && !pool && strcmp(p->kind, "queue") != 0))
+        return cli_usage("probe", "--to is for `weft probe pool` and `link`, --listen and --peer for these and `queue`");
+    if (link && p->size && (p->size < 4096 || p->size > 1 << 20 || (p->size & (p->size - 1))))
+        return cli_usage("probe", "--size: for link expected 4K, 8K, 16K, ... or 1M");
+    if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
+        return cli_usage("probe", "--count: for link expected 1, 2, 4, 8, 16, 32 or 64");
+    if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
+        return cli_usage("probe", "--to, --listen and --peer: one of them");
+    if (p->json && p->markdown)
+        return cli_usage("probe", "--json and --markdown: one of them");
+    if (!gid_said && cli_gid_index(&p->gid_index))
+        return cli_error("probe", "%s", base_error());
+    return 0;
+}
+
+int cli_probe(int argc, char **argv)
+{
+    struct probe p = {.gid_index = -1};
+    const char *word = argc > 1 ? argv[1] : NULL;
+    if (word && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)) {
+        fputs(help, stdout);
+        return cli_flush("probe");
+    }
+    const struct kind *k = find(word);
+    if (!k && word)
+        return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", word);
+    if (!k)
+        return cli_usage("probe", "what? Name regions, pool, memory, queue or link");
+    p.kind = k->name;
+    int rc = read_options(&p, argc - 1, argv + 1);
+    if (rc == -1) {
+        fputs(help, stdout);
+        return cli_flush("probe");
+    }
+    if (rc)
+        return rc;
+    cli_catch_signals();
+    rc = k->run(&p);
+    return cli_stopped() ? probe_error(&p, "stopped by signal %d; everything was freed", cli_stopped()) : rc;
+}

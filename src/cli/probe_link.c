@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft probe link: how fast a link is with messages of several sizes, and several of each under way, and how many are lost; and
+ * which of it the lanes of the tb transport should have (WEFT_TB_LANES).
+ *
+ * One end sends over an unreliable queue pair, the other receives: as many receives as sends may be under way. A Thunderbolt port
+ * holds a send until there is a receive; elsewhere the receiver tells over the stream how many it has posted. What is lost leaves
+ * its receive behind, which must not meet a message of another size: so after each measure the sender sends until all are used.
+ */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cli/probe_end.h"
+
+#define FRAME       4096u
+#define FRAMES_MOST 4095u                  /* under way in a queue that there is */
+#define MEMORY      (32u << 20)            /* of each end */
+#define LARGEST     (1u << 20)
+#define SMALL       (32u << 10)            /* from here on data goes over lanes: one of them takes that */
+#define RECEIVES    256u
+#define MEASURE     INT64_C(60000000)
+#define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost */
+#define STALL       INT64_C(10000000000)
+#define DONE        INT64_C(-1)            /* on the stream, between what the receiver has posted and its report */
+#define FILL_ROUNDS 50u
+#define LOSS_MOST   100u                   /* one in so many lost: no deeper */
+enum { SIZES = 9, DEPTHS = 7, POLL = 16 };
+
+static const uint32_t depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
+
+struct result {
+    bool tried, refused; /* refused: the queue took fewer than that */
+    uint64_t sent, lost, damaged, bytes_per_second;
+};
+
+struct link_probe {
+    struct probe_end end;
+    uint32_t sizes[SIZES], granted; /* granted: of both ends, in the device's unit */
+    struct result results[SIZES][DEPTHS];
+    char harm[256];
+    uint32_t lane_size[3], lane_depth[3]; /* proposed: the largest, two of it; between; for what is not large. 0: none */
+    uint64_t best;
+    int rc;
+    char why[512];
+};
+
+static bool holds_sends(const struct probe_end *e)
+{
+    return e->d->traits.link == VERBS_THUNDERBOLT;
+}
+
+static uint32_t units(const struct probe_end *e, uint32_t size)
+{
+    uint32_t unit = e->d->traits.depth_unit_bytes;
+    return unit ? (size + unit - 1) / unit : 1;
+}
+
+static int harm(struct link_probe *l, int code, const char *what, uint32_t size, uint32_t depth)
+{
+    snprintf(l->harm, sizeof l->harm, "%s, with messages of %u KiB, %u under way", what, size >> 10, depth);
+    return code;
+}
+
+/* Every frame begins with the message's number and its own. */
+static void stamp(uint8_t *at, uint32_t size, uint64_t number)
+{
+    for (uint32_t frame = 0; frame < size / FRAME; frame++) {
+        uint64_t word = number << 12 | frame;
+        memcpy(at + (size_t)frame * FRAME, &word, sizeof word);
+    }
+}
+
+static bool is_whole(const uint8_t *at, uint32_t size)
+{
+    uint64_t first, word;
+    memcpy(&first, at, sizeof first);
+    for (uint32_t frame = 0; frame < size / FRAME; frame++) {
+        memcpy(&word, at + (size_t)frame * FRAME, sizeof word);
+        if (word != (first & ~UINT64_C(0xfff)) + frame)
+            return false;
+    }
+    return true;
+}
+
+static int post(struct probe_end *e, bool send, uint32_t slot, uint32_t size)
+{
+    uint64_t offset = (uint64_t)slot * size;
+    struct ibv_sge sge = {(uintptr_t)(e->base + offset), size, verbs_lkey(&e->region, offset)};
+    struct ibv_send_wr s = {.wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad_send;
+    struct ibv_recv_wr r = {.wr_id = slot, .sg_list = &sge, .num_sge = 1}, *bad_receive;
+    int rc = send ? ibv_post_send(e->q.qp, &s, &bad_send) : ibv_post_recv(e->q.qp, &r, &bad_receive);
+    return rc ? verbs_code(rc, holds_sends(e), NULL) : 0;
+}
+
+/* Completions, into `slots`: how many, or negative: one has failed. */
+static int completions(struct probe_end *e, uint32_t slots[POLL])
+{
+    struct ibv_wc wc[POLL];
+    int n = ibv_poll_cq(e->cq, POLL, wc);
+    if (n < 0)
+        return base_fail(-EIO, "%s: the completion queue cannot be read", e->d->name);
+    for (int i = 0; i < n; i++) {
+        if (wc[i].status != IBV_WC_SUCCESS)
+            return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc[i].status), (int)wc[i].status);
+        slots[i] = (uint32_t)wc[i].wr_id;
+    }
+    return n;
+}
+
+static bool said(const struct probe_end *e)
+{
+    struct pollfd f = {.fd = e->fd, .events = POLLIN};
+    return poll(&f, 1, 0) > 0;
+}
+
+/* --- the end that receives --- */
+
+struct intake {
+    uint32_t size, receives, posted, slots_used;
+    uint64_t received, damaged, credit; /* credit: receives the sender has not been told of */
+    int64_t first, last;
+};
+
+/* What has come; true when something has. Receives are posted again while `more`. */
+static int take(struct probe_end *e, struct intake *in, bool more, bool counts)
+{
+    uint32_t slots[POLL];
+    int n = completions(e, slots), rc = 0;
+    int64_t now = n > 0 ? base_now_ns() : 0;
+    for (int i = 0; i < n && !rc; i++) {
+        in->posted--;
+        if (counts) {
+            in->received++;
+            in->damaged += !is_whole(e->base + (uint64_t)slots[i] * in->size, in->size);
+        }
+        if (more && (rc = post(e, false, slots[i], in->size)) == 0) {
+            in->posted++;
+            in->credit++;
+        }
+    }
+    if (n > 0) {
+        in->first = in->first ? in->first : now;
+        in->last = now;
+    }
+    return n < 0 ? n : rc ? base_fail(rc, "%s: a receive is refused: %s", e->d->name, base_strerror(rc)) : n;
+}
+
+/* One measure. */
+static int receive_all(struct probe_end *e, struct intake *in)
+{
+    int64_t sent = -1, word;
+    int rc = 0, n;
+    in->last = base_now_ns();
+    while (sent < 0 || (in->received < (uint64_t)sent && base_now_ns() - in->last < QUIET)) {
+        if ((n = take(e, in, sent < 0, true)) < 0)
+            return n;
+        if (cli_stopped())
+            return base_fail(-EINTR, "interrupted");
+        if (!holds_sends(e) && in->credit >= (in->receives + 1) / 2) {
+            if ((rc = probe_end_say(e, (int64_t)in->credit)))
+                return rc;
+            in->credit = 0;
+        }
+        if (n == 0 && sent < 0 && said(e)) {
+            if ((rc = probe_end_hear(e, &sent)))
+                return rc;
+            if (sent < 0)
+                return base_fail(-ECONNABORTED, "the other end has given up");
+            in->last = base_now_ns(); /* what is quiet from here on */
+        }
+        if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
+            return base_fail(-ETIMEDOUT, "nothing comes any more, and the other end does not say why");
+    }
+    int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->last - in->first, in->posted};
+    for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
+        rc = probe_end_say(e, report[i]);
+    for (unsigned round = 0; in->posted && round < FILL_ROUNDS && !rc; round++) {
+        rc = probe_end_hear(e, &word);
+        in->last = base_now_ns();
+        while (!rc && in->posted && base_now_ns() - in->last < QUIET)
+            if ((n = take(e, in, false, false)) < 0)
+                rc = n;
+        if (!rc)
+            rc = probe_end_say(e, in->posted);
+    }
+    return rc;
+}
+
+static int follow(struct link_probe *l)
+{
+    struct probe_end *e = &l->end;
+    int64_t word;
+    for (;;) {
+        int rc = probe_end_hear(e, &word);
+        if (rc || word <= 0)
+            return rc ? rc : word == 0 ? 0 : base_fail(-ECONNABORTED, "the other end has given up");
+        struct intake in = {.size = (uint32_t)(word >> 32)};
+        uint32_t depth = (uint32_t)word, room = e->q.recv_depth / units(e, in.size ? in.size : 1);
+        if (in.size < FRAME || in.size > e->size || in.size % FRAME || depth < 1 || (uint64_t)depth * in.size > e->bytes)
+            return base_fail(-EPROTO, "the other end names sizes that make no sense");
+        in.receives = holds_sends(e) ? depth : RECEIVES;
+        in.receives = in.receives < room ? in.receives : room;
+        in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
+        while (in.posted < in.receives && post(e, false, in.posted, in.size) == 0)
+            in.posted++;
+        in.receives = in.posted;
+        if ((rc = probe_end_say(e, in.posted)) || (rc = in.posted ? receive_all(e, &in) : 0))
+            return rc;
+    }
+}
+
+/* --- the end that sends --- */
+
+/* `count` messages or, if that is 0, as many as go in the time. `*under_way` at most `depth`. */
+static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct result *r, uint64_t *sent)
+{
+    struct probe_end *e = &l->end;
+    uint32_t slots[POLL], free_slots[64] = {0}, left = depth;
+    int64_t start = base_now_ns(), alive = start, more;
+    bool over = false;
+    for (uint32_t i = 0; i < depth; i++)
+        free_slots[i] = i;
+    *sent = 0;
+    while (!over || left < depth) {
+        while (!over && left && (holds_sends(e) || (int64_t)*sent < credit)) {
+            uint32_t slot = free_slots[left - 1];
+            stamp(e->base + (uint64_t)slot * size, size, *sent);
+            int rc = post(e, true, slot, size);
+            if (rc == -ENOMEM && left < depth) { /* full before it should be: others have met that, too */
+                r->refused = true;
+                break;
+            }
+            if (rc)
+                return base_fail(rc, "%s: a send is refused: %s", e->d->name, base_strerror(rc));
+            left--;
+            over = ++*sent == count;
+        }
+        int n = completions(e, slots);
+        if (n < 0)
+            return n;
+        for (int i = 0; i < n; i++)
+            free_slots[left++] = slots[i] < depth ? slots[i] : 0;
+        int64_t now = base_now_ns();
+        alive = n ? now : alive;
+        if (!holds_sends(e) && (int64_t)*sent >= credit && said(e)) {
+            int rc = probe_end_hear(e, &more);
+            if (rc)
+                return rc;
+            credit += more > 0 && more <= (int64_t)RECEIVES ? more : 0;
+            alive = now;
+        }
+        if (cli_stopped())
+            return base_fail(-EINTR, "interrupted");
+        if (count == 0 && ((now - start > MEASURE && *sent >= 2ull * depth) || (left == depth && now - alive > QUIET)))
+            over = true;
+        if (left < depth && now - alive > STALL)
+            return harm(l, base_fail(-ETIMEDOUT, "%s: a send does not end", e->d->name), "sends stay for ever", size, depth);
+    }
+    return 0;
+}
+
+/* The receives that are left get messages until there are none. */
+static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t left)
+{
+    struct result ignored = {0};
+    uint64_t sent;
+    for (unsigned round = 0; left > 0; round++) {
+        if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
+            return harm(l, base_fail(-EIO, "receives stay, whatever is sent"), "nothing arrives any more", size, depth);
+        int rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
+        if (!rc)
+            rc = probe_end_trade(&l->end, 1, &left);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct result *r)
+{
+    struct probe_end *e = &l->end;
+    int64_t word, report[4];
+    int rc = probe_end_trade(e, (int64_t)size << 32 | depth, &word);
+    if (!rc && word < (holds_sends(e) ? (int64_t)depth : 1))
+        return harm(l, base_fail(-ENOMEM, "receives are refused within the granted depth"), "receives are refused", size, depth);
+    if (!rc)
+        rc = send_all(l, size, depth, 0, word, r, &r->sent);
+    if (!rc)
+        rc = probe_end_say(e, (int64_t)r->sent);
+    for (word = 0; !rc && word != DONE;)
+        rc = probe_end_hear(e, &word);
+    for (unsigned i = 0; i < 4 && !rc; i++)
+        rc = probe_end_hear(e, &report[i]);
+    if (rc)
+        return rc;
+    r->tried = true;
+    uint64_t received = report[0] >= 0 && (uint64_t)report[0] <= r->sent ? (uint64_t)report[0] : 0;
+    r->lost = r->sent - received;
+    r->damaged = (uint64_t)report[1];
+    if (received > 1 && report[2] > 0)
+        r->bytes_per_second = (uint64_t)((double)(received - 1) * size * 1e9 / (double)report[2]);
+    if (r->damaged)
+        return harm(l, base_fail(-EBADMSG, "messages came damaged"), "messages came damaged", size, depth);
+    return fill(l, size, depth, report[3]);
+}
+
+static int lead(struct link_probe *l)
+{
+    const struct probe *p = l->end.p;
+    int rc = 0;
+    for (unsigned i = 0; i < SIZES && !rc; i++) {
+        for (unsigned k = 0; k < DEPTHS && !rc; k++) {
+            uint32_t size = l->sizes[i], depth = depths[k], frames = size / FRAME;
+            struct result *r = &l->results[i][k];
+            if (size > l->end.size || (p->size && size != p->size) || (p->count && depth != p->count) || depth * frames > FRAMES_MOST ||
+                (uint64_t)depth * units(&l->end, size) > l->granted || (uint64_t)depth * size > l->end.bytes)
+                continue;
+            rc = one(l, size, depth, r);
+            if (r->refused || r->lost > r->sent / LOSS_MOST)
+                break; /* more would only lose more */
+        }
+    }
+    probe_end_say(&l->end, rc ? -1 : 0);
+    return rc;
+}
+
+/* --- what it comes to --- */
+
+/* The least under way of those that are nearly as fast as the fastest that lost least. */
+static uint64_t choose(const struct link_probe *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
+{
+    uint64_t best = 0, least = UINT64_MAX;
+    bool clean = false;
+    for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
+        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
+        if (!r->tried || r->refused || r->damaged || l->sizes[i / DEPTHS] > size_most || (clean && r->lost))
+            continue;
+        if (!clean && r->lost == 0) {
+            clean = true;
+            best = 0;
+        }
+        best = r->bytes_per_second > best ? r->bytes_per_second : best;
+    }
+    *size = *depth = 0;
+    for (unsigned i = 0; i < SIZES * DEPTHS && best; i++) {
+        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
+        uint32_t s = l->sizes[i / DEPTHS], d = depths[i % DEPTHS];
+        if (!r->tried || r->refused || r->damaged || s > size_most || (clean && r->lost) || r->bytes_per_second < best - best / 20 ||
+            (uint64_t)s * d >= least)
+            continue;
+        least = (uint64_t)s * d;
+        *size = s;
+        *depth = d;
+    }
+    return best;
+}
+
+static const char *lanes_text(const struct link_probe *l, char *out, size_t len)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (unsigned i = 4; i-- > 0;) {
+        unsigned k = i ? i - 1 : 0;
+        if (l->lane_size[k])
+            n += (size_t)snprintf(out + n, len - n, "%s%uK:%u", n ? "," : "", l->lane_size[k] >> 10, l->lane_depth[k]);
+    }
+    return out;
+}
+
+static void cell(const struct result *r, char *out, size_t len)
+{
+    if (!r->tried)
+        snprintf(out, len, "-");
+    else if (r->damaged)
+        snprintf(out, len, "DAMAGED");
+    else if (r->refused)
+        snprintf(out, len, "refused");
+    else
+        snprintf(out, len, r->lost ? "%.2f, %llu lost" : "%.2f", (double)r->bytes_per_second / 1e9, (unsigned long long)r->lost);
+}
+
+static struct cli_table *table_of(const struct link_probe *l)
+{
+    struct cli_column columns[1 + DEPTHS] = {{"message", true}};
+    static const char *const titles[DEPTHS] = {"x 1", "x 2", "x 4", "x 8", "x 16", "x 32", "x 64"};
+    char cells[1 + DEPTHS][48];
+    const char *row[1 + DEPTHS];
+    for (unsigned k = 0; k < DEPTHS; k++)
+        columns[1 + k] = (struct cli_column){titles[k], true};
+    struct cli_table *t = cli_table_new(columns, 1 + DEPTHS);
+    for (unsigned i = 0; i < SIZES && t; i++) {
+        bool any = false;
+        snprintf(cells[0], sizeof cells[0], "%u KiB", l->sizes[i] >> 10);
+        row[0] = cells[0];
+        for (unsigned k = 0; k < DEPTHS; k++) {
+            any = any || l->results[i][k].tried;
+            cell(&l->results[i][k], cells[1 + k], sizeof cells[1 + k]);
+            row[1 + k] = cells[1 + k];
+        }
+        if (any && cli_table_add(t, row)) {
+            cli_table_free(t);
+            return NULL;
+        }
+    }
+    return t;
+}
+
+static json_t *json_of(const struct link_probe *l, const char *lanes)
+{
+    json_t *list = json_array();
+    for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
+        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
+        if (r->tried)
+            json_array_append_new(list, json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->sizes[i / DEPTHS], "depth",
+                                                  (int)depths[i % DEPTHS], "bytes_per_second", (json_int_t)r->bytes_per_second, "sent",
+                                                  (json_int_t)r->sent, "lost", (json_int_t)r->lost, "damaged", (json_int_t)r->damaged,
+                                                  "refused", r->refused));
+    }
+    return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
+                     "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
+                     lanes[0] ? json_string(lanes) : json_null(), "harm", l->harm[0] ? json_string(l->harm) : json_null());
+}
+
+static int report(const struct probe *p, struct link_probe *l)
+{
+    char lanes[96];
+    l->best = choose(l, UINT32_MAX, &l->lane_size[0], &l->lane_depth[0]);
+    if (l->lane_size[0] > 4 * SMALL)
+        choose(l, l->lane_size[0] / 4, &l->lane_size[1], &l->lane_depth[1]);
+    if (l->lane_size[0] > SMALL)
+        choose(l, SMALL, &l->lane_size[2], &l->lane_depth[2]);
+    if (l->lane_size[1] <= SMALL)
+        l->lane_size[1] = 0;
+    lanes_text(l, lanes, sizeof lanes);
+    if (!p->json)
+        printf("%s to %s, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
+               l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
+    int status = probe_print(p, table_of(l), json_of(l, lanes));
+    if (!status && !p->json && lanes[0]) {
+        printf("\nWEFT_TB_LANES=%s    # %.2f GB/s with the least under way\n", lanes, (double)l->best / 1e9);
+        status = cli_flush("probe link");
+    }
+    if (!status && l->harm[0])
+        status = probe_error(p, "stopped: %s", l->harm);
+    return status;
+}
+
+static void work(struct link_probe *l, struct verbs_device *d)
+{
+    struct probe_end *e = &l->end;
+    int64_t theirs = 0;
+    for (unsigned i = 0; i < SIZES; i++)
+        l->sizes[i] = FRAME << i;
+    if (e->leads && d->traits.message_bytes < e->size) {
+        e->size = d->traits.message_bytes / FRAME * FRAME;
+        e->count = e->size ? (uint32_t)(MEMORY / e->size) : 1;
+    }
+    l->rc = probe_end_open(e, d);
+    uint32_t mine = e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth;
+    if (!l->rc)
+        l->rc = probe_end_trade(e, mine, &theirs);
+    if (!l->rc) {
+        l->granted = theirs > 0 && theirs < (int64_t)mine ? (uint32_t)theirs : mine;
+        l->rc = e->leads ? lead(l) : follow(l);
+    }
+    if (l->rc)
+        snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
+}
+
+static void *other_end(void *arg)
+{
+    struct link_probe *l = arg;
+    struct verbs_device *d = probe_open(l->end.p);
+    if (d)
+        work(l, d);
+    probe_end_close(&l->end);
+    return NULL;
+}
+
+static int finish(const struct probe *p, struct link_probe *l, struct verbs_device *d)
+{
+    work(l, d);
+    if (l->rc && !l->harm[0])
+        return probe_error(p, "%s%s", l->why, l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to
+                                                  ? " (--listen and --peer do it with another host)" : "");
+    return l->end.leads ? report(p, l) : 0;
+}
+
+int probe_link(const struct probe *p)
+{
+    struct link_probe *l = calloc(2, sizeof *l); /* this end's, and the other's if that is here */
+    struct probe there = *p;
+    struct verbs_device *d = NULL;
+    pthread_t thread;
+    int fds[2], rc = CLI_FAILED;
+    bool threaded = false;
+    if (!l)
+        return probe_error(p, "no memory");
+    l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
+    l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
+    l[0].end.fd = probe_end_reach(p);
+    if (l[0].end.fd < 0 && (p->listen || p->peer)) {
+        probe_error(p, "%s", base_error());
+    } else if (!(d = probe_open(p))) {
+        probe_end_hang_up(l[0].end.fd);
+    } else if (!d->traits.uc) {
+        probe_error(p, "%s has no unreliable connections (UC): the tb transport is not for it", d->name);
+        probe_end_hang_up(l[0].end.fd);
+        verbs_device_close(d);
+    } else if (l[0].end.fd >= 0) {
+        rc = finish(p, &l[0], d);
+        probe_end_close(&l[0].end);
+    } else if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
+        probe_error(p, "socketpair: %s", base_strerror(errno));
+        verbs_device_close(d);
+    } else {
+        char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */
+        snprintf(name, sizeof name, "%s", d->name);
+        there.name = p->to ? p->to : name;
+        l[0].end.fd = fds[0];
+        l[1].end.fd = fds[1];
+        threaded = pthread_create(&thread, NULL, other_end, &l[1]) == 0;
+        if (!threaded)
+            close(fds[1]);
+        rc = threaded ? finish(p, &l[0], d) : probe_error(p, "no thread for the other end");
+        if (!threaded)
+            l[0].end.d = d;
+        probe_end_close(&l[0].end); /* the other may wait for a word from here */
+        if (threaded)
+            pthread_join(thread, NULL);
+        if (l[0].rc == -ECONNRESET && l[1].rc) /* which has more to say */
+            probe_error(p, "the other end: %s", l[1].why);
+    }
+    free(l);
+    return rc;
+}

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Nodes on other machines. The launcher starts ssh as it starts a node; ssh runs `weft run --as-node` there, which reads from
+ * its standard input what to start and with what environment (the cluster's secret must stand in no argument), starts it,
+ * and then takes signals to pass on, a byte each. When that input ends, for whatever reason, the node is ended: so nothing
+ * is left there when the launcher, or the way to it, is gone.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/cli.h"
+#include "cli/launch.h"
+#include "cli/ssh.h"
+
+
+extern char **environ;
+
+/* What goes over the pipe first: this, and then zero-terminated strings: folder, arguments, assignments. */
+struct order {
+    char magic[8];
+    uint32_t argc, envc, bytes, reserved;
+};
+static const char order_magic[8] = {'w', 'e', 'f', 't', 'n', 'o', 'd', '1'};
+
+/* --- here --- */
+
+static void put_string(char **at, const char *text)
+{
+    size_t n = strlen(text) + 1;
+    memcpy(*at, text, n);
+    *at += n;
+}
+
+int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env)
+{
+    struct order o = {.reserved = 0};
+    size_t bytes = strlen(dir) + 1;
+    memcpy(o.magic, order_magic, sizeof o.magic);
+    for (; argv[o.argc]; o.argc++)
+        bytes += strlen(argv[o.argc]) + 1;
+    for (; env[o.envc]; o.envc++)
+        bytes += strlen(env[o.envc]) + 1;
+    if (sizeof o + bytes > SSH_ORDER_MAX)
+        return base_fail(-E2BIG, "the arguments and settings for a node on another machine have %zu bytes; %u are possible", bytes,
+                         SSH_ORDER_MAX);
+    o.bytes = (uint32_t)bytes;
+    char *at = *out = malloc(sizeof o + bytes);
+    if (!at)
+        return base_fail(-ENOMEM, "no memory for what a node is told");
+    memcpy(at, &o, sizeof o);
+    at += sizeof o;
+    put_string(&at, dir);
+    for (uint32_t i = 0; i < o.argc; i++)
+        put_string(&at, argv[i]);
+    for (uint32_t i = 0; i < o.envc; i++)
+        put_string(&at, env[i]);
+    *len = sizeof o + bytes;
+    return 0;
+}
+
+/* Within single quotes every shell takes every character for itself. */
+static void quote(char *out, const char *text)
+{
+    *out++ = '\'';
+    for (; *text; text++) {
+        if (*text == '\'') {
+            memcpy(out, "'\\''", 4);
+            out += 4;
+        } else {
+            *out++ = *text;
+        }
+    }
+    *out++ = '\'';
+    *out = '\0';
+}
+
+int ssh_command(struct ssh_command *c, const char *host, const char *weft)
+{
+    const char *given = getenv("WEFT_SSH");
+    static const char *const options[] = {"-T", "-oBatchMode=yes", "-oServerAliveInterval=15", "--"};
+    c->words = strdup(given && given[0] ? given : "ssh");
+    c->remote = malloc(4 * strlen(weft) + 64);
+    if (!c->words || !c->remote)
+        return base_fail(-ENOMEM, "no memory for the command line of ssh");
+    unsigned n = 0;
+    char *save = NULL;
+    for (char *word = strtok_r(c->words, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
+        if (n + 8 > sizeof c->argv / sizeof c->argv[0])
+            return base_fail(-E2BIG, "WEFT_SSH has too many words");
+        c->argv[n++] = word;
+    }
+    if (n == 0)
+        return base_fail(-EINVAL, "WEFT_SSH is blank");
+    for (unsigned i = 0; i < sizeof options / sizeof options[0]; i++)
+        c->argv[n++] = options[i];
+    memcpy(c->remote, "exec ", 5);
+    quote(c->remote + 5, weft);
+    strcat(c->remote, " run --as-node");
+    c->argv[n++] = host;
+    c->argv[n++] = c->remote;
+    c->argv[n] = NULL;
+    return 0;
+}
+
+void ssh_command_free(struct ssh_command *c)
+{
+    free(c->words);
+    free(c->remote);
+    *c = (struct ssh_command){0};
+}
+
+/* --- there --- */
+
+static int signal_pipe[2] = {-1, -1};
+
+static void on_signal(int sig)
+{
+    int error = errno;
+    uint8_t byte = (uint8_t)sig;
+    ssize_t n = write(signal_pipe[1], &byte, 1);
+    (void)n;
+    errno = error;
+}
+
+static int read_all(void *buf, size_t len)
+{
+    for (uint8_t *p = buf; len;) {
+        ssize_t n = read(STDIN_FILENO, p, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ECONNRESET;
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+struct job {
+    char *text; /* the strings */
+    char *dir, **argv, **env;
+};
+
+/* Strings from `at` into a list that ends with NULL. */
+static char *take_strings(char *at, char **list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        list[i] = at;
+        at += strlen(at) + 1;
+    }
+    return at;
+}
+
+static int read_job(struct job *job)
+{
+    struct order o;
+    int rc = read_all(&o, sizeof o);
+    if (rc || memcmp(o.magic, order_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_ORDER_MAX || o.argc == 0 ||
+        o.argc > o.bytes || o.envc > o.bytes)
+        return base_fail(rc ? rc : -EPROTO, "no order came over standard input (--as-node is how weft run starts nodes over ssh; "
+                                            "both sides must have the same version)");
+    job->text = malloc(o.bytes);
+    if (!job->text)
+        return base_fail(-ENOMEM, "no memory for the order");
+    if ((rc = read_all(job->text, o.bytes)))
+        return base_fail(rc, "the order broke off");
+    uint64_t strings = 0;
+    for (uint32_t i = 0; i < o.bytes; i++)
+        strings += job->text[i] == '\0';
+    if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
+        return base_fail(-EPROTO, "the order makes no sense");
+    size_t own = 0, n = o.envc;
+    while (environ[own])
+        own++;
+    job->argv = calloc(o.argc + 1, sizeof *job->argv);
+    job->env = calloc(o.envc + own + 1, sizeof *job->env);
+    if (!job->argv || !job->env)
+        return base_fail(-ENOMEM, "no memory for the order");
+    job->dir = job->text;
+    char *at = take_strings(job->text + strlen(job->text) + 1, job->argv, o.argc);
+    take_strings(at, job->env, o.envc);
+    for (size_t i = 0; i < own; i++) /* what this host's own environment says about clusters is about others */
+        if (strncmp(environ[i], "WEFT_", 5) != 0)
+            job->env[n++] = environ[i];
+    return 0;
+}
+
+static _Noreturn void become_program(const struct job *job, pid_t parent)
+{
+    sigset_t none;
+    setpgid(0, 0);
+    if (!base_end_with(parent, SIGKILL))
+        _exit(LAUNCH_NOT_USABLE);
+    static const int ours[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE};
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
+        signal(ours[i], SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null >= 0 && dup2(null, STDIN_FILENO) == 0) {
+        environ = job->env;
+        execvp(job->argv[0], job->argv);
+    }
+    int error = errno;
+    char host[256] = "?";
+    gethostname(host, sizeof host - 1);
+    fprintf(stderr, "weft run: could not start %s on %s: %s\n", job->argv[0], host, base_strerror(error));
+    fflush(stderr);
+    _exit(error == ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE);
+}
+
+/* Pass on what the launcher says until the program has ended. Its exit status, as a shell has it. */
+static int stay_with(pid_t pid)
+{
+    bool connected = true;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = signal_pipe[0], .events = POLLIN}, {.fd = connected ? STDIN_FILENO : -1, .events = POLLIN}};
+        siginfo_t info = {0};
+        uint8_t bytes[64];
+        int how;
+        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid) {
+            kill(-pid, SIGKILL); /* what it has started */
+            while (waitpid(pid, &how, 0) < 0 && errno == EINTR)
+                ;
+            return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+        }
+        if (poll(p, 2, LAUNCH_LOOK_MS) < 0)
+            continue;
+        for (ssize_t i = 0, n = p[0].revents ? read(signal_pipe[0], bytes, sizeof bytes) : 0; i < n; i++)
+            if (bytes[i] != SIGCHLD)
+                kill(-pid, bytes[i]);
+        if (!p[1].revents)
+            continue;
+        ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
+        for (ssize_t i = 0; i < n; i++)
+            if (bytes[i] > 0 && bytes[i] < NSIG)
+                kill(-pid, bytes[i]);
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            connected = false;
+            kill(-pid, SIGKILL);
+        }
+    }
+}
+
+int ssh_serve(void)
+{
+    struct job job = {0};
+    struct keeper keeper = {.fd = -1};
+    int status = CLI_FAILED;
+    if (read_job(&job) || base_pipe(signal_pipe, O_NONBLOCK)) {
+        cli_error("run", "%s", base_error());
+        goto out;
+    }
+    if (chdir(job.dir)) {
+        char host[256] = "?";
+        int error = errno;
+        gethostname(host, sizeof host - 1);
+        status = LAUNCH_NOT_USABLE;
+        cli_error("run", "on %s the folder %s cannot be entered: %s", host, job.dir, base_strerror(error));
+        goto out;
+    }
+    struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+    static const int caught[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
+    sigset_t all, before;
+    sigfillset(&act.sa_mask);
+    for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
+        sigaction(caught[i], &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    if (keeper_start(&keeper, "")) {
+        cli_error("run", "%s", base_error());
+        goto out;
+    }
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before); /* our handler must not run in the child */
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0)
+        become_program(&job, parent);
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (pid < 0) {
+        cli_error("run", "no new process: %s", base_strerror(error));
+        goto out;
+    }
+    setpgid(pid, pid);
+    keeper_add(&keeper, pid);
+    status = stay_with(pid);
+    keeper_drop(&keeper, pid);
+out:
+    keeper_stop(&keeper);
+    free(job.argv);
+    free(job.env);
+    free(job.text);
+    return status;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Starting the nodes: the program, where they meet, what their environment is, and each one's process, here or behind ssh.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/launcher.h"
+#include "cli/ssh.h"
+#include "cluster/cluster.h"
+
+extern char **environ;
+
+int launch_find_program(struct launcher *s)
+{
+    const char *program = s->l->argv[0], *list = getenv("PATH");
+    int rc = LAUNCH_NOT_FOUND;
+    struct stat st;
+    bool here = false;
+    for (uint32_t i = 0; i < s->l->nodes && !here; i++)
+        here = !launch_machine(s, i);
+    if (!here)
+        return 0; /* each machine looks for itself */
+    if (!program[0])
+        goto out;
+    if (strchr(program, '/') || !list)
+        list = NULL;
+    for (const char *p = list;; p++) {
+        size_t n = list ? strcspn(p, ":") : 0;
+        int m = !list       ? snprintf(s->path, sizeof s->path, "%s", program)
+                : n == 0    ? snprintf(s->path, sizeof s->path, "./%s", program)
+                            : snprintf(s->path, sizeof s->path, "%.*s/%s", (int)n, p, program);
+        if (m > 0 && (size_t)m < sizeof s->path && stat(s->path, &st) == 0) {
+            if (S_ISREG(st.st_mode) && access(s->path, X_OK) == 0)
+                return 0;
+            rc = LAUNCH_NOT_USABLE;
+        }
+        if (!list || !p[n])
+            break;
+        p += n;
+    }
+out:
+    launch_say(s, "could not start %s: %s", program,
+        rc == LAUNCH_NOT_FOUND ? "No such file or directory" : "it is no program that you may run");
+    return rc;
+}
+
+int launch_name_dir(struct launcher *s)
+{
+    uint64_t k;
+    int rc = base_random(&k, sizeof k);
+    const char *where = NULL;
+#if !defined(__linux__)
+    const char *tmp = getenv("TMPDIR"); /* for the socket: its name must be short */
+    where = tmp && tmp[0] && strlen(tmp) < 64 ? tmp : "/tmp";
+#endif
+    if (s->l->softverbs && !where) /* the fabric is a file of mostly nothing, and belongs in memory */
+        where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    if (where && !rc)
+        snprintf(s->dir, sizeof s->dir, "%s/weft-%016llx", where, (unsigned long long)k);
+    return rc;
+}
+
+int launch_make_address(struct launcher *s)
+{
+    static const char variable[] = "WEFT_COORD=";
+    const size_t at = sizeof variable - 1;
+    int rc;
+    if (s->dir[0] && mkdir(s->dir, 0700))
+        return base_fail(-errno, "temporary directory %s: %s", s->dir, base_strerror(errno));
+    memcpy(s->coord, variable, at);
+    if (s->l->coord)
+        snprintf(s->coord + at, sizeof s->coord - at, "%s", s->l->coord);
+    else if ((rc = cluster_private_address(s->coord + at, sizeof s->coord - at, "run", s->dir)))
+        return rc;
+    if (s->l->make_secret) {
+        uint64_t k[4];
+        if ((rc = base_random(k, sizeof k)))
+            return rc;
+        snprintf(s->secret, sizeof s->secret, "WEFT_SECRET=%016llx%016llx%016llx%016llx", (unsigned long long)k[0],
+                 (unsigned long long)k[1], (unsigned long long)k[2], (unsigned long long)k[3]);
+    }
+    return 0;
+}
+
+int launch_make_fabric(struct launcher *s)
+{
+    if (!s->l->softverbs)
+        return 0;
+    int rc = emulate_parse(&s->emulation, s->l->softverbs, s->l->nodes);
+    if (rc)
+        return rc;
+    return emulate_start(&s->emulation, s->dir, launch_argv(s, 0), launch_argv(s, 1));
+}
+
+/* What becoming a node on an emulated host changes in the environment. A node that starts programs of the user's puts it
+ * back for them: they are no part of the emulation. */
+static int keep_outer(struct launcher *s, size_t *n)
+{
+    static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "SOFTVERBS_DIR",
+                                                      "SOFTVERBS_FABRIC", "SOFTVERBS_HOST", "WEFT_TRANSPORT"};
+    for (size_t i = 0; i < LAUNCH_OUTER; i++) {
+        const char *value = getenv(changed[i]);
+        size_t len = strlen("WEFT_OUTER_") + strlen(changed[i]) + 2 + (value ? strlen(value) : 0);
+        if (!(s->outer[i] = malloc(len)))
+            return -ENOMEM;
+        snprintf(s->outer[i], len, "WEFT_OUTER_%s=%s", changed[i], value ? value : "");
+        s->env[(*n)++] = s->outer[i];
+    }
+    return 0;
+}
+
+int launch_make_environment(struct launcher *s)
+{
+    size_t count = 0, n = 0;
+    while (environ[count])
+        count++;
+    s->env = calloc(count + 11 + LAUNCH_OUTER, sizeof *s->env);
+    if (!s->env)
+        return -ENOMEM;
+    snprintf(s->size, sizeof s->size, "WEFT_SIZE=%u", s->l->nodes);
+    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=");
+    s->env[n++] = s->rank;
+    s->env[n++] = s->size;
+    s->env[n++] = s->coord;
+    if (s->secret[0])
+        s->env[n++] = s->secret;
+    if (s->l->pool) {
+        snprintf(s->pool, sizeof s->pool, "WEFT_POOL=%s", s->l->pool);
+        s->env[n++] = s->pool;
+    }
+    if (s->l->guard) {
+        snprintf(s->guard, sizeof s->guard, "WEFT_GUARD=%s", s->l->self);
+        s->env[n++] = s->guard;
+    }
+    if (s->l->hostfile) {
+        size_t len = strlen("WEFT_HOSTFILE=") + strlen(s->l->hostfile) + 1;
+        if (!(s->hostfile = malloc(len)))
+            return -ENOMEM;
+        snprintf(s->hostfile, len, "WEFT_HOSTFILE=%s", s->l->hostfile);
+        s->env[n++] = s->hostfile;
+    }
+    if (s->l->softverbs) {
+        s->env[n++] = s->emulation.directory;
+        if (s->emulation.transport[0])
+            s->env[n++] = s->emulation.transport;
+        if (s->l->lead && keep_outer(s, &n))
+            return -ENOMEM;
+    }
+    size_t ours = n;
+    for (size_t i = 0; i < count; i++) {
+        bool replaced = false;
+        for (size_t k = 0; k < ours && !replaced; k++)
+            replaced = strncmp(environ[i], s->env[k], strcspn(s->env[k], "=") + 1) == 0;
+        if (!replaced)
+            s->env[n++] = environ[i];
+    }
+    return 0;
+}
+
+struct child_files {
+    int out[2], err[2], failure[2]; /* pipes; the second end is the node's */
+    int control[2];                 /* to a node over ssh: the first end is its */
+    struct ssh_command ssh;
+};
+
+/* In the new process. Says the errno of what failed through `failure` and ends. */
+static _Noreturn void become_node(struct launcher *s, uint32_t rank, const struct child_files *f, pid_t launcher)
+{
+    sigset_t none;
+    int error = 0;
+    setpgid(0, 0);
+    if (!base_end_with(launcher, SIGKILL))
+        _exit(LAUNCH_NOT_USABLE);
+    launch_restore_signals(s);
+    setrlimit(RLIMIT_NOFILE, &s->files);
+    if (launch_machine(s, rank)) {
+        if (dup2(f->control[0], STDIN_FILENO) < 0)
+            error = errno;
+    } else if (rank > 0 || isatty(STDIN_FILENO)) {
+        int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (null < 0 || dup2(null, STDIN_FILENO) < 0)
+            error = errno;
+    }
+    if (s->l->tag && (dup2(f->out[1], STDOUT_FILENO) < 0 || dup2(f->err[1], STDERR_FILENO) < 0))
+        error = errno;
+    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);
+    sigemptyset(&none);
+    if (s->l->lead && rank == 0)
+        sigaddset(&none, LAUNCH_TOLD);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (!error && launch_machine(s, rank)) {
+        execvp(f->ssh.argv[0], (char *const *)(uintptr_t)f->ssh.argv);
+        error = errno;
+    } else if (!error && s->l->softverbs) {
+        snprintf(s->emulation.host, sizeof s->emulation.host, "%u", rank);
+        execve(s->emulation.command, s->emulation.argv[rank > 0], s->env);
+        error = errno;
+    } else if (!error) {
+        execve(s->path, launch_argv(s, rank), s->env);
+        error = errno;
+    }
+    ssize_t n = write(f->failure[1], &error, sizeof error);
+    (void)n;
+    _exit(LAUNCH_NOT_USABLE);
+}
+
+/* What a node on another machine needs before it is started: ssh's command line, and its order in the pipe. */
+static int prepare_remote(struct launcher *s, uint32_t rank, struct child_files *f)
+{
+    char dir[4096], number[32], guard[FAB_GUARD_MAX + 16], *order = NULL;
+    const char *env[160] = {number, s->size, s->coord};
+    size_t n = 3, len = 0;
+    snprintf(number, sizeof number, "WEFT_RANK=%u", rank);
+    if (s->secret[0])
+        env[n++] = s->secret;
+    if (s->l->pool)
+        env[n++] = s->pool;
+    if (s->l->guard) {
+        snprintf(guard, sizeof guard, "WEFT_GUARD=%s", s->l->weft);
+        env[n++] = guard;
+    }
+    for (const char *const *t = s->l->told; t && *t && n < sizeof env / sizeof env[0] - 1; t++)
+        env[n++] = *t;
+    if (!getcwd(dir, sizeof dir))
+        return base_fail(-errno, "the current folder: %s", base_strerror(errno));
+    char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
+    if (rank && s->l->others) { /* this command: there it is elsewhere */
+        for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)
+            ;
+        argv = words;
+    }
+    int rc = ssh_command(&f->ssh, launch_machine(s, rank), s->l->weft);
+    if (!rc)
+        rc = ssh_order(&order, &len, dir, argv, env);
+    if (!rc)
+        rc = base_pipe(f->control, 0);
+    if (!rc) {
+        fcntl(f->control[1], F_SETFL, O_NONBLOCK);
+        ssize_t written = write(f->control[1], order, len);
+        if (written != (ssize_t)len)
+            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings do not fit into a pipe", len);
+    }
+    free(order);
+    return rc;
+}
+
+/* 0, or the exit status of a launch that failed. */
+int launch_start_node(struct launcher *s, uint32_t rank)
+{
+    struct child_files f = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}, {.words = NULL}};
+    struct node *node = &s->nodes[rank];
+    sigset_t all, before;
+    pid_t launcher = getpid();
+    const char *machine = launch_machine(s, rank);
+    int error = 0, status = CLI_FAILED;
+    int rc = base_pipe(f.failure, 0);
+    if (rc == 0 && s->l->tag && (rc = base_pipe(f.out, 0)) == 0)
+        rc = base_pipe(f.err, 0);
+    if (rc) {
+        error = -rc;
+        goto failed;
+    }
+    if (machine && prepare_remote(s, rank, &f)) {
+        launch_say(s, "node %u: %s", rank, base_error());
+        goto cleanup;
+    }
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before); /* our handlers must not run in the child */
+    node->pid = fork();
+    if (node->pid == 0)
+        become_node(s, rank, &f, launcher);
+    error = node->pid < 0 ? errno : 0;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        goto failed;
+    setpgid(node->pid, node->pid); /* the child does it too: whoever comes first */
+    keeper_add(&s->keeper, node->pid);
+    node->running = true;
+    s->started = rank + 1;
+    s->running++;
+    launch_close(&f.failure[1]);
+    while ((rc = (int)read(f.failure[0], &error, sizeof error)) < 0 && errno == EINTR)
+        ;
+    if (rc == (int)sizeof error) {
+        node->unstarted = true;
+        /* ssh is not the program that was asked for, and what we lack says nothing about it. */
+        if (!machine && error != EMFILE && error != ENFILE && error != ENOMEM && error != EAGAIN)
+            status = error == ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
+        goto failed;
+    }
+    if (s->l->tag) {
+        fcntl(f.out[0], F_SETFL, O_NONBLOCK);
+        fcntl(f.err[0], F_SETFL, O_NONBLOCK);
+        s->in[2 * rank] = (struct relay_in){.fd = f.out[0], .node = rank, .to = &s->out};
+        s->in[2 * rank + 1] = (struct relay_in){.fd = f.err[0], .node = rank, .to = &s->err};
+        close(f.out[1]);
+        close(f.err[1]);
+    }
+    close(f.failure[0]);
+    launch_close(&f.control[0]);
+    node->control = f.control[1];
+    ssh_command_free(&f.ssh);
+    return 0;
+
+failed:
+    if (machine && f.ssh.argv[0])
+        launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to what takes its place", rank, machine,
+            f.ssh.argv[0], base_strerror(error));
+    else
+        launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(error),
+            error == ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
+            : error == EMFILE ? " (raise the limit: ulimit -n)"
+            : error == EAGAIN ? " (too many processes of this user: ulimit -u)"
+                              : "");
+cleanup:
+    for (int i = 0; i < 2; i++) {
+        launch_close(&f.out[i]);
+        launch_close(&f.err[i]);
+        launch_close(&f.failure[i]);
+        launch_close(&f.control[i]);
+    }
+    ssh_command_free(&f.ssh);
+    return status;
+}

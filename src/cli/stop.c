@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Signals that ask a command to stop which uses RDMA devices. A domain that a killed process leaves on a Thunderbolt device is lost
+ * until the machine restarts: a signal ends loops, and the way out is the usual one. A second signal of the same kind ends the
+ * process, should it hang.
+ */
+#include <signal.h>
+
+#include "cli/cli.h"
+
+static volatile sig_atomic_t stop;
+
+static void on_signal(int number)
+{
+    stop = number;
+}
+
+void cli_catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&a.sa_mask);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        sigaction(numbers[i], &a, NULL);
+}
+
+int cli_stopped(void)
+{
+    return stop;
+}

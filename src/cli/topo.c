@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft topo: its options, and the start of the nodes that measure, as `weft run` starts those of a program: each is
+ * `weft topo --as-node`.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/emulate.h"
+#include "cli/hosts.h"
+#include "cli/topo.h"
+
+static const char help[] =
+    "Usage: weft topo -n N | --hostfile FILE | --softverbs TOPO [OPTIONS]\n"
+    "\n"
+    "Shows how the nodes of a cluster reach each other: starts one on each host, as `weft run` would a program's, lets\n"
+    "every node measure its way to every other, one pair after another, and prints a line for each direction: the\n"
+    "transport, whether the way is direct or which node is next on it, the devices, the time an 8-byte put and the one\n"
+    "that answers it take, the bandwidth of puts of 1 MiB, and what had to be sent again or repaired meanwhile.\n"
+    "\n"
+    "  -n, --nodes N          how many nodes, 2 to 256; needed on this machine alone\n"
+    "      --hostfile FILE    the cluster's hosts and settings\n"
+    "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
+    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: mesh:4:tb5, ring:5:tb5-strict\n"
+    "      --time TIME        for each of the two measures of a direction (50ms)\n"
+    "      --json             everything, for programs\n"
+    "      --dot              a drawing, for Graphviz\n"
+    "      --svg              a drawing\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "What is measured is what a program gets, the machine's other work included: measure while there is none.\n"
+    "\n"
+    "  weft topo --softverbs mesh:4:tb5\n"
+    "  weft topo --hostfile hosts.json --svg > cluster.svg\n"
+    "\n"
+    "Exit status: 0; 1 when the nodes do not come together, or a pair could not be measured; 2 when the command line is\n"
+    "wrong; 128 + N when signal N ended it.\n";
+
+struct options {
+    enum topo_format format;
+    int64_t time_ns;
+};
+
+static int take_option(int c, struct options *o, struct launch *l)
+{
+    int64_t n;
+    switch (c) {
+    case 'n':
+        if (base_parse_number(optarg, 2, TOPO_NODES_MAX, &n))
+            return cli_usage("topo", "-n '%s': expected a number of nodes from 2 to %u", optarg, TOPO_NODES_MAX);
+        l->nodes = (uint32_t)n;
+        return 0;
+    case 'H': l->hostfile = optarg; return 0;
+    case 'W': l->weft = optarg; return 0;
+    case 'S': l->softverbs = optarg; return 0;
+    case 'T':
+        if (base_parse_duration(optarg, &o->time_ns) || o->time_ns < WEFT_MS || o->time_ns > TOPO_TIME_MAX)
+            return cli_usage("topo", "--time '%s': expected a duration from 1ms to 1m, as in 50ms", optarg);
+        return 0;
+    case 'j':
+    case 'd':
+    case 's':
+        if (o->format != TOPO_TABLE)
+            return cli_usage("topo", "--json, --dot and --svg: one of them");
+        o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : TOPO_SVG;
+        return 0;
+    default: return CLI_USAGE;
+    }
+}
+
+static int start(struct launch *l, int argc, char **argv)
+{
+    struct hosts hosts = {.count = 0};
+    struct emulation e;
+    char *others[] = {hosts.self, (char *)(uintptr_t)"topo", (char *)(uintptr_t)"--as-node", NULL};
+    char **first = calloc((size_t)argc + 3, sizeof *first);
+    if (!first)
+        return cli_error("topo", "no memory");
+    int status = 0;
+    if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
+        status = cli_usage("topo", "%s", base_error());
+    if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
+        l->nodes = emulate_hosts(&e);
+    if (!status && l->nodes == 0)
+        status = cli_usage("topo", "of which cluster? Give --hostfile FILE, --softverbs TOPO or -n N");
+    if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
+        status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
+    if (!status && l->ssh && l->ssh[0])
+        status = cli_usage("topo", "hostfile %s: the first host, %s, is not this machine; it has to be: here it is printed",
+                           hosts_file(l->hostfile), l->ssh[0]);
+    if (!status) {
+        memcpy(first, others, 3 * sizeof *first);
+        memcpy(first + 3, argv + 1, (size_t)(argc - 1) * sizeof *first);
+        l->lead = true;
+        l->argv = first;
+        l->others = others;
+        status = launch_cluster(l);
+        l->argv = l->others = NULL;
+    }
+    hosts_free(&hosts, l->nodes);
+    free(first);
+    return status;
+}
+
+int cli_topo(int argc, char **argv)
+{
+    static const struct option longs[] = {{"nodes", required_argument, NULL, 'n'},
+                                          {"hostfile", required_argument, NULL, 'H'},
+                                          {"remote-weft", required_argument, NULL, 'W'},
+                                          {"softverbs", required_argument, NULL, 'S'},
+                                          {"time", required_argument, NULL, 'T'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"dot", no_argument, NULL, 'd'},
+                                          {"svg", no_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    struct launch l = {.sub = "topo"};
+    struct options o = {.format = TOPO_TABLE, .time_ns = 50 * WEFT_MS};
+    bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
+    int c, status;
+    if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
+        return cli_usage("topo", "--as-node is how the nodes are started");
+    argv += as_node;
+    argc -= as_node;
+    while ((c = cli_option("topo", argc, argv, "n:h", longs, &started)) != -1) {
+        if (c == 'h') {
+            fputs(help, stdout);
+            return cli_flush("topo");
+        }
+        if ((status = take_option(c, &o, &l)))
+            return status;
+    }
+    if (optind < argc)
+        return cli_usage("topo", "unexpected '%s'", argv[optind]);
+    return as_node ? topo_node(o.format, o.time_ns) : start(&l, argc, argv);
+}

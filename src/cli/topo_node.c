@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A node that measures. All go through the same list of pairs, a barrier before each, so that no measure disturbs another. Of a
+ * pair one leads: it puts a number into a word of the other's, which puts it back; then it puts large blocks; then the number
+ * that ends it. What each has found goes into node 0's pool, and node 0 prints it.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/topo.h"
+#include "cli/verbs.h"
+#include "weft/node.h"
+#include "weft/pool.h"
+#include "weft/sync.h"
+
+#define BLOCK   (1u << 20)
+#define WINDOW  4u        /* blocks under way */
+#define SAMPLES 4096u     /* round trips that are kept */
+#define WARM    16u       /* that do not count: connections are made at the first use */
+#define FLOOR   64u       /* round trips at least, however slow */
+#define NUMBERS 16u       /* on their way at a time; one is, but that it is complete may be known later than that it came */
+#define SPIN    (20 * WEFT_US) /* then the processor is for whoever the answer waits for */
+#define LAST    UINT32_MAX
+#define PATIENCE (60 * WEFT_SECOND)
+
+/* In every node's pool. */
+struct desk {
+    uint64_t word;        /* the peer's number */
+    uint64_t out[NUMBERS]; /* ours, on their way there */
+    uint8_t pad[BASE_PAGE - 8 - 8 * NUMBERS];
+    uint8_t from[WINDOW * BLOCK], to[WINDOW * BLOCK];
+};
+
+struct measurer {
+    weft *w;
+    uint32_t rank, size;
+    int64_t time_ns;
+    uint64_t epoch;       /* of the whole cluster: when somebody has gone all is over */
+    weft_gaddr *desks;    /* [size] */
+    struct desk *desk;    /* ours */
+    weft_gaddr report;    /* in node 0's pool: its nodes, then its links */
+    int64_t *samples;
+    weft_op ops[NUMBERS];
+    uint32_t told;        /* numbers in this measure */
+};
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Numbers of a pair are of this one alone, so that nothing has to be reset. */
+static uint64_t number(const struct measurer *m, uint32_t from, uint32_t to, uint32_t k)
+{
+    return ((uint64_t)from * m->size + to + 1) << 32 | k;
+}
+
+static int whole(const struct measurer *m)
+{
+    if (cli_stopped())
+        return base_fail(-EINTR, "interrupted");
+    for (uint32_t i = 0; weft_epoch(m->w) != m->epoch && i < m->size; i++)
+        if (!weft_alive(m->w, i))
+            return base_fail(-ECONNRESET, "node %u is gone", i);
+    return 0;
+}
+
+static int tell(struct measurer *m, uint32_t peer, uint64_t value)
+{
+    uint32_t i = m->told % NUMBERS;
+    int rc = m->told >= NUMBERS ? weft_wait(m->w, &m->ops[i], PATIENCE) : 0;
+    m->desk->out[i] = value;
+    if (!rc)
+        rc = weft_put(m->w, m->desks[peer] + offsetof(struct desk, word), &m->desk->out[i], sizeof value, &m->ops[i]);
+    m->told += rc == 0;
+    return rc;
+}
+
+/* All numbers have gone. */
+static int told(struct measurer *m)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < m->told && i < NUMBERS; i++) {
+        int err = weft_wait(m->w, &m->ops[i], PATIENCE);
+        rc = rc ? rc : err;
+    }
+    m->told = 0;
+    return rc;
+}
+
+/* One turn of a wait for `peer` that has lasted since then: 0, or why there is nothing to wait for any more. */
+static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t since, int64_t deadline)
+{
+    weft_progress(m->w);
+    if (base_now_ns() - since > SPIN)
+        sched_yield();
+    if (++*turns % 256)
+        return 0;
+    int rc = whole(m);
+    return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer", peer) : rc;
+}
+
+static int await(struct measurer *m, uint32_t peer, uint64_t value)
+{
+    int64_t begin = base_now_ns(), deadline = base_deadline(PATIENCE);
+    uint32_t turns = 0;
+    int rc = 0;
+    while (!rc && __atomic_load_n(&m->desk->word, __ATOMIC_ACQUIRE) != value)
+        rc = pass(m, &turns, peer, begin, deadline);
+    return rc;
+}
+
+static int round_trips(struct measurer *m, uint32_t peer, int64_t *median)
+{
+    int64_t end = 0;
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < WARM + FLOOR || (k < WARM + SAMPLES && base_now_ns() < end); k++) {
+        uint64_t value = number(m, m->rank, peer, k);
+        if (k == WARM)
+            end = base_now_ns() + m->time_ns;
+        int64_t before = base_now_ns();
+        int rc = tell(m, peer, value);
+        if (!rc)
+            rc = await(m, peer, value);
+        if (!rc && k >= WARM)
+            m->samples[count++] = base_now_ns() - before;
+        if (rc)
+            return rc;
+    }
+    qsort(m->samples, count, sizeof *m->samples, by_value);
+    *median = m->samples[count / 2];
+    return 0;
+}
+
+static int blocks(struct measurer *m, uint32_t peer, uint64_t *bytes_per_second)
+{
+    weft_op ops[WINDOW];
+    int64_t start = base_now_ns(), end = start + m->time_ns;
+    uint64_t n = 0;
+    int rc = 0;
+    for (; !rc && (n < 2 * WINDOW || base_now_ns() < end); n++) {
+        uint64_t place = n % WINDOW * BLOCK;
+        rc = whole(m);
+        if (!rc && n >= WINDOW)
+            rc = weft_wait(m->w, &ops[n % WINDOW], PATIENCE);
+        if (!rc)
+            rc = weft_put(m->w, m->desks[peer] + offsetof(struct desk, to) + place, m->desk->from + place, BLOCK, &ops[n % WINDOW]);
+    }
+    for (uint64_t i = n < WINDOW ? 0 : n - WINDOW; !rc && i < n; i++)
+        rc = weft_wait(m->w, &ops[i % WINDOW], PATIENCE);
+    int64_t took = base_now_ns() - start;
+    *bytes_per_second = (uint64_t)((double)n * BLOCK * 1e9 / (double)(took > 0 ? took : 1));
+    return rc;
+}
+
+/* The other end of a measure. */
+static int answer(struct measurer *m, uint32_t leader)
+{
+    uint64_t seen = 0, last = number(m, leader, m->rank, LAST);
+    int64_t deadline = base_deadline(2 * m->time_ns + PATIENCE), since = base_now_ns();
+    uint32_t turns = 0;
+    int rc = 0;
+    while (!rc) {
+        uint64_t now = __atomic_load_n(&m->desk->word, __ATOMIC_ACQUIRE);
+        if (now == last)
+            return told(m);
+        if (now != seen && now >> 32 == last >> 32) {
+            rc = tell(m, leader, now);
+            seen = now;
+            since = base_now_ns();
+        }
+        if (!rc)
+            rc = pass(m, &turns, leader, since, deadline);
+    }
+    return rc;
+}
+
+static void lead(struct measurer *m, uint32_t peer, struct topo_link *link)
+{
+    int rc = round_trips(m, peer, &link->round_trip_ns), err = told(m);
+    rc = rc ? rc : err;
+    if (!rc)
+        rc = blocks(m, peer, &link->bytes_per_second);
+    link->measured = rc == 0;
+    if (rc)
+        snprintf(link->why, sizeof link->why, "%.*s", (int)sizeof link->why - 1, base_error());
+    tell(m, peer, number(m, m->rank, peer, LAST));
+    told(m);
+}
+
+static int all_pairs(struct measurer *m, struct topo_link *links)
+{
+    for (uint32_t from = 0; from < m->size; from++) {
+        for (uint32_t to = 0; to < m->size; to++) {
+            if (from == to)
+                continue;
+            int rc = weft_barrier(m->w, 2 * m->time_ns + 2 * PATIENCE);
+            if (!rc && from == m->rank)
+                lead(m, to, &links[to]);
+            else if (!rc && to == m->rank)
+                rc = answer(m, from);
+            if (rc)
+                return rc;
+        }
+    }
+    for (uint32_t i = 0; i < m->size; i++)
+        weft_link_stat(m->w, i, &links[i].stats);
+    return 0;
+}
+
+/* --- what this node is --- */
+
+static void describe(struct topo_node *n)
+{
+    struct verbs_device *all;
+    uint32_t count = 0;
+    int gid_index;
+    if (gethostname(n->host, sizeof n->host - 1))
+        n->host[0] = '\0';
+    /* Without a library there are no devices, which is no failure: shared memory needs none. */
+    if (cli_gid_index(&gid_index) || verbs_devices(&all, &count, gid_index)) {
+        base_error_clear();
+        return;
+    }
+    for (uint32_t i = 0; i < count && n->device_count < TOPO_DEVICES; i++) {
+        struct topo_device *d = &n->devices[n->device_count++];
+        const char *reason = cli_reason(&all[i]);
+        snprintf(d->name, sizeof d->name, "%s", all[i].name);
+        snprintf(d->interface, sizeof d->interface, "%s", all[i].interface);
+        snprintf(d->link, sizeof d->link, "%s", cli_link_text(all[i].traits.link));
+        snprintf(d->state, sizeof d->state, "%s", cli_port_state_text(all[i].port_attr.state));
+        snprintf(d->reason, sizeof d->reason, "%s", reason ? reason : "");
+        d->gbits = all[i].gbits;
+    }
+    verbs_devices_close(all, count);
+}
+
+/* --- what has come from the others; their bytes are looked at before they are used --- */
+
+static void check(struct topo_node *nodes, struct topo_link *links, uint32_t size)
+{
+    for (uint32_t i = 0; i < size; i++) {
+        struct topo_node *n = &nodes[i];
+        n->host[sizeof n->host - 1] = '\0';
+        n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
+        for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
+            struct topo_device *d = &n->devices[k];
+            d->name[sizeof d->name - 1] = d->interface[sizeof d->interface - 1] = d->link[sizeof d->link - 1] = '\0';
+            d->state[sizeof d->state - 1] = d->reason[sizeof d->reason - 1] = '\0';
+        }
+    }
+    for (uint64_t i = 0; i < (uint64_t)size * size; i++) {
+        weft_link_stats *s = &links[i].stats;
+        s->transport[sizeof s->transport - 1] = s->devices[sizeof s->devices - 1] = '\0';
+        links[i].why[sizeof links[i].why - 1] = '\0';
+    }
+}
+
+static uint64_t links_at(uint32_t size)
+{
+    return (uint64_t)size * sizeof(struct topo_node);
+}
+
+static int hand_in(struct measurer *m, const struct topo_node *node, const struct topo_link *links)
+{
+    uint64_t row = (uint64_t)m->size * sizeof *links;
+    int rc = weft_put_now(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
+    if (!rc)
+        rc = weft_put_now(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
+    return rc ? rc : weft_barrier(m->w, PATIENCE);
+}
+
+static int print_report(struct measurer *m, enum topo_format format)
+{
+    uint8_t *at = weft_ptr(m->w, m->report, links_at(m->size));
+    struct topo_node *nodes = (struct topo_node *)(void *)at;
+    struct topo_link *links = (struct topo_link *)(void *)(at + links_at(m->size));
+    bool whole = true;
+    check(nodes, links, m->size);
+    for (uint64_t i = 0; i < (uint64_t)m->size * m->size; i++)
+        whole = whole && (links[i].measured || i % (m->size + 1) == 0);
+    int status = topo_print(&(struct topo){m->size, nodes, links}, format);
+    return status ? status : whole ? 0 : cli_error("topo", "not every pair could be measured");
+}
+
+/* Where everything is: each gives its desk, node 0 the report and the time, too. */
+static int meet(struct measurer *m)
+{
+    uint64_t *words = calloc(m->size, sizeof *words);
+    weft_gaddr desk, report = WEFT_NULL;
+    if (!words || !m->desks || !m->samples) {
+        free(words);
+        return base_fail(-ENOMEM, "no memory for the addresses of %u nodes", m->size);
+    }
+    int rc = weft_alloc_aligned(m->w, sizeof(struct desk), BASE_PAGE, &desk);
+    if (!rc && m->rank == 0)
+        rc = weft_alloc_aligned(m->w, links_at(m->size) + (uint64_t)m->size * m->size * sizeof(struct topo_link), BASE_PAGE, &report);
+    if (!rc) {
+        m->desk = weft_ptr(m->w, desk, sizeof(struct desk));
+        memset(m->desk, 0, offsetof(struct desk, from));
+        memset(m->desk->from, 1, sizeof m->desk->from);
+        rc = weft_exchange(m->w, desk, m->desks, PATIENCE);
+    }
+    if (!rc)
+        rc = weft_exchange(m->w, report, words, PATIENCE);
+    m->report = words[0];
+    if (!rc)
+        rc = weft_exchange(m->w, (uint64_t)m->time_ns, words, PATIENCE);
+    m->time_ns = words[0] <= (uint64_t)TOPO_TIME_MAX ? (int64_t)words[0] : TOPO_TIME_MAX;
+    free(words);
+    return rc;
+}
+
+int topo_node(enum topo_format format, int64_t time_ns)
+{
+    struct measurer m = {.time_ns = time_ns};
+    struct topo_node node = {.host = ""};
+    struct topo_link *links = NULL;
+    cli_catch_signals();
+    describe(&node);
+    int rc = weft_open(&m.w, NULL), status = CLI_FAILED;
+    if (rc)
+        return cli_error("topo", "%s", base_error());
+    m.rank = weft_rank(m.w);
+    m.size = weft_size(m.w);
+    m.epoch = weft_epoch(m.w);
+    m.desks = calloc(m.size, sizeof *m.desks);
+    m.samples = calloc(SAMPLES, sizeof *m.samples);
+    links = calloc(m.size, sizeof *links);
+    weft_pool_stats pool;
+    if (weft_pool_stat(m.w, &pool) == 0)
+        node.pool_bytes = pool.reserved_bytes;
+    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for %u links", m.size);
+    if (!rc)
+        rc = all_pairs(&m, links);
+    if (!rc)
+        rc = hand_in(&m, &node, links);
+    if (rc && cli_stopped()) /* whoever stopped us knows; and who was told of our end before was told by us */
+        status = 128 + cli_stopped();
+    else if (rc)
+        cli_error("topo", "node %u: %s", m.rank, base_error());
+    else
+        status = m.rank ? 0 : print_report(&m, format);
+    weft_close(m.w);
+    free(links);
+    free(m.samples);
+    free(m.desks);
+    return status;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * While every pair of nodes connects, all keep the connection to node 0 by which they met: whoever fails says so over it, node 0
+ * tells the others, and nobody waits for one that will not come. A node that has connected with all says that too; node 0
+ * stays until all have.
+ */
+#include "cluster/join.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CAUSE_WAIT WEFT_SECOND /* for what a peer failed of, whose connection has just closed */
+
+static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
+{
+    struct wire_news plain = *m;
+    memset(plain.mac, 0, sizeof plain.mac);
+    join_mac(out, j->key, "weft news", j->session, sizeof j->session, &plain, sizeof plain, NULL, 0);
+}
+
+static void send_news(const struct join *j, const struct join_hub *h, uint32_t rank, int error, const char *text)
+{
+    struct wire_news m = {.magic = WIRE_MAGIC, .rank = rank, .error = error};
+    snprintf(m.text, sizeof m.text, "%s", text);
+    message_mac(m.mac, j, &m);
+    if (h->fd >= 0)
+        (void)join_write(h->fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* who is gone need not know */
+}
+
+static void hang_up(struct join_hub *h)
+{
+    if (h->fd >= 0)
+        close(h->fd);
+    h->fd = -1;
+}
+
+int join_hub_add(struct join *j, int fd, uint32_t rank)
+{
+    if (!j->hubs) {
+        j->hubs = calloc(j->w->size, sizeof *j->hubs);
+        j->fds = calloc(j->w->size + 2, sizeof *j->fds);
+    }
+    if (!j->hubs || !j->fds) {
+        close(fd);
+        return base_fail(-ENOMEM, "no memory for the connections to %u nodes", j->w->size);
+    }
+    j->hubs[j->hub_count++] = (struct join_hub){.fd = fd, .rank = rank};
+    return 0;
+}
+
+/* Node `rank` has failed: node 0 tells all others. */
+static int failed(struct join *j, uint32_t rank, const char *text)
+{
+    for (uint32_t i = 0; j->w->rank == 0 && i < j->hub_count; i++)
+        if (j->hubs[i].rank != rank)
+            send_news(j, &j->hubs[i], rank, ECONNRESET, text);
+    j->told = true;
+    return base_fail(-ECONNRESET, "node %u (pid %u on %s) failed while joining: %s", rank, j->cards[rank].pid, j->cards[rank].host, text);
+}
+
+/* Something has come from there. */
+static int hear(struct join *j, struct join_hub *h)
+{
+    struct wire_news m;
+    uint8_t right[WIRE_MAC];
+    int rc = join_read(h->fd, &m, sizeof m, base_deadline(CAUSE_WAIT));
+    if (rc) {
+        hang_up(h);
+        return h->done ? 0 : failed(j, h->rank, "it ended");
+    }
+    message_mac(right, j, &m);
+    bool sense = m.magic == WIRE_MAGIC && sodium_memcmp(right, m.mac, WIRE_MAC) == 0 && m.rank < j->w->size && m.rank != j->w->rank &&
+                 memchr(m.text, 0, sizeof m.text) && (m.rank == h->rank || j->w->rank != 0);
+    if (sense && m.error == 0 && j->w->rank == 0) {
+        h->done = true;
+        return 0;
+    }
+    hang_up(h);
+    return sense && m.error ? failed(j, m.rank, m.text) : failed(j, h->rank, "what it said makes no sense");
+}
+
+int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)
+{
+    uint32_t n = count;
+    int64_t left = until - base_now_ns();
+    *ready = -1;
+    for (uint32_t i = 0; i < count; i++)
+        j->fds[i] = (struct pollfd){.fd = others[i], .events = POLLIN};
+    for (uint32_t i = 0; i < j->hub_count; i++)
+        j->fds[n++] = (struct pollfd){.fd = j->hubs[i].fd, .events = POLLIN};
+    int got = poll(j->fds, n, left <= 0 ? 0 : left > WEFT_SECOND ? 1000 : (int)(left / WEFT_MS) + 1);
+    if (got < 0 && errno != EINTR)
+        return base_fail(-errno, "waiting for the other nodes: %s", base_strerror(errno));
+    for (uint32_t i = 0; got > 0 && i < j->hub_count; i++) {
+        int rc = j->fds[count + i].revents ? hear(j, &j->hubs[i]) : 0;
+        if (rc)
+            return rc;
+    }
+    for (uint32_t i = 0; got > 0 && i < count && *ready < 0; i++)
+        if (j->fds[i].revents)
+            *ready = others[i];
+    return 0;
+}
+
+static uint32_t undone(const struct join *j, uint32_t *who)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j->hub_count; i++) {
+        if (j->hubs[i].done)
+            continue;
+        *who = j->hubs[i].rank;
+        n++;
+    }
+    return n;
+}
+
+/* Node 0: until all have connected with all. */
+static int wait_for_all(struct join *j)
+{
+    int ready, rc = 0;
+    uint32_t who = 0;
+    while (!rc && undone(j, &who)) {
+        rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
+        if (!rc && base_now_ns() > j->deadline && undone(j, &who)) {
+            char text[160];
+            snprintf(text, sizeof text, "it did not connect with all others within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT",
+                     (double)j->settings->join_timeout_ns / 1e9);
+            failed(j, who, text);
+            rc = base_fail(-ETIMEDOUT, "node %u (pid %u on %s): %s", who, j->cards[who].pid, j->cards[who].host, text);
+        }
+    }
+    return rc;
+}
+
+int join_hub_end(struct join *j, int rc)
+{
+    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* of another's failure, perhaps: that one says more */
+    int ready, cause = 0;
+    if (rc == 0)
+        rc = j->w->rank == 0 ? wait_for_all(j) : (send_news(j, &j->hubs[0], j->w->rank, 0, ""), 0);
+    else if (!j->told && j->hub_count) {
+        char own[WIRE_REASON];
+        snprintf(own, sizeof own, "%s", base_error());
+        for (int64_t end = base_deadline(CAUSE_WAIT); follows && !cause && base_now_ns() < end;)
+            cause = join_hub_wait(j, NULL, 0, end, &ready);
+        for (uint32_t i = 0; !cause && i < j->hub_count; i++)
+            send_news(j, &j->hubs[i], j->w->rank, -rc, own);
+        if (!cause)
+            base_fail(rc, "%s", own);
+        rc = cause ? cause : rc;
+    }
+    for (uint32_t i = 0; i < j->hub_count; i++)
+        hang_up(&j->hubs[i]);
+    free(j->hubs);
+    free(j->fds);
+    return rc;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Every pair of nodes opens its side connection, over which the transport connects, and which stays open: a Unix socket
+ * between nodes of one host, TCP between hosts. Calls go to the lower numbers, so no two nodes wait for each other in a
+ * circle.
+ */
+#include "cluster/join.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CALL_WAIT (500 * WEFT_MS) /* then it is asked whether the other is still to come */
+
+static bool is_here(const struct join *j, uint32_t node)
+{
+    return memcmp(j->cards[node].host_id, j->w->host_id, sizeof j->w->host_id) == 0;
+}
+
+/* --- where the others call us --- */
+
+int join_listen_here(struct join *j)
+{
+    char address[WIRE_ADDRESS];
+    int rc = cluster_private_address(address, sizeof address, "side", NULL);
+    if (rc)
+        return rc;
+    j->here.fd = cluster_listen(address, j->here.bound, sizeof j->here.bound);
+    return j->here.fd < 0 ? j->here.fd : 0;
+}
+
+int join_listen_away(struct join *j, int fd)
+{
+    char host[WIRE_ADDRESS - 16], address[WIRE_ADDRESS];
+    if (cluster_socket_host(fd, false, host, sizeof host))
+        return 0; /* all meet at a Unix socket, so all are on this host */
+    size_t n = strcspn(host, "%");
+    snprintf(j->scope, sizeof j->scope, "%.*s", (int)strcspn(host + n, "]"), host + n);
+    snprintf(address, sizeof address, "%s:0", host);
+    j->away.fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
+    return j->away.fd < 0 ? j->away.fd : 0;
+}
+
+void join_unlisten(struct join *j)
+{
+    cluster_unlisten(j->here.fd, j->here.bound);
+    cluster_unlisten(j->away.fd, j->away.bound);
+    j->here.fd = j->away.fd = -1;
+}
+
+void join_correct_host(char address[WIRE_ADDRESS], int fd)
+{
+    char host[WIRE_ADDRESS - 16], port[16];
+    const char *colon = strrchr(address, ':');
+    if (!colon || cluster_socket_host(fd, true, host, sizeof host))
+        return;
+    snprintf(port, sizeof port, "%s", colon);
+    snprintf(address, WIRE_ADDRESS, "%s%s", host, port);
+}
+
+/* --- a pair --- */
+
+static int pair_up(struct join *j, uint32_t node, int fd, int pid)
+{
+    struct fab_link *l = &j->w->links[node];
+    const struct wire_card *c = &j->cards[node];
+    l->side_fd = fd;
+    l->pid = (int)c->pid;
+    memcpy(l->host, c->host, sizeof l->host);
+    /* The pid that the kernel names, not the one on the card: it is right in our namespace. */
+    l->pid_fd = base_watch_process(pid);
+    int rc = fab_choose(j->w, c->host_id)->connect(j->w, l, fd, j->deadline);
+    if (!rc)
+        atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
+    return rc;
+}
+
+/* Where to call a node. A link-local address is reached through the interface that leads to node 0. */
+static const char *address_of(const struct join *j, uint32_t node, char *buf, size_t len)
+{
+    const struct wire_card *c = &j->cards[node];
+    const char *end = strchr(c->away, ']');
+    if (is_here(j, node))
+        return c->side;
+    if (strncasecmp(c->away, "[fe80:", 6) != 0 || !end || strchr(c->away, '%'))
+        return c->away;
+    snprintf(buf, len, "%.*s%s%s", (int)(end - c->away), c->away, j->scope, end);
+    return buf;
+}
+
+static int call(struct join *j, uint32_t node)
+{
+    struct wire_token mine, theirs, right;
+    char buf[WIRE_ADDRESS + sizeof j->scope];
+    int pid, ready, fd;
+    /* One that has failed does not listen any more: node 0 tells. */
+    do {
+        int rc = join_hub_wait(j, NULL, 0, 0, &ready);
+        if (rc)
+            return rc;
+        int64_t soon = base_deadline(CALL_WAIT);
+        fd = cluster_connect(address_of(j, node, buf, sizeof buf), soon < j->deadline ? soon : j->deadline);
+    } while (fd == -ETIMEDOUT && base_now_ns() < j->deadline);
+    if (fd < 0)
+        return base_context(fd, "side connection to node %u", node);
+    join_token(&mine, j, j->w->rank, node);
+    join_token(&right, j, node, j->w->rank);
+    int rc = join_user_allowed(fd, &pid) ? join_write(fd, &mine, sizeof mine, j->deadline) : -EACCES;
+    if (!rc)
+        rc = join_read(fd, &theirs, sizeof theirs, j->deadline);
+    if (!rc && sodium_memcmp(&theirs, &right, sizeof right))
+        rc = -EACCES;
+    if (rc) {
+        close(fd);
+        return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host,
+                         base_strerror(rc));
+    }
+    return pair_up(j, node, fd, pid);
+}
+
+/* The listener somebody calls at. */
+static int wait_for_call(struct join *j)
+{
+    const int listeners[2] = {j->here.fd, j->away.fd};
+    for (;;) {
+        int ready, rc = base_now_ns() < j->deadline ? join_hub_wait(j, listeners, 2, j->deadline, &ready) : -ETIMEDOUT;
+        if (rc)
+            return rc;
+        if (ready >= 0)
+            return ready;
+    }
+}
+
+/* Take one side connection; *node stays as it is when it was a stranger's. */
+static int answer_call(struct join *j, uint32_t *node)
+{
+    struct wire_token t, right;
+    int rc = wait_for_call(j);
+    if (rc < 0)
+        return rc;
+    int pid, fd = accept(rc, NULL, NULL);
+    if (fd < 0)
+        return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED ? 0
+               : base_fail(-errno, "taking the connection of another node: %s", base_strerror(errno));
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    cluster_tune(fd);
+    bool good = join_user_allowed(fd, &pid) && join_read(fd, &t, sizeof t, base_deadline(JOIN_STRANGER_WAIT)) == 0 &&
+                t.from > j->w->rank && t.from < j->w->size && !j->w->links[t.from].transport;
+    if (good) {
+        join_token(&right, j, t.from, j->w->rank);
+        good = sodium_memcmp(&t, &right, sizeof t) == 0;
+    }
+    if (!good) {
+        base_log(BASE_LOG_INFO, "refused a side connection that is not of this cluster");
+        close(fd);
+        return 0;
+    }
+    join_token(&right, j, j->w->rank, t.from);
+    rc = join_write(fd, &right, sizeof right, j->deadline);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    *node = t.from;
+    return pair_up(j, t.from, fd, pid);
+}
+
+/* Processors that the nodes of this host may use together: each may be bound to some of them. */
+static uint32_t processors_here(const struct join *j)
+{
+    uint64_t all[BASE_CPU_WORDS] = {0};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j->w->size; i++)
+        for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
+            if (is_here(j, i))
+                all[k] |= j->cards[i].cpus[k];
+    for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
+        n += (uint32_t)__builtin_popcountll(all[k]);
+    return n;
+}
+
+int join_pairs(struct join *j)
+{
+    struct weft *w = j->w;
+    for (uint32_t i = 0; i < w->size; i++) {
+        if (i == w->rank)
+            continue;
+        const struct wire_card *c = &j->cards[i];
+        if (!is_here(j, i) && !c->away[0])
+            return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, and node 0 listens at "
+                             "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT", i, c->host);
+        base_error_clear();
+        if (!fab_choose(w, c->host_id) && w->only[0] && strcmp(w->only, "shm") == 0)
+            return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, which shm "
+                             "(WEFT_TRANSPORT) does not reach", i, c->host);
+        if (!fab_choose(w, c->host_id))
+            return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this machine reaches it", i, c->host);
+        w->size_here += is_here(j, i);
+        if (is_here(j, i))
+            continue;
+        /* The longer of both, so that neither waits for more than the other sends. */
+        int64_t liveness = c->liveness_ns > w->liveness_ns ? c->liveness_ns : w->liveness_ns;
+        w->links[i].liveness_ns = liveness;
+        w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
+    }
+    /* From the first pair on: who has connected with all of its peers expects to hear from them, although we may not have. */
+    int begun = w->pulse_ns ? fab_pulse_start(w) : 0;
+    if (begun)
+        return begun;
+    double limit = (double)j->settings->join_timeout_ns / 1e9;
+    for (uint32_t i = 0; i < w->rank; i++) {
+        int rc = call(j, i);
+        if (rc == -ETIMEDOUT)
+            return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", i, limit);
+        if (rc)
+            return rc;
+    }
+    for (uint32_t left = w->size - 1 - w->rank; left > 0;) {
+        uint32_t node = w->size;
+        int rc = answer_call(j, &node);
+        if (!j->told && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE)) {
+            for (uint32_t i = w->rank + 1; i < w->size; i++) {
+                if (fab_alive(w, i))
+                    continue;
+                if (rc == -ETIMEDOUT)
+                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise "
+                                         "WEFT_JOIN_TIMEOUT", i, j->cards[i].pid, j->cards[i].host, limit);
+                return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
+                                 j->cards[i].pid, j->cards[i].host);
+            }
+        }
+        if (rc)
+            return rc;
+        left -= node < w->size;
+    }
+    w->oversubscribed = w->size_here > processors_here(j);
+    return 0;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Operations that are started and waited for in one call. Where the wait ends before the operation, that goes on, and the caller's
+ * frame is gone: so the op, the former value of a word and a little data are in memory of the node's, which is used again when
+ * the operation has ended, and is given back when the transports have.
+ */
+#include "fabric/fabric.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct fab_now {
+    struct fab_now *next;
+    weft_op op;
+    uint64_t old;
+    uint8_t bytes[WEFT_NOW_BYTES];
+};
+
+static bool ended(const struct fab_now *n)
+{
+    return __atomic_load_n(&n->op.status, __ATOMIC_ACQUIRE) != 1; /* pairs with fab_complete() */
+}
+
+static struct fab_now *take(struct weft *w)
+{
+    base_spin_lock(&w->now_lock);
+    struct fab_now **at = &w->now;
+    while (*at && !ended(*at)) /* left behind by a wait that ended first */
+        at = &(*at)->next;
+    struct fab_now *n = *at;
+    if (n)
+        *at = n->next;
+    base_spin_unlock(&w->now_lock);
+    if (!n && !(n = malloc(sizeof *n)))
+        base_fail(-ENOMEM, "no memory for an operation");
+    return n;
+}
+
+static void give(struct weft *w, struct fab_now *n)
+{
+    base_spin_lock(&w->now_lock);
+    n->next = w->now;
+    w->now = n;
+    base_spin_unlock(&w->now_lock);
+}
+
+void fab_now_free(struct weft *w)
+{
+    while (w->now) {
+        struct fab_now *n = w->now;
+        w->now = n->next;
+        free(n);
+    }
+}
+
+/* Done when the call that starts it returns, without an op: nothing can be left behind. So is what will be refused. */
+static bool at_once(const struct weft *w, weft_gaddr where)
+{
+    uint32_t node = weft_gaddr_node(where);
+    const struct fab_transport *t = node < w->size ? w->links[node].transport : NULL;
+    return !t || t->at_once;
+}
+
+static int begin(struct weft *w, struct fab_now **n)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for: nothing was started");
+    *n = take(w);
+    return *n ? 0 : -ENOMEM;
+}
+
+/* `rc`: of the call that started it. */
+static int end(struct weft *w, struct fab_now *n, int rc)
+{
+    if (rc)
+        n->op.status = rc; /* it was not */
+    else
+        rc = weft_wait(w, &n->op, WEFT_DEFAULT);
+    return rc;
+}
+
+static bool in_pool(const struct weft *w, const void *p)
+{
+    return (uintptr_t)p - (uintptr_t)w->pool_base < w->pool_bytes;
+}
+
+int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
+{
+    if (at_once(w, dst))
+        return weft_put(w, dst, src, len, NULL);
+    struct fab_now *n;
+    int rc = begin(w, &n);
+    if (rc)
+        return rc;
+    if (len <= sizeof n->bytes && !in_pool(w, src)) {
+        memcpy(n->bytes, src, len);
+        src = n->bytes;
+    }
+    rc = end(w, n, weft_put(w, dst, src, len, &n->op));
+    give(w, n);
+    return rc;
+}
+
+int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
+{
+    if (at_once(w, src))
+        return weft_get(w, dst, src, len, NULL);
+    struct fab_now *n;
+    int rc = begin(w, &n);
+    if (rc)
+        return rc;
+    bool little = len <= sizeof n->bytes && !in_pool(w, dst);
+    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op));
+    if (rc == 0 && little)
+        memcpy(dst, n->bytes, len);
+    give(w, n);
+    return rc;
+}
+
+static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old)
+{
+    struct fab_now *n = NULL;
+    weft_op *op = NULL;
+    uint64_t *to = old;
+    if (!at_once(w, word)) {
+        int rc = begin(w, &n);
+        if (rc)
+            return rc;
+        op = &n->op;
+        to = &n->old;
+    }
+    int rc = what == FAB_ADD ? weft_fetch_add(w, word, a, to, op) : what == FAB_SWAP ? weft_swap(w, word, a, to, op) :
+             weft_compare_swap(w, word, a, b, to, op);
+    if (n) {
+        rc = end(w, n, rc);
+        if (rc == 0 && old)
+            *old = n->old;
+        give(w, n);
+    }
+    return rc;
+}
+
+int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)
+{
+    return atomic_now(w, FAB_ADD, word, add, 0, old);
+}
+
+int weft_compare_swap_now(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old)
+{
+    return atomic_now(w, FAB_CAS, word, expected, desired, old);
+}
+
+int weft_swap_now(weft *w, weft_gaddr word, uint64_t value, uint64_t *old)
+{
+    return atomic_now(w, FAB_SWAP, word, value, 0, old);
+}

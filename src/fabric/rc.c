@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * rc: the transport over reliable connections of a verbs device. This file: the device, its memory, joining, the end.
+ *
+ * The device is opened when the first peer needs it, and everything that can be checked is checked before anything is
+ * allocated on it. What peers may write to is the pool, and nothing else: frames and stages are a region of their own.
+ */
+#include "fabric/rc_rails.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define RC_MAGIC UINT64_C(0x7765667472633033) /* "weftrc03" */
+
+static int rc_open(struct weft *w)
+{
+    struct rc *rc = calloc(1, sizeof *rc);
+    if (!rc)
+        return base_fail(-ENOMEM, "no memory for the rc transport");
+    rc->w = w;
+    rc->links = calloc(w->size, sizeof *rc->links);
+    w->rc = rc;
+    return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
+}
+
+/* --- the device --- */
+
+void *rc_take_stage(struct rc *rc, bool frame)
+{
+    void **list = frame ? &rc->free_frames : &rc->free_stages;
+    base_spin_lock(&rc->lock);
+    void *s = *list;
+    if (s)
+        memcpy(list, s, sizeof *list);
+    base_spin_unlock(&rc->lock);
+    return s;
+}
+
+void rc_give_stage(struct rc *rc, void *stage, bool frame)
+{
+    void **list = frame ? &rc->free_frames : &rc->free_stages;
+    base_spin_lock(&rc->lock);
+    memcpy(stage, list, sizeof *list);
+    *list = stage;
+    base_spin_unlock(&rc->lock);
+}
+
+static int make_memory(struct rc *rc)
+{
+    rc->memory_bytes = base_round_up(RC_STAGES * (uint64_t)RC_STAGE_BYTES + RC_TX_FRAMES * (uint64_t)RC_FRAME_BYTES, BASE_PAGE);
+    void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+    rc->memory = p;
+    uint8_t *at = rc->memory;
+    for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
+        rc_give_stage(rc, at, false);
+    for (unsigned i = 0; i < RC_TX_FRAMES; i++, at += RC_FRAME_BYTES)
+        rc_give_stage(rc, at, true);
+    return 0;
+}
+
+static int look_for_device(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    const char *first = w->rails && w->rail_names[0][0] ? w->rail_names[0] : w->device;
+    int err = verbs_device_open(&rc->device, first[0] ? first : NULL, w->gid_index);
+    if (err)
+        return err;
+    struct verbs_device *d = rc->device;
+    if (!d->traits.rc || !d->traits.write || !d->traits.read)
+        return base_fail(-EOPNOTSUPP, "device %s has no reliable connections with RDMA write and read: the rc transport needs them",
+                         d->name);
+    /* For as many peers as it goes: perhaps not all are talked to. */
+    uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
+    rc->peers_max = room < w->size - 1 ? room : w->size - 1;
+    uint32_t entries = rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE;
+    if (rc->peers_max == 0)
+        return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and one peer needs %u", d->name, d->traits.cqe,
+                         RC_CQ_ENTRIES + RC_CQ_SPARE);
+    err = verbs_device_use(d);
+    if (err)
+        return err;
+    err = verbs_cq_create(&rc->cq, &rc->channel, d, entries);
+    if (!err)
+        err = make_memory(rc);
+    if (!err)
+        err = verbs_register(&rc->private, d, rc->memory, rc->memory_bytes, 0);
+    if (!err)
+        err = verbs_register(&rc->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - rc->private.count);
+    if (!err)
+        err = rc_receives_open(rc);
+    if (!err)
+        err = rc_rails_open(rc);
+    if (!err)
+        base_log(BASE_LOG_INFO, "rc over device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
+                 rc->pool.count + rc->private.count);
+    return err;
+}
+
+static bool rc_reaches(struct weft *w, const uint8_t *peer_host_id)
+{
+    struct rc *rc = w->rc;
+    (void)peer_host_id;
+    return fab_look(w, &rc->look, look_for_device);
+}
+
+/* Queue pairs are gone already. The order is the device's wish: regions, completion queue, channel, domain, context. */
+static void rc_close(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    if (!rc)
+        return;
+    rc_rails_close(rc);
+    if (rc->device) {
+        verbs_unregister(&rc->pool);
+        verbs_unregister(&rc->private);
+        rc_receives_close(rc);
+        verbs_cq_destroy(&rc->cq, &rc->channel, rc->device);
+        verbs_device_close(rc->device);
+    }
+    if (rc->memory)
+        munmap(rc->memory, rc->memory_bytes);
+    free(rc->links);
+    free(rc);
+    w->rc = NULL;
+}
+
+/* --- joining: where the pools are, and their keys --- */
+
+struct rc_hello {
+    uint64_t magic, pool_bytes, pool_base, segment_bytes;
+    uint32_t rank, size, segments, window;
+    uint32_t atomics;           /* 1: my device's are atomic with my processor */
+    uint32_t rails;             /* further devices: rc_rails.c's follow */
+};
+
+static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
+{
+    const struct weft *w = l->w;
+    return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
+           h->pool_bytes >= fab_heap_offset(w->size) && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
+           (h->segment_bytes & (h->segment_bytes - 1)) == 0 &&
+           h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
+           h->pool_base <= UINT64_MAX - h->pool_bytes && h->rails < FAB_RAILS_MAX;
+}
+
+static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int64_t deadline)
+{
+    struct weft *w = l->w;
+    struct rc *rc = l->rc;
+    struct rc_hello mine = {
+        .magic = RC_MAGIC,
+        .pool_bytes = w->pool_bytes,
+        .pool_base = (uintptr_t)w->pool_base,
+        .segment_bytes = rc->pool.segment_bytes,
+        .rank = w->rank,
+        .size = w->size,
+        .segments = rc->pool.count,
+        .window = RC_WINDOW,
+        .rails = rc->rails ? rc->rails->count : 0,
+        .atomics = rc->device->traits.atomics_with_cpu && (rc->pool.access & IBV_ACCESS_REMOTE_ATOMIC) != 0,
+    };
+    uint32_t *keys = calloc(rc->pool.count, sizeof *keys);
+    if (!keys)
+        return base_fail(-ENOMEM, "no memory for %u keys", rc->pool.count);
+    for (uint32_t i = 0; i < rc->pool.count; i++)
+        keys[i] = rc->pool.mr[i]->rkey;
+    int err = fab_side_transfer(side_fd, &mine, sizeof mine, true, deadline);
+    if (!err)
+        err = fab_side_transfer(side_fd, keys, rc->pool.count * sizeof *keys, true, deadline);
+    free(keys);
+    if (!err)
+        err = rc_rails_tell(l, side_fd, deadline);
+    if (!err)
+        err = fab_side_transfer(side_fd, theirs, sizeof *theirs, false, deadline);
+    if (err)
+        return base_fail(err, "exchange of keys with node %u: %s", l->link->node, base_strerror(err));
+    if (!hello_ok(l, theirs))
+        return base_fail(-EPROTO, "node %u: its pool is not what this version of weft expects (or it uses another transport: "
+                                  "WEFT_TRANSPORT must be the same on all nodes)", l->link->node);
+    l->peer_keys_count = theirs->segments;
+    l->peer_keys = calloc(theirs->segments, sizeof *l->peer_keys);
+    if (!l->peer_keys)
+        return base_fail(-ENOMEM, "no memory for %u keys", theirs->segments);
+    l->peer_base = theirs->pool_base;
+    l->peer_shift = (uint32_t)__builtin_ctzll(theirs->segment_bytes);
+    l->link->pool_bytes = theirs->pool_bytes;
+    err = fab_side_transfer(side_fd, l->peer_keys, theirs->segments * sizeof *l->peer_keys, false, deadline);
+    if (!err)
+        err = rc_rails_hear(l, theirs->rails, side_fd, deadline);
+    return err ? base_fail(err, "keys of node %u: %s", l->link->node, base_strerror(err)) : 0;
+}
+
+static int rc_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+{
+    struct rc *rc = w->rc;
+    struct rc_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    l->w = w;
+    l->rc = rc;
+    l->link = link;
+    l->stripe = l->stripes_done = UINT64_MAX;
+    for (int i = 0; i < RC_LANES; i++)
+        l->lane[i].end = &l->lane[i].backlog;
+    l->answers.end = &l->answers.first;
+    stash_init(&l->stash, link->node);
+    link->impl = l;
+    link->transport = &fab_rc;
+
+    l->number = rc->count;
+    rc->links[rc->count++] = l;
+    struct rc_hello theirs = {0};
+    int err = exchange(l, side_fd, &theirs, deadline);
+    if (err)
+        return base_context(err, "link to node %u", link->node);
+    l->has_atomics = theirs.atomics == 1 && rc->device->traits.atomics && rc->device->traits.rd_atomic > 0;
+    return 0;
+}
+
+/* --- the end of a link --- */
+
+void rc_break(struct rc_link *l, const char *why, ...)
+{
+    va_list ap;
+    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return;
+    va_start(ap, why);
+    vsnprintf(l->why, sizeof l->why, why, ap);
+    va_end(ap);
+    atomic_store_explicit(&l->broken, true, memory_order_release);
+    fab_kick(l->w);
+}
+
+static const char *rc_broken(struct weft *w, struct fab_link *link)
+{
+    struct rc_link *l = link->impl;
+    (void)w;
+    return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
+}
+
+static void rc_disconnect(struct weft *w, struct fab_link *link)
+{
+    (void)w;
+    if (link->impl) {
+        rc_receives_leave(link->impl);
+        rc_fail_all(link->impl, -ECONNRESET);
+    }
+}
+
+static void rc_release(struct weft *w, struct fab_link *link)
+{
+    struct rc_link *l = link->impl;
+    (void)w;
+    if (!l)
+        return;
+    rc_fail_all(l, -ECONNRESET);
+    stash_clear(&l->stash);
+    rc_rails_forget(l);
+    free(l->peer_keys);
+    free(l->slots);
+    free(l->kept);
+    free(l);
+    link->impl = NULL;
+}
+
+static void *rc_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
+{
+    (void)w;
+    (void)l;
+    (void)offset;
+    return NULL;
+}
+
+/* What changes memory and may have sleepers at the other end comes as a frame, which wakes them; but for native atomics. */
+static void rc_wake(struct weft *w, struct fab_link *link)
+{
+    struct rc_link *l = link->impl;
+    (void)w;
+    if (!l->has_atomics)
+        return;
+    base_spin_lock(&l->lock);
+    rc_tell_locked(l, true);
+    base_spin_unlock(&l->lock);
+}
+
+static void rc_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
+{
+    struct rc_link *l = link->impl;
+    const struct rc *rc = w->rc;
+    if (rc->device)
+        snprintf(out->devices, sizeof out->devices, "%s", rc->device->name);
+    rc_rails_stat(l, out);
+    out->staged_puts = atomic_load_explicit(&l->staged_puts, memory_order_relaxed);
+    out->staged_gets = atomic_load_explicit(&l->staged_gets, memory_order_relaxed);
+    out->native_atomics = atomic_load_explicit(&l->native_atomics, memory_order_relaxed);
+    out->breaks = atomic_load_explicit(&l->breaks, memory_order_relaxed);
+    out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
+}
+
+void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+{
+    struct rc *rc = w->rc;
+    bool there = rc->pool.count > 0;
+    *used = there ? rc->pool.count : 0;
+    *budget = there ? rc->device->traits.regions : 0;
+}
+
+static int rc_fd(struct weft *w, uint32_t i)
+{
+    struct rc *rc = w->rc;
+    if (i > 0)
+        return rc->rails && i <= rc->rails->count ? rc->rails->rail[i - 1].channel->fd : -1;
+    return rc->channel ? rc->channel->fd : -1;
+}
+
+static void rc_woken(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    verbs_cq_woken(rc->channel, rc->device);
+    if (rc->rails)
+        rc_rails_woken(rc);
+}
+
+const struct fab_transport fab_rc = {
+    .name = "rc",
+    .open = rc_open,
+    .close = rc_close,
+    .reaches = rc_reaches,
+    .connect = rc_connect,
+    .broken = rc_broken,
+    .last_words = rc_last_words,
+    .disconnect = rc_disconnect,
+    .release = rc_release,
+    .put = rc_put,
+    .get = rc_get,
+    .atomic = rc_atomic,
+    .put_signal = rc_put_signal,
+    .send = rc_send,
+    .flushed = rc_flushed,
+    .fence = rc_fence,
+    .service = rc_service,
+    .progress = rc_progress,
+    .idle = rc_idle,
+    .pointer = rc_pointer,
+    .wake = rc_wake,
+    .stat = rc_stat,
+    .fd = rc_fd,
+    .woken = rc_woken,
+    .side = rc_side,
+    .upkeep = rc_upkeep,
+};

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a queue pair that broke leaves behind, posted again on the next one, in the order it had.
+ *
+ * Frames are numbered in their lane, both ends count them, and the sender keeps each until the peer says that it has taken it.
+ * A call for a new queue pair says how many were received; after that the old one is gone at that end, and no more come by it.
+ * So each frame is received exactly once, and with them messages, signals, stores, and atomics done by the home's processor.
+ *
+ * Puts and gets that were under way are repeated: a put stands in memory once it is complete, and may have stood there before.
+ * Not repeated is a put before a frame that was received: it was there, and its target may have been used since. Atomics that
+ * devices do cannot be repeated, and nobody knows whether they were done: they end with -ECONNABORTED. So do requests that
+ * were refused, which is how the queue pair broke.
+ */
+#include "fabric/rc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void end(struct rc_link *l, struct rc_slot *s, int status)
+{
+    bool told = s->op || (s->work && s->work->op);
+    rc_finish(l, s, status);
+    if (status && !told) /* the next flush says so */
+        atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
+}
+
+/* Without the lock it is looked at as a hint (rc_progress). */
+static void set_again(struct rc_link *l, struct rc_slot *list)
+{
+    struct rc_slot *was = l->again;
+    __atomic_store_n(&l->again, list, __ATOMIC_RELAXED);
+    free(was);
+}
+
+static bool before(uint32_t a, uint32_t b)
+{
+    return (int32_t)(a - b) < 0;
+}
+
+static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LANES])
+{
+    return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
+}
+
+/* Frames whose requests were done, and which the peer has not received all the same: they were in its device when its queue
+ * pair ended. They are older than all requests, and of both lanes. */
+static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
+{
+    uint32_t n = 0, at[RC_LANES];
+    memcpy(at, from, sizeof at);
+    for (;;) {
+        int lane = -1;
+        uint64_t oldest = UINT64_MAX;
+        for (int i = 0; i < RC_LANES; i++) {
+            const struct rc_kept *k = &l->kept[(uint32_t)i * RC_WINDOW + at[i] % RC_WINDOW];
+            if (before(at[i], to[i]) && k->position < oldest) {
+                oldest = k->position;
+                lane = i;
+            }
+        }
+        if (lane < 0)
+            return n;
+        list[n++] = (struct rc_slot){.kind = RC_SLOT_FRAME, .lane = (uint8_t)lane, .number = at[lane]++, .frame = true};
+    }
+}
+
+int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
+{
+    uint32_t window = (uint32_t)(l->posted - l->done), rest = l->again ? l->again_count - l->again_at : 0;
+    struct rc_slot *list = malloc((window + rest + RC_LANES * RC_WINDOW + 1) * sizeof *list);
+    if (!list)
+        return base_fail(-ENOMEM, "no memory for what is to be sent again");
+    uint32_t first[RC_LANES], executed = 0, n = 0;
+    for (int i = 0; i < RC_LANES; i++)
+        first[i] = l->lane[i].sent;
+    /* Newest first, so that `first` ends as the oldest that has a request. */
+    for (uint32_t i = window + rest; i-- > 0;) {
+        const struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
+        if (s->kind == RC_SLOT_FRAME) /* NOLINT(clang-analyzer-core.NullDereference): without `again`, `rest` is 0 */
+            first[s->lane] = s->number;
+        if (executed == 0 && was_received(s, received))
+            executed = i + 1; /* it, and all before it, have been at the peer */
+    }
+    n = gather_older(l, list, received, first);
+    for (uint32_t i = 0; i < window + rest; i++) {
+        struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
+        switch ((enum rc_slot_kind)s->kind) {
+        case RC_SLOT_TELL:
+        case RC_SLOT_FLUSH:
+            rc_finish(l, s, 0);
+            break;
+        case RC_SLOT_FRAME:
+            if (was_received(s, received))
+                rc_finish(l, s, 0);
+            else
+                list[n++] = *s;
+            break;
+        case RC_SLOT_ATOMIC:
+            end(l, s, -ECONNABORTED);
+            break;
+        case RC_SLOT_PUT:
+        case RC_SLOT_GET:
+            if (s->refused)
+                end(l, s, -ECONNABORTED);
+            else if (s->kind == RC_SLOT_PUT && i < executed)
+                rc_finish(l, s, 0);
+            else
+                list[n++] = *s;
+        }
+    }
+    set_again(l, n ? list : NULL);
+    if (!n)
+        free(list);
+    l->again_at = 0;
+    l->again_count = n;
+    l->done = l->signalled = l->posted;
+    l->flush_read = 0;
+    return 0;
+}
+
+void rc_resume_locked(struct rc_link *l)
+{
+    while (l->up && l->again && l->posted - l->done < l->depth) {
+        struct rc_slot *s = &l->again[l->again_at];
+        bool last = l->again_at + 1 == l->again_count, fence = l->fence_reads;
+        l->fence_reads = s->fence;
+        bool posted = s->kind == RC_SLOT_FRAME ? rc_post_frame_again(l, s) : rc_post_transfer_again(l, s, last || s->op || s->work);
+        l->fence_reads = fence;
+        if (!posted)
+            return;
+        l->again_at++;
+        if (last)
+            set_again(l, NULL);
+    }
+}
+
+void rc_drop_again_locked(struct rc_link *l, int status)
+{
+    for (uint32_t i = l->again_at; l->again && i < l->again_count; i++)
+        rc_finish(l, &l->again[i], status);
+    set_again(l, NULL);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What becomes of requests: those that are done, those that failed, and all of them when their peer is gone.
+ */
+#include "fabric/rc_rails.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One request is over. */
+BASE_INLINE void finish(struct rc_link *l, struct rc_slot *s, int status)
+{
+    if (s->copy_to && status == 0)
+        memcpy(s->copy_to, s->stage, s->len);
+    if (s->stage)
+        rc_give_stage(l->rc, s->stage, s->frame);
+    if (s->work) {
+        struct rc_work *k = s->work;
+        k->pieces--;
+        k->status = k->status ? k->status : status;
+        if (k->whole && k->pieces == 0) {
+            if (BASE_UNLIKELY(k->striped))
+                rc_stripe_over(l, k);
+            fab_complete(k->op, k->status);
+            free(k);
+        }
+    } else {
+        fab_complete(s->op, status);
+    }
+}
+
+void rc_finish(struct rc_link *l, struct rc_slot *s, int status)
+{
+    finish(l, s, status);
+}
+
+/* The first request to fail is the one that did; those behind it are flushed. */
+static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum ibv_wc_status status)
+{
+    bool own = false; /* fault of the request, which would fail again */
+    switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_ACCESS_ERR:
+    case IBV_WC_REM_OP_ERR:
+        own = true;
+        break;
+    default:
+        break;
+    }
+    const char *text = l->rc->device->lib->wc_status_str(status);
+    if (own && (s->kind == RC_SLOT_FRAME || s->kind == RC_SLOT_TELL || s->kind == RC_SLOT_FLUSH))
+        rc_break(l, "it does not take frames: %s (%d)", text, (int)status);
+    s->refused = s->refused || own;
+    rc_lose_locked(l, status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request to it failed: %s (%d)", text,
+                   (int)status);
+}
+
+void rc_done(struct rc_link *l, const struct ibv_wc *wc)
+{
+    base_spin_lock(&l->lock);
+    uint64_t position = l->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)l->done);
+    if (BASE_UNLIKELY(wc->status != IBV_WC_SUCCESS)) {
+        if (position < l->posted)
+            failed_locked(l, rc_slot_at(l, position), wc->status);
+        base_spin_unlock(&l->lock);
+        return; /* what is pending goes again by the next queue pair, or fails when the link is taken down */
+    }
+    if (position >= l->posted) {
+        base_spin_unlock(&l->lock);
+        return;
+    }
+    l->proved = true;
+    while (l->done <= position) {
+        finish(l, rc_slot_at(l, l->done), 0);
+        l->done++;
+    }
+    if (l->flush_read && l->done >= l->flush_read) {
+        l->flushed_to = l->flush_covers;
+        l->flush_read = 0;
+    }
+    if (BASE_UNLIKELY(l->repeats || rc_waits(l)))
+        rc_push_locked(l);
+    rc_tell_locked(l, false); /* there may have been no room for it */
+    base_spin_unlock(&l->lock);
+}
+
+void rc_fail_all(struct rc_link *l, int status)
+{
+    base_spin_lock(&l->lock);
+    l->closed = true;
+    l->up = false;
+    /* Destroyed, it touches no memory any more: what was in flight may end, and its memory be used again. */
+    verbs_qp_destroy(&l->qp);
+    for (int i = 0; i < RC_LANES; i++)
+        while (l->lane[i].backlog) {
+            struct rc_work *k = l->lane[i].backlog;
+            rc_take_from_backlog(&l->lane[i]);
+            if (k->pieces > 0)
+                k->whole = true; /* its pieces end below, and it with the last */
+            else {
+                if (k->striped)
+                    rc_stripe_over(l, k);
+                fab_complete(k->op, status);
+                free(k);
+            }
+        }
+    rc_drop_answers_locked(l);
+    rc_tracks_fail_locked(l, status);
+    rc_drop_again_locked(l, status);
+    while (l->done < l->posted) {
+        finish(l, rc_slot_at(l, l->done), status);
+        l->done++;
+    }
+    for (int i = 0; i < RC_LANES && l->kept; i++)
+        rc_taken_locked(l, (enum rc_lane)i, l->lane[i].sent);
+    for (; l->answered != l->asked; l->answered++)
+        fab_complete(l->asks[l->answered % RC_ASKS].op, status);
+    base_spin_unlock(&l->lock);
+}

@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Queue pairs: made when they are wanted, agreed on over the side connection. All on the progress thread.
+ *
+ *   RC_COLD       no queue pair
+ *   RC_CALLING    ours is made, its receives are posted, and its address has gone to the peer
+ *   RC_CONNECTED  it is connected to the peer's; the peer has been told
+ *   RC_UP         the peer has said the same of its own: requests may go
+ *
+ * Either end may begin, or both at once. A call brings an address, and says whether its sender is connected to the receiver's
+ * already; who has sent its own call before says that with RC_READY instead:
+ *
+ *   one begins: call ->, <- call (connected), ready ->        both begin: call -> <- call, ready -> <- ready
+ *
+ * A generation is one attempt at a queue pair, numbered the same at both ends: who begins takes the next number, who is
+ * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
+ *
+ * A queue pair breaks when a request or a receive fails, or when the peer calls for a newer one. With w->reconnect_ns it is
+ * destroyed and called for again, at once and then ever more seldom, until so much time has passed without one that works;
+ * then, and without it at once, the peer counts as dead. Time in which a call waits for its answer does not count: whether the
+ * peer lives is judged by its heartbeats (peer.c). The call says how many frames were received: see rc_again.c.
+ */
+#include "fabric/rc_rails.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
+#define RETRY_FIRST_NS (5 * WEFT_MS)
+#define RETRY_DOUBLED  7 /* times at most: 640 ms */
+
+enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED };
+
+/* Over the side connection. What comes is checked before use. */
+struct rc_call {
+    uint64_t magic;
+    uint32_t kind, generation;
+    uint32_t connected;           /* RC_CALL: the sender is connected to the receiver's queue pair */
+    uint32_t reserved;
+    uint32_t received[RC_LANES], taken[RC_LANES]; /* RC_CALL: of the receiver's frames, by queue pairs that are no more */
+    struct verbs_address address; /* RC_CALL */
+    char text[256];               /* RC_FAILED: why */
+};
+_Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
+
+void rc_look_again(struct rc *rc)
+{
+    /* release: pairs with the exchange in rc_upkeep(); who sees it sees what is wanted, at the latest under the link's lock */
+    atomic_store_explicit(&rc->attention, true, memory_order_release);
+    fab_kick(rc->w);
+}
+
+void rc_want_locked(struct rc_link *l)
+{
+    if (l->wanted || l->closed)
+        return;
+    l->wanted = true;
+    rc_look_again(l->rc);
+}
+
+void rc_lose_locked(struct rc_link *l, const char *why, ...)
+{
+    va_list ap;
+    if (l->lost || l->closed || !l->qp.qp)
+        return;
+    va_start(ap, why);
+    vsnprintf(l->lost_why, sizeof l->lost_why, why, ap);
+    va_end(ap);
+    l->lost = true;
+    l->up = false;
+    rc_look_again(l->rc);
+}
+
+/* --- a queue pair --- */
+
+/* The timeout of a request, such that the queue pair goes on trying for the liveness time at least: whether a host that
+ * does not answer for a while is dead is not for the device to say. At most half a minute and a little. And at most about a
+ * second where a queue pair that breaks is made anew: that costs little, and may find another way. */
+uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
+{
+    uint8_t timeout = q->timeout;
+    int64_t enough_ns = reconnect_ns && liveness_ns > WEFT_SECOND ? WEFT_SECOND : liveness_ns;
+    while (timeout < 20 && (q->retry + 1) * (INT64_C(4096) << timeout) < enough_ns)
+        timeout++;
+    return timeout;
+}
+
+/* Of the link's generation, with its receives posted. */
+static int make(struct rc_link *l)
+{
+    struct rc *rc = l->rc;
+    struct verbs_qp qp;
+    if (!l->depth && rc->peers == rc->peers_max)
+        return base_fail(-ENOSPC, "device %s: its completion queues have room for %u peers", rc->device->name, rc->peers_max);
+    int err = rc_receives_for(l);
+    if (err)
+        return err;
+    uint32_t data = rc->device->traits.inline_bytes;
+    struct verbs_qp_options options = {
+        .type = IBV_QPT_RC, .send_cq = rc->cq, .recv_cq = rc->cq, .srq = rc->receives.srq, .send_depth = RC_SEND_DEPTH,
+        .recv_depth = RC_RECEIVES, .sge = 1, .inline_bytes = data < RC_INLINE_MAX ? data : RC_INLINE_MAX,
+    };
+    err = verbs_qp_create(&qp, rc->device, &options);
+    if (err)
+        return err;
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->reconnect_ns);
+    if (l->depth && (qp.send_depth < l->depth || qp.inline_bytes < l->inline_bytes)) {
+        verbs_qp_destroy(&qp);
+        return base_fail(-EIO, "%s: a queue pair with less room than the one before", rc->device->name);
+    }
+    if (!l->depth) {
+        uint32_t depth = RC_SEND_DEPTH;
+        while (depth > 1 && depth > qp.send_depth)
+            depth /= 2;
+        free(l->slots);
+        free(l->kept);
+        l->slots = calloc(depth, sizeof *l->slots);
+        l->kept = calloc(RC_LANES * RC_WINDOW, sizeof *l->kept);
+        l->depth = l->slots && l->kept ? depth : 0;
+        l->inline_bytes = qp.inline_bytes < RC_INLINE_MAX ? qp.inline_bytes : RC_INLINE_MAX;
+        rc->peers += l->depth != 0;
+    }
+    if (!l->depth) {
+        verbs_qp_destroy(&qp);
+        return base_fail(-ENOMEM, "no memory for a queue of %u requests", RC_SEND_DEPTH);
+    }
+    base_spin_lock(&rc->receiving); /* completions are told apart by it */
+    base_spin_lock(&l->lock);
+    l->qp = qp;
+    l->proved = false;
+    err = rc_receives_post_locked(l);
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&rc->receiving);
+    return err;
+}
+
+/* What came by it is looked at before. */
+static void drop(struct rc_link *l)
+{
+    rc_receives_leave(l);
+    rc_take_all(l->rc);
+    base_spin_lock(&l->rc->receiving);
+    base_spin_lock(&l->lock);
+    l->up = l->lost = false;
+    verbs_qp_destroy(&l->qp);
+    memset(&l->qp, 0, sizeof l->qp);
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->rc->receiving);
+    l->state = RC_COLD;
+}
+
+/* What the peer is to know of this end. */
+static int say(struct rc_link *l, enum call_kind kind, const char *text)
+{
+    struct rc_call m = {.magic = CALL_MAGIC, .kind = kind, .generation = l->generation, .connected = l->state == RC_CONNECTED};
+    if (kind == RC_CALL) {
+        base_spin_lock(&l->lock);
+        m.address = l->qp.here;
+        m.received[RC_MAIN] = l->lane[RC_MAIN].taken;
+        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair brings any now */
+        for (int i = 0; i < RC_LANES; i++)
+            m.taken[i] = l->lane[i].told = l->lane[i].taken;
+        base_spin_unlock(&l->lock);
+    }
+    if (text)
+        snprintf(m.text, sizeof m.text, "%s", text);
+    return fab_side_send(l->link, &m, sizeof m);
+}
+
+/* There is none that works, for `why`: another attempt, later, or the end. */
+static void failed(struct rc_link *l, const char *why)
+{
+    int64_t now = base_now_ns(), limit = l->w->reconnect_ns;
+    if (l->state != RC_COLD)
+        drop(l);
+    base_spin_lock(&l->lock);
+    bool wanted = l->wanted;
+    base_spin_unlock(&l->lock);
+    if (!wanted) /* the peer's affair */
+        return;
+    if (l->since_ns == 0)
+        l->since_ns = now;
+    if (limit == 0) {
+        rc_break(l, "%s", why);
+    } else if (now - l->since_ns >= limit) {
+        rc_break(l, "%s; it was tried for %.1f s (WEFT_RECONNECT)", why, (double)limit / 1e9);
+    } else {
+        l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
+        l->tries++;
+        base_log(BASE_LOG_DEBUG, "link to node %u: attempt %u: %s", l->link->node, l->tries, why);
+    }
+}
+
+/* A queue pair that worked does no more. */
+static void lost(struct rc_link *l, const char *why)
+{
+    atomic_fetch_add_explicit(&l->breaks, 1, memory_order_relaxed);
+    base_spin_lock(&l->lock);
+    bool proved = l->proved;
+    l->wanted = true;
+    base_spin_unlock(&l->lock);
+    if (proved || l->since_ns == 0) {
+        l->since_ns = base_now_ns();
+        l->tries = 0;
+    }
+    if (l->w->reconnect_ns && l->tries == 0)
+        base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; it is being built anew (WEFT_RECONNECT)", l->link->node,
+                 l->link->pid, l->link->host, why);
+    failed(l, why);
+}
+
+static void look_for_loss(struct rc_link *l)
+{
+    char why[sizeof l->lost_why];
+    base_spin_lock(&l->lock);
+    bool is = l->lost && !l->closed;
+    if (is)
+        memcpy(why, l->lost_why, sizeof why);
+    base_spin_unlock(&l->lock);
+    if (is && l->state == RC_UP)
+        lost(l, why);
+    else if (is)
+        failed(l, why);
+}
+
+static void up(struct rc_link *l)
+{
+    bool again = atomic_load_explicit(&l->breaks, memory_order_relaxed) > 0, sane = true;
+    int err = 0;
+    base_spin_lock(&l->lock);
+    for (int i = 0; i < RC_LANES; i++) {
+        const struct rc_queue *q = &l->lane[i];
+        uint32_t out = q->sent - q->peer_taken, in = l->peer_received[i] - q->peer_taken, told = l->peer_told[i] - q->peer_taken;
+        sane = sane && in <= out && told <= in;
+    }
+    if (sane)
+        err = rc_gather_locked(l, l->peer_received);
+    if (sane && !err) {
+        for (int i = 0; i < RC_LANES; i++)
+            rc_taken_locked(l, (enum rc_lane)i, l->peer_told[i]);
+        l->up = !l->closed && !l->lost;
+        l->wanted = false;
+        l->proved = !rc_waits(l);
+        rc_push_locked(l);
+        rc_tell_locked(l, false); /* of what came while this end was not up yet */
+    }
+    base_spin_unlock(&l->lock);
+    if (!sane || err) {
+        rc_break(l, "%s", err ? base_error() : "its call says what cannot be of frames received");
+        return;
+    }
+    l->state = RC_UP;
+    atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
+    base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair %u", l->link->node,
+             again ? "is there again" : "is there", l->qp.here.qpn);
+    if (l->tracks) /* release: as in rc_look_again() */
+        atomic_store_explicit(&l->rc->attention, true, memory_order_release);
+    fab_wake_here(l->w);
+}
+
+/* --- the steps --- */
+
+/* With a queue pair of this generation, or the reason in base_error(). */
+static int begin(struct rc_link *l, uint32_t generation)
+{
+    base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
+    base_spin_lock(&l->lock);
+    l->generation = generation;
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->rc->receiving);
+    l->called = false;
+    l->state = RC_CALLING;
+    return make(l);
+}
+
+static void call(struct rc_link *l)
+{
+    int err = begin(l, l->generation + 1);
+    if (!err)
+        err = say(l, RC_CALL, NULL);
+    l->called = err == 0;
+    l->called_ns = base_now_ns();
+    if (err) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", base_error());
+        failed(l, why);
+    }
+}
+
+static void called(struct rc_link *l, const struct rc_call *m)
+{
+    int32_t ahead = (int32_t)(m->generation - l->generation);
+    bool fits = ahead == 0 && (l->state == RC_COLD || l->state == RC_CALLING);
+    if (ahead < 0 && l->state == RC_COLD) { /* of an attempt that failed here: the peer wants one */
+        base_spin_lock(&l->lock);
+        rc_want_locked(l);
+        base_spin_unlock(&l->lock);
+    }
+    if (ahead < 0 || (ahead == 0 && !fits))
+        return;
+    if (ahead > 0 && l->state == RC_UP)
+        lost(l, "its end has given up the queue pair");
+    else if (ahead > 0 && l->state != RC_COLD)
+        drop(l);
+    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return;
+    if (l->state == RC_CALLING && l->since_ns)
+        l->since_ns += base_now_ns() - l->called_ns;
+    int err = l->state == RC_COLD ? begin(l, m->generation) : 0;
+    if (!err)
+        err = verbs_qp_connect(&l->qp, &m->address);
+    if (!err) {
+        memcpy(l->peer_received, m->received, sizeof m->received);
+        memcpy(l->peer_told, m->taken, sizeof m->taken);
+        l->state = RC_CONNECTED;
+        err = say(l, l->called ? RC_READY : RC_CALL, NULL);
+        l->called = true;
+    }
+    if (err) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", base_error());
+        (void)say(l, RC_FAILED, why); /* unheard, it will see this end leave */
+        failed(l, why);
+    } else if (m->connected) {
+        up(l);
+    }
+}
+
+static bool call_ok(const struct rc_call *m, size_t len)
+{
+    return len == sizeof *m && m->magic == CALL_MAGIC && m->connected <= 1 && memchr(m->text, 0, sizeof m->text) &&
+           (m->kind == RC_READY || m->kind == RC_FAILED || (m->kind == RC_CALL && verbs_address_valid(&m->address)));
+}
+
+void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len)
+{
+    struct rc_link *l = link->impl;
+    struct rc_call m;
+    (void)w;
+    if (rc_tracks_side(l, bytes, len))
+        return;
+    if (len == sizeof m)
+        memcpy(&m, bytes, sizeof m);
+    if (len != sizeof m || !call_ok(&m, len)) {
+        rc_break(l, "it sent a call for a queue pair that makes no sense");
+        return;
+    }
+    if (!l->closed)
+        look_for_loss(l);
+    if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return;
+    if (m.kind == RC_CALL) {
+        called(l, &m);
+    } else if (m.generation != l->generation) {
+        return; /* stale */
+    } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
+        up(l);
+    } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
+        char why[sizeof m.text + 32];
+        for (char *c = m.text; *c; c++)
+            *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes to logs and terminals */
+        snprintf(why, sizeof why, "it says: %s", m.text);
+        failed(l, why);
+    }
+}
+
+/* What is to be done for a link now; when to look again. */
+static int64_t tend(struct rc_link *l, int64_t now)
+{
+    if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return INT64_MAX;
+    look_for_loss(l);
+    base_spin_lock(&l->lock);
+    bool wanted = l->wanted;
+    base_spin_unlock(&l->lock);
+    if (l->state == RC_COLD && wanted && now >= l->retry_ns)
+        call(l);
+    int64_t rails = rc_tracks_tend(l, now), own = l->state == RC_COLD && wanted ? l->retry_ns : INT64_MAX;
+    return rails < own ? rails : own;
+}
+
+int64_t rc_upkeep(struct weft *w, int64_t now_ns)
+{
+    struct rc *rc = w->rc;
+    /* acquire: pairs with the release in rc_look_again() */
+    if (!atomic_exchange_explicit(&rc->attention, false, memory_order_acquire) && now_ns < rc->tend_ns)
+        return rc->tend_ns == INT64_MAX ? INT64_MAX : rc->tend_ns - now_ns;
+    rc->tend_ns = INT64_MAX;
+    for (uint32_t i = 0; i < rc->count; i++) {
+        int64_t at = tend(rc->links[i], now_ns);
+        rc->tend_ns = at < rc->tend_ns ? at : rc->tend_ns;
+    }
+    return rc->tend_ns == INT64_MAX ? INT64_MAX : rc->tend_ns > now_ns ? rc->tend_ns - now_ns : 0;
+}

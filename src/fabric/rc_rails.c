@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The rails beyond the first: which devices they are, what is made on each, and their completion queues.
+ *
+ * One that cannot be used is left out with a line in the log: the first one alone does all there is to do.
+ */
+#include "fabric/rc_rails.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define BATCH 16
+
+/* --- the devices --- */
+
+static uint32_t name_length(const char *name) /* without the port: limits are the device's */
+{
+    return (uint32_t)strcspn(name, ":");
+}
+
+static bool same_device(const struct verbs_device *a, const struct verbs_device *b)
+{
+    uint32_t n = name_length(a->name);
+    return n == name_length(b->name) && memcmp(a->name, b->name, n) == 0;
+}
+
+/* How many peers a further rail on this device has queue pairs for; those before it come first. */
+static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
+{
+    uint32_t peers = rc->w->size - 1, used = same_device(rc->device, d) ? peers : 0;
+    for (uint32_t i = 0; i < rc->rails->count; i++)
+        used += same_device(rc->rails->rail[i].device, d) ? peers : 0;
+    uint32_t qps = d->traits.qps > used ? d->traits.qps - used : 0, entries = d->traits.cqe / (2 * RC_TRACK_DEPTH);
+    uint32_t room = qps < entries ? qps : entries;
+    return room < peers ? room : peers;
+}
+
+static void unmake(struct rc_rail *r)
+{
+    verbs_unregister(&r->pool);
+    verbs_unregister(&r->landing);
+    verbs_cq_destroy(&r->cq, &r->channel, r->device);
+    verbs_device_close(r->device);
+    if (r->landing_memory)
+        munmap(r->landing_memory, r->landing_bytes);
+    memset(r, 0, sizeof *r);
+}
+
+static int make(struct rc *rc, struct rc_rail *r)
+{
+    struct weft *w = rc->w;
+    struct verbs_device *d = r->device;
+    if (!d->traits.rc || !d->traits.write || !d->traits.read || d->traits.rd_atomic == 0)
+        return base_fail(-EOPNOTSUPP, "it has no reliable connections with RDMA write and read");
+    r->tracks_max = room_for(rc, d);
+    if (r->tracks_max == 0)
+        return base_fail(-ENOSPC, "its %u queue pairs, or %u entries of a completion queue, do for no peer more", d->traits.qps,
+                         d->traits.cqe);
+    int err = verbs_device_use(d);
+    if (err)
+        return err;
+    err = verbs_cq_create(&r->cq, &r->channel, d, r->tracks_max * 2 * RC_TRACK_DEPTH);
+    if (err)
+        return err;
+    r->landing_bytes = base_round_up((uint64_t)w->size * BASE_CACHE_LINE, BASE_PAGE);
+    void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return base_fail(-errno, "mapping %llu bytes: %s", (unsigned long long)r->landing_bytes, base_strerror(errno));
+    r->landing_memory = p;
+    err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
+    return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
+}
+
+static void add(struct rc *rc, struct verbs_device *d)
+{
+    struct rc_rail *r = &rc->rails->rail[rc->rails->count];
+    r->device = d;
+    int err = make(rc, r);
+    if (err) {
+        base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", d->name, base_error());
+        unmake(r);
+        return;
+    }
+    rc->rails->count++;
+    base_log(BASE_LOG_INFO, "rc also over device %s, port %u, GID %s", d->name, d->port, d->chosen.why);
+}
+
+int rc_rails_open(struct rc *rc)
+{
+    struct weft *w = rc->w;
+    struct verbs_device *found[RC_TRACKS];
+    uint32_t most = w->rails ? w->rails : w->device[0] ? 1 : FAB_RAILS_MAX, n = 0;
+    bool named = w->rails && w->rail_names[0][0];
+    if (most <= 1)
+        return 0;
+    rc->rails = calloc(1, sizeof *rc->rails);
+    if (!rc->rails)
+        return base_fail(-ENOMEM, "no memory for further devices");
+    if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->gid_index))
+        base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
+    for (uint32_t i = 1; named && i < most; i++) {
+        int err = verbs_device_open(&found[n], w->rail_names[i], w->gid_index);
+        if (err)
+            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->rail_names[i], base_error());
+        n += !err;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        add(rc, found[i]);
+    if (rc->rails->count == 0) {
+        free(rc->rails);
+        rc->rails = NULL;
+    }
+    base_error_clear();
+    return 0;
+}
+
+void rc_rails_close(struct rc *rc)
+{
+    for (uint32_t i = 0; rc->rails && i < rc->rails->count; i++)
+        unmake(&rc->rails->rail[i]);
+    free(rc->rails);
+    rc->rails = NULL;
+}
+
+/* --- completions --- */
+
+int rc_rails_poll(struct rc *rc)
+{
+    struct ibv_wc wc[BATCH];
+    int n = 0;
+    for (uint32_t i = 0; i < rc->rails->count; i++) {
+        struct rc_rail *r = &rc->rails->rail[i];
+        if (r->has_early) {
+            r->has_early = false;
+            rc_stripe_done(rc, &r->early);
+            n++;
+        }
+        if (atomic_load_explicit(&r->out, memory_order_relaxed) == 0)
+            continue;
+        int got = ibv_poll_cq(r->cq, BATCH, wc);
+        for (int k = 0; k < got; k++)
+            rc_stripe_done(rc, &wc[k]);
+        n += got > 0 ? got : 0;
+    }
+    return n;
+}
+
+/* As rc_idle() does for the first. */
+bool rc_rails_idle(struct rc *rc)
+{
+    bool quiet = true;
+    for (uint32_t i = 0; i < rc->rails->count; i++) {
+        struct rc_rail *r = &rc->rails->rail[i];
+        if (!r->has_early) {
+            ibv_req_notify_cq(r->cq, 0);
+            r->has_early = ibv_poll_cq(r->cq, 1, &r->early) > 0;
+        }
+        quiet = quiet && !r->has_early;
+    }
+    return quiet;
+}
+
+void rc_rails_woken(struct rc *rc)
+{
+    for (uint32_t i = 0; i < rc->rails->count; i++)
+        verbs_cq_woken(rc->rails->rail[i].channel, rc->rails->rail[i].device);
+}
+
+/* --- joining --- */
+
+struct rail_hello { /* then its keys */
+    uint8_t gid[16];
+    uint64_t segment_bytes;
+    uint32_t segments, reserved;
+};
+
+int rc_rails_tell(struct rc_link *l, int side_fd, int64_t deadline)
+{
+    struct rc_rails *rails = l->rc->rails;
+    int err = 0;
+    for (uint32_t i = 0; rails && i < rails->count && !err; i++) {
+        const struct rc_rail *r = &rails->rail[i];
+        struct rail_hello h = {.segment_bytes = r->pool.segment_bytes, .segments = r->pool.count};
+        memcpy(h.gid, r->device->chosen.gid.raw.raw, sizeof h.gid);
+        err = fab_side_transfer(side_fd, &h, sizeof h, true, deadline);
+        for (uint32_t k = 0; k < r->pool.count && !err; k++) {
+            uint32_t key = r->pool.mr[k]->rkey;
+            err = fab_side_transfer(side_fd, &key, sizeof key, true, deadline);
+        }
+    }
+    return err;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadline)
+{
+    struct rc *rc = l->rc;
+    uint64_t pool = l->link->pool_bytes;
+    struct rc_tracks *tracks = calloc(1, sizeof *tracks);
+    int err = 0;
+    if (!tracks)
+        return -ENOMEM;
+    tracks->remote_bytes = UINT64_C(1) << l->peer_shift;
+    tracks->local_bytes = rc->pool.segment_bytes;
+    tracks->message_bytes = rc->device->traits.message_bytes;
+    for (uint32_t i = 0; i < RC_TRACKS; i++) /* of the leader; the other end is told */
+        tracks->track[i].rail = i;
+    l->tracks = tracks;
+    for (uint32_t i = 0; i < count && !err; i++) {
+        struct rc_peer_rail *p = &tracks->peer[i];
+        struct rail_hello h = {0};
+        err = fab_side_transfer(side_fd, &h, sizeof h, false, deadline);
+        if (!err && (h.segment_bytes == 0 || (h.segment_bytes & (h.segment_bytes - 1)) != 0 ||
+                     h.segments != (pool + h.segment_bytes - 1) / h.segment_bytes))
+            err = -EPROTO;
+        if (!err && !(p->keys = calloc(h.segments, sizeof *p->keys)))
+            err = -ENOMEM;
+        if (!err)
+            err = fab_side_transfer(side_fd, p->keys, h.segments * sizeof *p->keys, false, deadline);
+        if (err)
+            break;
+        memcpy(p->gid, h.gid, sizeof p->gid);
+        p->segment_bytes = h.segment_bytes;
+        p->shift = (uint32_t)__builtin_ctzll(h.segment_bytes);
+        p->keys_count = h.segments;
+        tracks->remote_bytes = least(tracks->remote_bytes, h.segment_bytes);
+        tracks->peer_count++;
+    }
+    for (uint32_t i = 0; rc->rails && i < rc->rails->count; i++) {
+        tracks->local_bytes = least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
+        tracks->message_bytes = least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
+    }
+    if (err || !rc->rails || count == 0) /* one rail, then, as without all this */
+        rc_rails_forget(l);
+    return err;
+}
+
+void rc_rails_forget(struct rc_link *l)
+{
+    for (uint32_t i = 0; l->tracks && i < RC_TRACKS; i++)
+        free(l->tracks->peer[i].keys);
+    free(l->tracks);
+    l->tracks = NULL;
+}
+
+void rc_rails_stat(struct rc_link *l, weft_link_stats *out)
+{
+    struct rc_tracks *tracks = l->tracks;
+    out->rails = 1;
+    if (!tracks)
+        return;
+    base_spin_lock(&l->lock);
+    for (uint32_t i = 0; i < RC_TRACKS; i++) {
+        const struct rc_track *t = &tracks->track[i];
+        if (!t->up)
+            continue;
+        size_t n = strlen(out->devices);
+        snprintf(out->devices + n, sizeof out->devices - n, ", %s", l->rc->rails->rail[t->rail].device->name);
+        out->rails++;
+    }
+    base_spin_unlock(&l->lock);
+    for (uint32_t i = 0; i < FAB_RAILS_MAX; i++)
+        out->rail_bytes[i] = atomic_load_explicit(&tracks->bytes[i], memory_order_relaxed);
+    out->rail_breaks = atomic_load_explicit(&tracks->breaks, memory_order_relaxed);
+}

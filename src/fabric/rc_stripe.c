@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Large puts and gets, spread over the rails: pieces, posted and completed.
+ *
+ * Each step of a work posts one span of it: a piece to each rail, of about the same size, cut at pages of the peer's memory. The
+ * first rail's piece is a request like others (rc_post.c). Between rails there is no order, so it is made here: what a fence or a
+ * signal puts behind a work that is spread out waits until all its pieces are there (fence_open() in rc_post.c), and a work that a
+ * fence puts behind others is spread out only when the first rail has proved that they are there.
+ *
+ * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (rc_tracks.c).
+ * Their work is not done until then, so nothing that has to come behind it has.
+ */
+#include "fabric/rc_rails.h"
+
+#include <string.h>
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static struct rc_piece *piece_at(struct rc_track *t, uint64_t position)
+{
+    return &t->pieces[position % RC_TRACK_DEPTH];
+}
+
+/* --- works --- */
+
+static void look_at_oldest(struct rc_link *l)
+{
+    const struct rc_work *k = l->tracks->oldest;
+    l->stripes_done = k ? k->number : UINT64_MAX;
+}
+
+static void begin(struct rc_link *l, struct rc_work *k)
+{
+    struct rc_tracks *tracks = l->tracks;
+    k->striped = true;
+    k->before = tracks->newest;
+    k->after = NULL;
+    if (k->before)
+        k->before->after = k;
+    else
+        tracks->oldest = k;
+    tracks->newest = k;
+    look_at_oldest(l);
+}
+
+void rc_stripe_over(struct rc_link *l, struct rc_work *k)
+{
+    struct rc_tracks *tracks = l->tracks;
+    if (k->before)
+        k->before->after = k->after;
+    else
+        tracks->oldest = k->after;
+    if (k->after)
+        k->after->before = k->before;
+    else
+        tracks->newest = k->before;
+    look_at_oldest(l);
+}
+
+void rc_stripe_look(struct rc_link *l)
+{
+    struct rc_tracks *tracks = l->tracks;
+    uint32_t n = 0;
+    for (uint32_t i = 0; tracks && i < RC_TRACKS; i++)
+        n += tracks->track[i].up;
+    if (tracks)
+        tracks->up = n;
+    l->stripe = n ? l->w->stripe_bytes : UINT64_MAX;
+}
+
+/* One piece is over. */
+static void finish(struct rc_link *l, struct rc_piece *p, int status)
+{
+    struct rc_slot s = {.work = p->work};
+    if (!p->work)
+        return;
+    if (status && !p->work->op) /* the next flush says so */
+        atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
+    p->work = NULL;
+    rc_finish(l, &s, status);
+}
+
+/* --- a track --- */
+
+static bool has_room(const struct rc_track *t)
+{
+    return t->posted - t->done < RC_TRACK_DEPTH;
+}
+
+/* A piece of no bytes is the proof alone. What is not taken stays, for the rail that repeats it. */
+static int post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
+{
+    struct rc_rail *r = &l->rc->rails->rail[t->rail];
+    const struct rc_peer_rail *there = &l->tracks->peer[t->peer_rail];
+    uint32_t number = rc_track_number(l, t), lands = l->number * BASE_CACHE_LINE;
+    uint64_t id = (uint64_t)l->number << 48 | (uint64_t)number << 44 | (uint64_t)(t->generation & 0xfff) << 32 | (uint32_t)t->posted;
+    struct ibv_sge data = {.addr = (uintptr_t)piece->local, .length = piece->len}, word = {.length = 8};
+    struct ibv_send_wr proof, transfer, *bad, *first = &proof;
+    word.addr = (uintptr_t)r->landing_memory + lands;
+    word.lkey = verbs_lkey(&r->landing, lands);
+    proof = (struct ibv_send_wr){
+        .wr_id = id, .sg_list = &word, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = there->keys[0]},
+    };
+    if (piece->len) {
+        data.lkey = verbs_lkey(&r->pool, (uint64_t)(piece->local - l->w->pool_base));
+        transfer = (struct ibv_send_wr){
+            .wr_id = id, .sg_list = &data, .num_sge = 1, .opcode = piece->put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+            .send_flags = piece->put ? 0 : IBV_SEND_SIGNALED, .next = piece->put ? &proof : NULL,
+            .wr.rdma = {.remote_addr = l->peer_base + piece->remote, .rkey = there->keys[piece->remote >> there->shift]},
+        };
+        first = &transfer;
+    }
+    *piece_at(t, t->posted) = *piece;
+    t->posted++;
+    atomic_fetch_add_explicit(&r->out, 1, memory_order_relaxed);
+    int err = ibv_post_send(t->qp.qp, first, &bad);
+    if (err)
+        rc_track_lose_locked(l, t, "its queue pair takes no requests: %s", base_strerror(err));
+    else
+        atomic_fetch_add_explicit(&l->tracks->bytes[number + 1], piece->len, memory_order_relaxed);
+    return err ? -err : 0;
+}
+
+int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
+{
+    int err = post(l, t, &(struct rc_piece){0});
+    return err ? base_fail(err, "%s", t->why) : 0;
+}
+
+/* --- a span --- */
+
+/* After a fence: is what came before it at the peer, by the first rail? The other lane's, too, is posted by now. */
+static bool behind_fence(struct rc_link *l, struct rc_work *k)
+{
+    if (BASE_LIKELY(k->fences == l->fence_proved))
+        return true;
+    if (!k->proof.set || k->proof.generation != l->generation) { /* what a queue pair has left behind is posted again by now */
+        k->proof.set = true;
+        k->proof.generation = l->generation;
+        k->proof.change = l->last_change;
+        k->proof.read = l->last_read;
+    }
+    if (l->flushed_to < k->proof.change || l->done < k->proof.read) {
+        rc_flush_locked(l);
+        return false;
+    }
+    l->fence_proved = k->fences;
+    return true;
+}
+
+/* From here on without crossing what a rail cannot. */
+static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
+{
+    const struct rc_tracks *tracks = l->tracks;
+    uint64_t rails = tracks->up + 1;
+    uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)), there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
+    uint64_t piece = least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* cuts are moved down */
+    return least(least(len, rails * piece), least(here, there));
+}
+
+int rc_stripe_post(struct rc_link *l, struct rc_work *k)
+{
+    struct rc_tracks *tracks = l->tracks;
+    const struct weft *w = l->w;
+    uint8_t *local = k->local + k->posted;
+    uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
+    if (at > w->pool_bytes || len > w->pool_bytes - at)
+        return -1; /* it goes through stages, which are copied by this processor: no rail is faster */
+    uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
+    if (bytes < l->stripe)
+        return -1; /* the rest of a segment */
+    bool room = rc_has_slot(l);
+    for (uint32_t i = 0; i < RC_TRACKS && room; i++)
+        room = !tracks->track[i].up || has_room(&tracks->track[i]);
+    if (!room || !behind_fence(l, k) || !rc_has_slot(l))
+        return 0;
+
+    bool put = k->kind == RC_WORK_PUT;
+    uint64_t from = ((remote + bytes / rails) & ~(uint64_t)(RC_CUT_BYTES - 1)) - remote, n = 1;
+    if (!rc_post_share(l, k, put, remote, local, from))
+        return 0;
+    atomic_fetch_add_explicit(&tracks->bytes[0], from, memory_order_relaxed);
+    if (!k->striped)
+        begin(l, k);
+    k->posted += bytes;
+    for (uint32_t i = 0; i < RC_TRACKS && from < bytes; i++) {
+        struct rc_track *t = &tracks->track[i];
+        if (!t->up)
+            continue;
+        n++;
+        uint64_t to = n == rails ? bytes : ((remote + bytes / rails * n) & ~(uint64_t)(RC_CUT_BYTES - 1)) - remote;
+        struct rc_piece p = {.work = k, .remote = remote + from, .local = local + from, .len = (uint32_t)(to - from), .put = put};
+        k->pieces++;
+        (void)post(l, t, &p); /* not taken: the track is lost, and its pieces are repeated */
+        from = to;
+    }
+    return 1;
+}
+
+/* --- what becomes of pieces --- */
+
+static bool own_fault(enum ibv_wc_status status) /* it would fail again */
+{
+    return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_ACCESS_ERR ||
+           status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_OP_ERR;
+}
+
+void rc_stripe_done(struct rc *rc, const struct ibv_wc *wc)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
+    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
+    if (!l || !l->tracks || track >= RC_TRACKS)
+        return;
+    struct rc_track *t = &l->tracks->track[track];
+    base_spin_lock(&l->lock);
+    uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
+    if (!t->qp.qp || ((wc->wr_id >> 32) & 0xfff) != (t->generation & 0xfff) || position >= t->posted) {
+        base_spin_unlock(&l->lock);
+        return; /* of a queue pair that is no more */
+    }
+    if (BASE_UNLIKELY(wc->status != IBV_WC_SUCCESS)) {
+        struct rc_piece *p = piece_at(t, position);
+        p->refused = p->refused || own_fault(wc->status);
+        rc_track_lose_locked(l, t, wc->status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request failed: %s (%d)",
+                             rc->device->lib->wc_status_str(wc->status), (int)wc->status);
+    } else if (!t->lost) {
+        uint32_t n = (uint32_t)(position + 1 - t->done);
+        atomic_fetch_sub_explicit(&rc->rails->rail[t->rail].out, n, memory_order_relaxed);
+        for (; t->done <= position; t->done++)
+            finish(l, piece_at(t, t->done), 0);
+        if (!t->proved) {
+            t->proved = true;
+            rc_look_again(rc);
+        }
+        rc_push_locked(l);
+    }
+    base_spin_unlock(&l->lock);
+}
+
+void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
+{
+    for (uint64_t i = t->done; i < t->posted; i++) {
+        struct rc_piece *p = piece_at(t, i);
+        if (p->refused)
+            finish(l, p, -ECONNABORTED);
+        l->repeats += p->work != NULL;
+    }
+}
+
+/* The pieces of a track that is no more, by the first rail. */
+static bool repeat(struct rc_link *l, struct rc_track *t)
+{
+    while (t->repeat && t->done < t->posted) {
+        struct rc_piece *p = piece_at(t, t->done);
+        if (p->work) {
+            if (!rc_has_slot(l) || !rc_post_share(l, p->work, p->put, p->remote, p->local, p->len))
+                return false;
+            atomic_fetch_add_explicit(&l->tracks->bytes[0], p->len, memory_order_relaxed);
+            p->work->pieces--; /* it was counted when it went by the track */
+            p->work = NULL;
+            l->repeats--;
+        }
+        t->done++;
+    }
+    return t->done == t->posted;
+}
+
+bool rc_stripe_drained(struct rc_link *l, struct rc_track *t)
+{
+    return t->qp.qp ? t->done == t->posted : repeat(l, t);
+}
+
+void rc_stripe_repeat(struct rc_link *l)
+{
+    for (uint32_t i = 0; i < RC_TRACKS; i++)
+        if (!l->tracks->track[i].qp.qp)
+            (void)repeat(l, &l->tracks->track[i]);
+}
+
+void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status)
+{
+    for (; t->done < t->posted; t->done++)
+        finish(l, piece_at(t, t->done), status);
+    l->repeats = 0;
+}

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tracks: the queue pairs of a pair of nodes on its further rails. All on the progress thread.
+ *
+ * The node with the lower rank leads: when the link is up it takes each of its further rails, and for it the rail of the
+ * peer that no other track uses and whose address is most like its own; where that does not come up, the next one.
+ *
+ *   leader      OFF -- offer -> ASKED   <- accept -- PROVING (a read of the peer's memory)   -- ready -> UP
+ *   follower    OFF                      ACCEPTED                                                         UP
+ *
+ * Either end leaves a track that has broken: it destroys its queue pair, says so (gone), and hears when the other end has
+ * done the same. Only then may its pieces go by another rail: nothing of the old one can come late and write over what came
+ * after. Then the leader tries again, ever more seldom. A peer that is stopped answers nothing, and is waited for: whether it
+ * lives is judged by its heartbeats. Generations are as in rc_connect.c, the leader's to count.
+ */
+#include "fabric/rc_rails.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL_MAGIC UINT64_C(0x77656674726c3031) /* "weftrl01" */
+#define RETRY_FIRST_NS (20 * WEFT_MS)
+#define RETRY_DOUBLED  8 /* times at most: 5 s */
+
+enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAIL_GONE, RAIL_OVER };
+
+/* Over the side connection. What comes is checked before use. */
+struct rail_call {
+    uint64_t magic;
+    uint32_t kind, track, generation;
+    uint32_t rail, your_rail;     /* RAIL_OFFER: the sender's and the receiver's */
+    uint32_t reserved;
+    struct verbs_address address; /* RAIL_OFFER, RAIL_ACCEPT */
+    char text[256];               /* RAIL_REFUSED, RAIL_GONE: why */
+};
+_Static_assert(sizeof(struct rail_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
+
+static bool leads(const struct rc_link *l)
+{
+    return l->w->rank < l->link->node;
+}
+
+static struct rc_rail *rail_of(const struct rc_link *l, const struct rc_track *t)
+{
+    return &l->rc->rails->rail[t->rail];
+}
+
+void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...)
+{
+    va_list ap;
+    if (t->lost || !t->qp.qp)
+        return;
+    va_start(ap, why);
+    vsnprintf(t->why, sizeof t->why, why, ap);
+    va_end(ap);
+    t->lost = true;
+    t->up = false;
+    rc_stripe_look(l);
+    rc_look_again(l->rc);
+}
+
+static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind kind, uint32_t generation, const char *text)
+{
+    struct rail_call m = {.magic = CALL_MAGIC, .kind = kind, .track = rc_track_number(l, t), .generation = generation,
+                          .rail = t->rail, .your_rail = t->peer_rail};
+    if (kind == RAIL_OFFER || kind == RAIL_ACCEPT)
+        m.address = t->qp.here;
+    if (text)
+        snprintf(m.text, sizeof m.text, "%s", text);
+    return fab_side_send(l->link, &m, sizeof m);
+}
+
+/* --- a queue pair --- */
+
+static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
+{
+    struct rc_rail *r = rail_of(l, t);
+    struct verbs_qp qp;
+    if (!verbs_port_up(r->device))
+        return base_fail(-ENETDOWN, "%s: port %u is down", r->device->name, r->device->port);
+    if (r->tracks == r->tracks_max) {
+        if (!r->full_said)
+            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes: the others are reached without it", r->device->name,
+                     r->tracks_max);
+        r->full_said = true;
+        return base_fail(-ENOSPC, "%s: no room for one more queue pair", r->device->name);
+    }
+    struct verbs_qp_options options = {.type = IBV_QPT_RC, .send_cq = r->cq, .recv_cq = r->cq, .send_depth = 2 * RC_TRACK_DEPTH,
+                                       .recv_depth = 1, .sge = 1};
+    int err = verbs_qp_create(&qp, r->device, &options);
+    if (err)
+        return err;
+    if (qp.send_depth < 2 * RC_TRACK_DEPTH) {
+        verbs_qp_destroy(&qp);
+        return base_fail(-ENOSPC, "%s: a queue pair with room for %u requests; a rail needs %u", r->device->name, qp.send_depth,
+                         2 * RC_TRACK_DEPTH);
+    }
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* others carry on: no need to be patient */
+    r->tracks++;
+    base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
+    base_spin_lock(&l->lock);
+    t->qp = qp;
+    t->generation = generation;
+    t->lost = t->proved = t->repeat = false;
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->rc->receiving);
+    return 0;
+}
+
+/* What it has done is looked at before. */
+static void drop(struct rc_link *l, struct rc_track *t)
+{
+    struct rc *rc = l->rc;
+    base_spin_lock(&rc->receiving);
+    for (int i = 0; i < 64 && t->qp.qp && rc_rails_poll(rc) > 0; i++)
+        ;
+    base_spin_lock(&l->lock);
+    if (t->qp.qp) {
+        rail_of(l, t)->tracks--;
+        atomic_fetch_sub_explicit(&rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
+    }
+    t->up = t->lost = false;
+    verbs_qp_destroy(&t->qp);
+    memset(&t->qp, 0, sizeof t->qp);
+    rc_stripe_look(l);
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&rc->receiving);
+}
+
+/* There is none at either end. */
+static void over(struct rc_link *l, struct rc_track *t)
+{
+    t->state = RC_TRACK_OFF;
+    base_spin_lock(&l->lock);
+    t->repeat = true;
+    rc_stripe_refused(l, t);
+    rc_push_locked(l);
+    base_spin_unlock(&l->lock);
+}
+
+/* To be tried again, or the next rail of the peer's instead. */
+static void later(struct rc_link *l, struct rc_track *t, const char *why)
+{
+    uint32_t choices = l->tracks->peer_count;
+    if (t->was_up && l->w->reconnect_ns == 0)
+        t->retry_ns = INT64_MAX;
+    else /* at once, as long as there is another one to choose */
+        t->retry_ns = base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
+    t->tries++;
+    if (!t->was_up && t->tries >= choices && !t->said) {
+        t->said = true;
+        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; see WEFT_RAILS",
+                 rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
+    }
+    base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rail_of(l, t)->device->name, l->link->node, t->tries, why);
+}
+
+static void report(struct rc_link *l, struct rc_track *t, const char *why)
+{
+    if (t->state != RC_TRACK_UP)
+        return;
+    atomic_fetch_add_explicit(&l->tracks->breaks, 1, memory_order_relaxed);
+    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the others carry on", rail_of(l, t)->device->name,
+             l->link->node, l->link->pid, l->link->host, why);
+}
+
+static void leave(struct rc_link *l, struct rc_track *t, const char *text)
+{
+    char why[256];
+    snprintf(why, sizeof why, "%s", text); /* it may be base_error()'s, or the track's */
+    report(l, t, why);
+    drop(l, t);
+    t->state = RC_TRACK_LEAVING;
+    t->owes_gone = say(l, t, RAIL_GONE, t->generation, why) != 0;
+    later(l, t, why);
+}
+
+static void up(struct rc_link *l, struct rc_track *t)
+{
+    bool again = t->was_up;
+    t->state = RC_TRACK_UP;
+    t->was_up = true;
+    t->tries = 0;
+    base_spin_lock(&l->lock);
+    t->up = !t->lost && !l->closed;
+    rc_stripe_look(l);
+    base_spin_unlock(&l->lock);
+    base_log(again || t->said ? BASE_LOG_WARN : BASE_LOG_DEBUG, "device %s reaches node %u%s: queue pair %u",
+             rail_of(l, t)->device->name, l->link->node, again ? " again" : "", t->qp.here.qpn);
+}
+
+/* --- the leader --- */
+
+/* Bits that two addresses begin with in common; of IPv4 addresses no more than a usual subnet has, so that neighbours in one
+ * are alike. */
+static uint32_t alike(const uint8_t *a, const uint8_t *b)
+{
+    uint32_t n = 0;
+    while (n < 120 && (a[n / 8] >> (7 - n % 8) & 1) == (b[n / 8] >> (7 - n % 8) & 1))
+        n++;
+    return n;
+}
+
+static bool is_used(const struct rc_link *l, const struct rc_track *but, bool ours, uint32_t number)
+{
+    for (uint32_t i = 0; i < RC_TRACKS; i++) {
+        const struct rc_track *t = &l->tracks->track[i];
+        if (t != but && t->state != RC_TRACK_OFF && (ours ? t->rail : t->peer_rail) == number)
+            return true;
+    }
+    return false;
+}
+
+/* The rail of the peer's to try now: the best of those that are free, the second best after one attempt, and so on. */
+static bool choose(const struct rc_link *l, struct rc_track *t)
+{
+    const struct rc_tracks *tracks = l->tracks;
+    const uint8_t *own = rail_of(l, t)->device->chosen.gid.raw.raw;
+    uint32_t order[RC_TRACKS], n = 0;
+    for (uint32_t i = 0; i < tracks->peer_count; i++)
+        if (!is_used(l, t, false, i))
+            order[n++] = i;
+    for (uint32_t i = 1; i < n; i++) /* the most alike first; among equals the one with our number, then as they are */
+        for (uint32_t k = i; k > 0; k--) {
+            uint32_t a = order[k - 1], b = order[k];
+            uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail), of_b = alike(own, tracks->peer[b].gid) * 2 + (b == t->rail);
+            if (of_a >= of_b)
+                break;
+            order[k - 1] = b;
+            order[k] = a;
+        }
+    if (n)
+        t->peer_rail = order[t->tries % n];
+    return n > 0;
+}
+
+/* When the next attempt is due. INT64_MAX: something else has to come first, and whatever it is looks here again. One track at a
+ * time, so that two that would have to change places do not keep each other from it. */
+static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
+{
+    bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
+    for (uint32_t i = 0; i < RC_TRACKS; i++)
+        may = may && l->tracks->track[i].state != RC_TRACK_ASKED && l->tracks->track[i].state != RC_TRACK_PROVING;
+    if (!may || !choose(l, t))
+        return INT64_MAX;
+    return t->posted == t->done ? t->retry_ns : now + RETRY_FIRST_NS;
+}
+
+static void offer(struct rc_link *l, struct rc_track *t)
+{
+    int err = make(l, t, t->generation + 1);
+    if (!err) {
+        t->state = RC_TRACK_ASKED;
+        err = say(l, t, RAIL_OFFER, t->generation, NULL);
+    }
+    if (err) {
+        later(l, t, base_error());
+        drop(l, t);
+        t->state = RC_TRACK_OFF;
+    }
+}
+
+static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
+{
+    char why[256] = "";
+    base_spin_lock(&l->lock);
+    bool lost = t->lost, proved = t->proved;
+    (void)rc_stripe_drained(l, t);
+    if (lost)
+        memcpy(why, t->why, sizeof why);
+    base_spin_unlock(&l->lock);
+    if (t->owes_gone)
+        t->owes_gone = say(l, t, RAIL_GONE, t->generation, "") != 0;
+    if (t->owes_over)
+        t->owes_over = say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
+    if (lost && t->state != RC_TRACK_OFF && t->state != RC_TRACK_LEAVING) {
+        leave(l, t, why);
+    } else if (t->state == RC_TRACK_PROVING && proved) {
+        if (say(l, t, RAIL_READY, t->generation, NULL))
+            leave(l, t, base_error());
+        else
+            up(l, t);
+    } else if (now >= due(l, t, now)) {
+        offer(l, t);
+    }
+}
+
+int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
+{
+    int64_t next = INT64_MAX;
+    for (uint32_t i = 0; l->tracks && i < RC_TRACKS; i++) {
+        struct rc_track *t = &l->tracks->track[i];
+        if (leads(l) ? i >= l->rc->rails->count : t->generation == 0)
+            continue;
+        tend(l, t, now);
+        int64_t at = due(l, t, now);
+        next = at < next ? at : next;
+        if (t->owes_gone || t->owes_over)
+            next = now + RETRY_FIRST_NS < next ? now + RETRY_FIRST_NS : next;
+    }
+    return next;
+}
+
+/* --- what the peer says --- */
+
+/* The peer wants a track, and has none of an earlier generation any more. */
+static void offered(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
+{
+    if (t->state != RC_TRACK_OFF) {
+        report(l, t, "its end has given it up");
+        drop(l, t);
+        over(l, t);
+    }
+    t->owes_gone = false;
+    t->rail = m->your_rail;
+    t->peer_rail = m->rail;
+    base_spin_lock(&l->lock);
+    int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
+    base_spin_unlock(&l->lock);
+    if (err)
+        base_fail(err, "what was on it is not repeated yet");
+    else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
+        err = base_fail(-EBUSY, "that rail is in use");
+    if (!err)
+        err = make(l, t, m->generation);
+    if (!err)
+        err = verbs_qp_connect(&t->qp, &m->address);
+    if (!err)
+        err = say(l, t, RAIL_ACCEPT, m->generation, NULL);
+    t->state = err ? RC_TRACK_OFF : RC_TRACK_ACCEPTED;
+    if (err) {
+        char why[256];
+        snprintf(why, sizeof why, "%s", base_error());
+        drop(l, t);
+        (void)say(l, t, RAIL_REFUSED, m->generation, why); /* unheard, its proof fails */
+    }
+}
+
+static void accepted(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
+{
+    int err = verbs_qp_connect(&t->qp, &m->address);
+    if (!err) {
+        base_spin_lock(&l->lock);
+        err = rc_stripe_prove(l, t);
+        base_spin_unlock(&l->lock);
+    }
+    t->state = RC_TRACK_PROVING;
+    if (err)
+        leave(l, t, base_error());
+}
+
+static void gone(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
+{
+    if (t->state != RC_TRACK_OFF && m->generation == t->generation) {
+        bool own = t->state == RC_TRACK_LEAVING; /* both at once */
+        report(l, t, m->text);
+        if (!own) {
+            drop(l, t);
+            later(l, t, m->text);
+        }
+        over(l, t);
+    }
+    t->over_generation = m->generation;
+    t->owes_over = say(l, t, RAIL_OVER, m->generation, NULL) != 0;
+}
+
+bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
+{
+    struct rail_call m;
+    if (len != sizeof m)
+        return false;
+    memcpy(&m, bytes, sizeof m);
+    if (m.magic != CALL_MAGIC)
+        return false;
+    bool addressed = m.kind == RAIL_OFFER || m.kind == RAIL_ACCEPT, sane = l->tracks && m.track < RC_TRACKS && memchr(m.text, 0, sizeof m.text);
+    if (sane && m.kind == RAIL_OFFER)
+        sane = !leads(l) && m.rail < l->tracks->peer_count && m.your_rail < l->rc->rails->count;
+    else if (sane)
+        sane = m.kind >= RAIL_ACCEPT && m.kind <= RAIL_OVER && (!leads(l) || m.track < l->rc->rails->count);
+    if (!sane || (addressed && !verbs_address_valid(&m.address))) {
+        rc_break(l, "it sent a call for a rail that makes no sense");
+        return true;
+    }
+    for (char *c = m.text; *c; c++)
+        *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes to logs and terminals */
+    struct rc_track *t = &l->tracks->track[m.track];
+    if (l->closed || (m.kind != RAIL_OFFER && m.kind != RAIL_GONE && m.generation != t->generation))
+        return true;
+    switch ((enum rail_call_kind)m.kind) {
+    case RAIL_OFFER:
+        offered(l, t, &m);
+        break;
+    case RAIL_ACCEPT:
+        if (t->state == RC_TRACK_ASKED)
+            accepted(l, t, &m);
+        break;
+    case RAIL_READY:
+        if (t->state == RC_TRACK_ACCEPTED)
+            up(l, t);
+        break;
+    case RAIL_REFUSED:
+        if (t->state == RC_TRACK_ASKED) {
+            drop(l, t);
+            t->state = RC_TRACK_OFF;
+            later(l, t, m.text);
+        }
+        break;
+    case RAIL_GONE:
+        gone(l, t, &m);
+        break;
+    case RAIL_OVER:
+        if (t->state == RC_TRACK_LEAVING)
+            over(l, t);
+        break;
+    }
+    rc_look_again(l->rc);
+    return true;
+}
+
+void rc_tracks_fail_locked(struct rc_link *l, int status)
+{
+    for (uint32_t i = 0; l->tracks && i < RC_TRACKS; i++) {
+        struct rc_track *t = &l->tracks->track[i];
+        if (t->qp.qp) {
+            rail_of(l, t)->tracks--;
+            atomic_fetch_sub_explicit(&rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
+        }
+        t->up = false;
+        verbs_qp_destroy(&t->qp); /* as the first rail's */
+        rc_stripe_fail(l, t, status);
+    }
+    rc_stripe_look(l);
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The side connection between two nodes, from when they have joined until one of them ends. It is a stream of
+ *   'w'          wakes the progress thread
+ *   'h'          a heartbeat: the sender lives
+ *   'b'          goodbye: the sender leaves
+ *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
+ * Only the progress threads send messages, and they never wait: what the socket does not take is kept, and nothing else goes
+ * out before it. The other bytes may be dropped instead: a socket that takes none has plenty waiting at its other end.
+ */
+#include "fabric/fabric.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define HEAD_BYTES   3u
+#define KEPT_BYTES   (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* of messages that the socket does not take yet */
+
+struct fab_side {
+    uint32_t in, out; /* bytes in the buffers: the beginning of a message; what the socket did not take */
+    uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
+};
+
+/* --- while the pair connects: bytes as they are --- */
+
+int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline)
+{
+    uint8_t *p = bytes;
+    while (len > 0) {
+        struct pollfd wait = {.fd = fd, .events = out ? POLLOUT : POLLIN};
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            return -ETIMEDOUT;
+        int ready = poll(&wait, 1, left > WEFT_SECOND ? 1000 : (int)(left / 1000000) + 1);
+        if (ready < 0 && errno != EINTR)
+            return -errno;
+        if (ready <= 0)
+            continue;
+        ssize_t n = out ? send(fd, p, len, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(fd, p, len, MSG_DONTWAIT);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK))
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ECONNRESET;
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* --- from then on: a stream --- */
+
+static struct fab_side *buffers(struct fab_link *l)
+{
+    if (!l->side)
+        l->side = calloc(1, sizeof *l->side); /* under side_lock the first time: fab_side_byte() looks at it there */
+    return l->side;
+}
+
+/* --- out; under side_lock --- */
+
+static void push(struct fab_link *l)
+{
+    struct fab_side *s = l->side;
+    while (s && s->out) {
+        ssize_t n = send(l->side_fd, s->outgoing, s->out, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return; /* full; or broken, which reading tells */
+        l->side_sent += n;
+        s->out -= (uint32_t)n;
+        memmove(s->outgoing, s->outgoing + n, s->out);
+    }
+}
+
+int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
+{
+    int rc = 0;
+    base_spin_lock(&l->side_lock);
+    struct fab_side *s = buffers(l);
+    if (!s) {
+        rc = base_fail(-ENOMEM, "no memory for a message to node %u", l->node);
+    } else if (len > FAB_SIDE_MESSAGE_MAX || s->out + HEAD_BYTES + len > sizeof s->outgoing) {
+        rc = base_fail(-ENOBUFS, "node %u does not read its side connection", l->node);
+    } else {
+        uint8_t *at = s->outgoing + s->out;
+        at[0] = 'm';
+        at[1] = (uint8_t)len;
+        at[2] = (uint8_t)(len >> 8);
+        memcpy(at + HEAD_BYTES, bytes, len);
+        s->out += HEAD_BYTES + (uint32_t)len;
+        push(l);
+    }
+    base_spin_unlock(&l->side_lock);
+    return rc;
+}
+
+void fab_side_byte(struct fab_link *l, char byte)
+{
+    base_spin_lock(&l->side_lock);
+    push(l);
+    if ((!l->side || !l->side->out) && send(l->side_fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+        l->side_sent++;
+    base_spin_unlock(&l->side_lock);
+}
+
+bool fab_side_answered(struct fab_link *l)
+{
+    base_spin_lock(&l->side_lock);
+    int waiting = base_unacknowledged(l->side_fd);
+    bool more = waiting == 0 || (waiting > 0 && l->side_sent - waiting > l->side_taken);
+    if (more)
+        l->side_taken = l->side_sent - waiting;
+    base_spin_unlock(&l->side_lock);
+    return more;
+}
+
+bool fab_side_pending(struct fab_link *l)
+{
+    return l->side && l->side->out;
+}
+
+/* --- in --- */
+
+/* What has come; the bytes are the peer's, so anything may be. False: they make no sense. */
+static bool take(struct weft *w, struct fab_link *l, const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct fab_side *s = l->side;
+        if (!s || s->in == 0) {
+            if (bytes[i] == 'b')
+                l->goodbye = true;
+            if (bytes[i] != 'm')
+                continue;
+            base_spin_lock(&l->side_lock);
+            s = buffers(l);
+            base_spin_unlock(&l->side_lock);
+            if (!s)
+                return false;
+        }
+        s->incoming[s->in++] = bytes[i];
+        if (s->in < HEAD_BYTES)
+            continue;
+        uint32_t len = s->incoming[1] | (uint32_t)s->incoming[2] << 8;
+        if (len > FAB_SIDE_MESSAGE_MAX || !l->transport->side)
+            return false;
+        if (s->in == HEAD_BYTES + len) {
+            s->in = 0;
+            l->transport->side(w, l, s->incoming + HEAD_BYTES, len);
+        }
+    }
+    return true;
+}
+
+/* Messages are seldom: their buffers are there while there is something in them. */
+static void tidy(struct fab_link *l)
+{
+    base_spin_lock(&l->side_lock);
+    if (l->side && !l->side->in && !l->side->out) {
+        free(l->side);
+        l->side = NULL;
+    }
+    base_spin_unlock(&l->side_lock);
+}
+
+void fab_side_read(struct weft *w, struct fab_link *l)
+{
+    uint8_t bytes[1024];
+    if (fab_side_pending(l)) {
+        base_spin_lock(&l->side_lock);
+        push(l);
+        base_spin_unlock(&l->side_lock);
+    }
+    for (;;) {
+        ssize_t n = recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            tidy(l);
+            return;
+        }
+        if (n <= 0) {
+            const char *why = n == 0 ? "its connection closed" : base_strerror(errno), *more = l->transport->broken(w, l);
+            fab_peer_gone(w, l->node, !l->goodbye, more ? more : why); /* the last message may have said more */
+            return;
+        }
+        l->silent_ns = l->unanswered_ns = 0;
+        if (!take(w, l, bytes, (size_t)n)) {
+            fab_peer_gone(w, l->node, true, "what it sent over the side connection makes no sense");
+            return;
+        }
+    }
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A cable: the queue pairs to one neighbour over one device. Control carries frames; each lane carries messages of one size. What
+ * is posted never exceeds what the device granted, counted in its own unit.
+ */
+#include "fabric/tb/tb.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of so many bytes, in what the device counts its queues in. */
+static uint32_t units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
+{
+    uint32_t unit = d->d->traits.depth_unit_bytes;
+    return unit ? messages * ((bytes + unit - 1) / unit) : messages;
+}
+
+static int make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uint32_t receives, uint32_t bytes)
+{
+    struct verbs_qp_options options = {
+        .type = IBV_QPT_UC, .send_cq = d->cq, .recv_cq = d->cq, .send_depth = units(d, sends, bytes),
+        .recv_depth = units(d, receives, bytes), .sge = 1, .signal_all = true,
+    };
+    return verbs_qp_create(qp, d->d, &options);
+}
+
+struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node)
+{
+    uint32_t index = 0;
+    while (index < tb->cable_count && tb->cables[index])
+        index++;
+    if (index == tb->cable_max) {
+        base_fail(-ENOSPC, "more than %u cables", tb->cable_max);
+        return NULL;
+    }
+    struct tb_cable *c = calloc(1, sizeof *c);
+    if (!c) {
+        base_fail(-ENOMEM, "no memory for a cable to node %u", node);
+        return NULL;
+    }
+    *c = (struct tb_cable){.tb = tb, .device = device, .index = index, .node = node, .generation = 1,
+                           .frames = tb->cable_frames + (uint64_t)index * TB_RECEIVES * TB_FRAME_BYTES};
+    if (make_qp(&c->control, device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES) != 0) {
+        free(c);
+        return NULL;
+    }
+    c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
+    c->receives = c->control.recv_depth < TB_RECEIVES ? c->control.recv_depth : TB_RECEIVES;
+    tb->cables[index] = c;
+    tb->cable_count = index == tb->cable_count ? index + 1 : tb->cable_count;
+    device->cables++;
+    return c;
+}
+
+int tb_cable_add_lane(struct tb_cable *c)
+{
+    const struct tb_lane_option *o = &c->tb->lanes[c->lane_count];
+    const struct verbs_device *d = c->device->d;
+    struct verbs_qp *qp = &c->lanes[c->lane_count];
+    uint32_t need = units(c->device, o->depth, o->message);
+    if (o->message > d->traits.message_bytes)
+        return base_fail(-EMSGSIZE, "%s: a message of %u bytes is larger than the device's, %llu: smaller ones in WEFT_TB_LANES", d->name,
+                         o->message, (unsigned long long)d->traits.message_bytes);
+    int err = make_qp(qp, c->device, o->depth, o->depth, o->message);
+    if (err)
+        return err;
+    c->lane_count++; /* closed with the cable, also when it is of no use */
+    if (qp->send_depth < need || qp->recv_depth < need)
+        return base_fail(-ENOSPC, "%s: a lane of %u messages of %u bytes needs a depth of %u, and %u is granted: fewer or smaller ones in "
+                                  "WEFT_TB_LANES", d->name, o->depth, o->message, need,
+                         qp->send_depth < qp->recv_depth ? qp->send_depth : qp->recv_depth);
+    return 0;
+}
+
+static int post_receive(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)at, .length = bytes, .lkey = tb_lkey(d, at)};
+    struct ibv_recv_wr *bad, wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
+    return ibv_post_recv(qp->qp, &wr, &bad);
+}
+
+static int post_send(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)at, .length = bytes, .lkey = tb_lkey(d, at)};
+    struct ibv_send_wr *bad, wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+    return ibv_post_send(qp->qp, &wr, &bad);
+}
+
+int tb_cable_repost(struct tb_cable *c, uint32_t slot)
+{
+    int err = post_receive(&c->control, c->device, c->frames + (uint64_t)slot * TB_FRAME_BYTES, TB_FRAME_BYTES,
+                           tb_wr_id(TB_REQUEST_RECEIVE, c, c->node, slot));
+    return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
+}
+
+int tb_cable_start(struct tb_cable *c)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < c->receives && !err; i++)
+        err = tb_cable_repost(c, i);
+    c->open = err == 0;
+    return err;
+}
+
+int tb_cable_remake(struct tb_cable *c, struct tb_device *device)
+{
+    c->device->cables--;
+    c->device = device;
+    device->cables++;
+    int err = make_qp(&c->control, c->device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES);
+    while (!err && c->lane_count < c->tb->lane_count)
+        err = tb_cable_add_lane(c);
+    if (err)
+        tb_cable_down(c);
+    return err;
+}
+
+void tb_cable_lanes_down(struct tb_cable *c)
+{
+    while (c->lane_count)
+        verbs_qp_destroy(&c->lanes[--c->lane_count]);
+}
+
+void tb_cable_down(struct tb_cable *c)
+{
+    base_spin_lock(&c->lock);
+    c->ready = c->open = false;
+    base_spin_unlock(&c->lock);
+    tb_cable_lanes_down(c);
+    verbs_qp_destroy(&c->control);
+}
+
+void tb_cable_close(struct tb_cable *c)
+{
+    if (!c)
+        return;
+    tb_cable_down(c);
+    c->device->cables--;
+    c->tb->cables[c->index] = NULL;
+    free(c);
+}
+
+static bool send_frame(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
+{
+    base_spin_lock(&c->lock);
+    /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
+    bool went = c->ready && c->flight_in - c->flight_out < c->sends &&
+                post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
+    if (went) {
+        c->flight[c->flight_in % TB_SENDS].whose = (uint16_t)whose;
+        c->flight[c->flight_in % TB_SENDS].slot = (uint16_t)slot;
+        c->flight[c->flight_in++ % TB_SENDS].passed_on = what == TB_REQUEST_FORWARD;
+    }
+    base_spin_unlock(&c->lock);
+    return went;
+}
+
+void tb_cable_left(struct tb_cable *c)
+{
+    base_spin_lock(&c->lock);
+    c->flight_out += c->flight_out != c->flight_in;
+    base_spin_unlock(&c->lock);
+}
+
+bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame, uint32_t bytes)
+{
+    return send_frame(c, TB_REQUEST_FRAME, node, slot, frame, bytes);
+}
+
+bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes)
+{
+    return send_frame(c, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
+}
+
+bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)
+{
+    return post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
+}
+
+bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at)
+{
+    return post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
+}

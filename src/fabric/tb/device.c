@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The devices of the tb transport. Everything that can be checked is checked before a protection domain is taken; what a node
+ * takes of a device it keeps for its life, and gives back in the order the device wishes: queue pairs (cable.c), regions,
+ * completion queue, channel, domain, context.
+ */
+#include "fabric/tb/tb.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Frames of links, receives of cables, and memory for pieces that nobody wants. */
+static int make_memory(struct tb *tb)
+{
+    uint32_t peers = tb->w->size - 1, scrap = 0;
+    for (uint32_t i = 0; i < tb->lane_count; i++)
+        scrap = tb->lanes[i].message > scrap ? tb->lanes[i].message : scrap;
+    uint64_t links = (uint64_t)peers * TB_SLOTS * TB_FRAME_BYTES, cables = (uint64_t)tb->cable_max * TB_RECEIVES * TB_FRAME_BYTES;
+    tb->memory_bytes = base_round_up(links + cables + scrap, BASE_PAGE);
+    int fd = tb->guard ? base_memory_fd("weft-frames", tb->memory_bytes, false) : -1, rc = 0;
+    if (tb->guard && fd < 0)
+        return fd;
+    void *p = mmap(NULL, tb->memory_bytes, PROT_READ | PROT_WRITE, tb->guard ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+    if (p == MAP_FAILED)
+        rc = base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
+    else
+        tb->memory = tb->link_frames = p;
+    if (!rc && tb->guard)
+        rc = verbs_guard_share(tb->guard, p, tb->memory_bytes, fd);
+    if (!rc && tb->guard)
+        rc = verbs_guard_share(tb->guard, tb->w->pool_base, tb->w->pool_bytes, mem_fd(tb->w->pool));
+    if (fd >= 0)
+        close(fd);
+    if (rc)
+        return rc;
+    tb->cable_frames = tb->link_frames + links;
+    tb->scrap = tb->cable_frames + cables;
+    return 0;
+}
+
+static int take(struct tb *tb, struct tb_device *dev)
+{
+    struct verbs_device *d = dev->d;
+    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* one cable */
+    uint32_t users = alone ? 1 : tb->w->size - 1, a_cable = TB_SENDS + TB_RECEIVES + 16;
+    for (uint32_t i = 0; i < tb->lane_count; i++)
+        a_cable += 2 * tb->lanes[i].depth;
+    uint64_t entries = (uint64_t)users * a_cable;
+    if (entries > d->traits.cqe)
+        return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and %u peers need %llu (WEFT_TB_LANES)", d->name,
+                         d->traits.cqe, users, (unsigned long long)entries);
+    int err = verbs_device_use(d);
+    if (err)
+        return err;
+    err = verbs_cq_create(&dev->cq, &dev->channel, d, (uint32_t)entries);
+    if (err)
+        return err;
+    dev->fd = dev->channel->fd;
+    err = verbs_register(&dev->private, d, tb->memory, tb->memory_bytes, 0);
+    if (!err)
+        err = verbs_register(&dev->pool, d, tb->w->pool_base, tb->w->pool_bytes, d->traits.regions - dev->private.count);
+    if (!err && dev->pool.segment_bytes < tb->segment)
+        tb->segment = dev->pool.segment_bytes;
+    if (!err)
+        base_log(BASE_LOG_INFO, "tb over device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
+                 dev->pool.count + dev->private.count);
+    return err;
+}
+
+static void give(struct tb_device *dev)
+{
+    verbs_unregister(&dev->pool);
+    verbs_unregister(&dev->private);
+    verbs_cq_destroy(&dev->cq, &dev->channel, dev->d);
+}
+
+static bool wanted(const struct tb *tb, const struct verbs_device *d)
+{
+    return !tb->w->device[0] || strcmp(tb->w->device, d->name) == 0;
+}
+
+int tb_devices_look(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    int err = tb->w->guard[0] ? verbs_guard_start(&tb->guard, tb->w->guard) : 0;
+    if (!err)
+        err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->gid_index)
+                        : verbs_devices(&tb->all, &tb->all_count, tb->w->gid_index);
+    if (err)
+        return err;
+    char why[1100] = "";
+    bool thunderbolt = false;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tb->all_count; i++) {
+        const struct verbs_device *d = &tb->all[i];
+        if (wanted(tb, d) && d->usable == 0 && d->traits.uc) {
+            n++;
+            thunderbolt = thunderbolt || d->traits.link == VERBS_THUNDERBOLT;
+        } else if (wanted(tb, d) && !why[0]) {
+            snprintf(why, sizeof why, "; device %s: %s", d->name, d->usable ? d->why_not : "has no UC queue pairs");
+        }
+    }
+    if (n == 0)
+        return base_fail(-ENODEV, "no device for the tb transport%s", why);
+    tb->cable_max = tb->w->size - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
+    tb->cables = calloc(tb->cable_max, sizeof(struct tb_cable *));
+    if (!tb->cables)
+        return base_fail(-ENOMEM, "no memory for %u cables", tb->cable_max);
+    tb->segment = VERBS_SEGMENT;
+    err = make_memory(tb);
+    if (!err && thunderbolt)
+        err = tb_ending_watch(tb); /* before anything is taken */
+    for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
+        struct verbs_device *d = &tb->all[i];
+        /* Where there are Thunderbolt ports, they are what this transport is for. */
+        if (!wanted(tb, d) || d->usable || !d->traits.uc || (thunderbolt && d->traits.link != VERBS_THUNDERBOLT) ||
+            (!thunderbolt && tb->device_count))
+            continue;
+        struct tb_device *dev = &tb->devices[tb->device_count++];
+        dev->d = d;
+        err = take(tb, dev);
+    }
+    return err;
+}
+
+static bool taken(const struct tb *tb, const struct verbs_device *d)
+{
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        if (tb->devices[i].d == d)
+            return true;
+    return false;
+}
+
+void tb_devices_again(struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->all_count && tb->device_count < TB_DEVICES; i++) {
+        struct verbs_device *d = &tb->all[i];
+        if (!d->context || d->traits.link != VERBS_THUNDERBOLT || !wanted(tb, d) || taken(tb, d) || !verbs_port_up(d) ||
+            verbs_device_again(d, tb->w->gid_index) || !d->traits.uc)
+            continue;
+        struct tb_device *dev = &tb->devices[tb->device_count];
+        uint64_t segment = tb->segment;
+        *dev = (struct tb_device){.d = d};
+        int err = take(tb, dev);
+        if (!err && tb->segment < segment) {
+            err = base_fail(-ENOSPC, "device %s: its regions are smaller than those of the others", d->name);
+            tb->segment = segment; /* of what the links have agreed on */
+        }
+        if (err) {
+            base_log(BASE_LOG_WARN, "a port has come up that cannot be used: %s", base_error());
+            give(dev);
+            d->traits.uc = false; /* once is enough */
+            continue;
+        }
+        tb->device_count++;
+    }
+}
+
+void tb_devices_close(struct tb *tb)
+{
+    uint32_t count = tb->device_count;
+    tb->device_count = 0; /* whoever waits for what comes over them does not look at them any more */
+    for (uint32_t i = 0; i < count; i++)
+        give(&tb->devices[i]);
+    if (tb->all)
+        verbs_devices_close(tb->all, tb->all_count);
+    tb->all = NULL;
+    verbs_guard_end(tb->guard);
+    tb->guard = NULL;
+    if (tb->memory)
+        munmap(tb->memory, tb->memory_bytes);
+    tb->memory = NULL;
+    free(tb->cables);
+    tb->cables = NULL;
+}
+
+void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+{
+    const struct tb *tb = w->tb;
+    *used = *budget = 0;
+    for (uint32_t i = 0; tb && i < tb->device_count; i++) {
+        const struct tb_device *dev = &tb->devices[i];
+        if (dev->pool.count + dev->private.count > *used) {
+            *used = dev->pool.count + dev->private.count;
+            *budget = dev->d->traits.regions;
+        }
+    }
+}

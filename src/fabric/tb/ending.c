@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A Thunderbolt device keeps what a process did not give back until the machine restarts: a few programs that end by a signal, and
+ * nobody has a protection domain any more. So while a node uses such devices, SIGTERM, SIGINT and SIGHUP, where the program has left
+ * them at their default, give everything back and then end the process as they would have; so does exit() without weft_close().
+ * A program that handles these signals itself closes its node itself. Nothing helps against SIGKILL but a process of its own that
+ * owns the device: WEFT_GUARD (verbs/guard.c).
+ *
+ * Signals are the process's, so this is the one file of the library with state of its own.
+ */
+#include "fabric/tb/tb.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const int fatal[] = {SIGTERM, SIGINT, SIGHUP};
+#define FATAL   (sizeof fatal / sizeof fatal[0])
+#define PATIENCE (2 * WEFT_SECOND) /* that another thread may keep a lock, before its node is left as it is */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct tb *nodes; /* of this process, by next_ending */
+static int told[2] = {-1, -1};
+static bool at_exit;
+
+static void on_signal(int number)
+{
+    int was = errno;
+    unsigned char byte = (unsigned char)number;
+    (void)!write(told[1], &byte, 1);
+    errno = was;
+}
+
+/* Take a lock that a thread may hold which never goes on. */
+static bool take(base_spin *spin)
+{
+    int64_t end = base_deadline(PATIENCE);
+    while (!base_spin_try(spin)) {
+        if (base_now_ns() > end)
+            return false;
+        base_sleep_ns(WEFT_MS);
+    }
+    return true;
+}
+
+/* Give back all that a node has of its devices. Its locks stay taken: whatever else runs waits there until the process ends. */
+static void give_back(struct tb *tb)
+{
+    bool mine = take(&tb->receiving);
+    for (uint32_t i = 0; mine && i < tb->w->size; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        mine = !l || take(&l->lock);
+    }
+    if (!mine) {
+        base_log(BASE_LOG_WARN, "a thread is busy with the Thunderbolt devices and does not end: what this process has of them stays taken");
+        return;
+    }
+    for (uint32_t i = 0; i < tb->cable_count; i++)
+        tb_cable_close(tb->cables[i]);
+    tb_devices_close(tb);
+}
+
+static void *undertaker(void *arg)
+{
+    unsigned char number;
+    (void)arg;
+    while (read(told[0], &number, 1) != 1)
+        ;
+    pthread_mutex_lock(&lock);
+    for (struct tb *tb = nodes; tb; tb = tb->next_ending)
+        give_back(tb);
+    struct sigaction plain = {.sa_handler = SIG_DFL};
+    sigaction(number, &plain, NULL);
+    kill(getpid(), number);
+    for (;;) /* it is delivered to whichever thread takes it */
+        pause();
+    return NULL;
+}
+
+static void on_exit_without_close(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct tb *tb = nodes; tb; tb = tb->next_ending)
+        give_back(tb);
+    nodes = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static int prepare(void)
+{
+    pthread_t thread;
+    if (told[0] >= 0)
+        return 0;
+    int rc = base_pipe(told, 0);
+    if (rc)
+        return rc;
+    rc = base_thread(&thread, undertaker, NULL);
+    if (rc) {
+        close(told[0]);
+        close(told[1]);
+        told[0] = told[1] = -1;
+        return base_fail(rc, "starting the thread that gives devices back: %s", base_strerror(rc));
+    }
+    pthread_detach(thread);
+    if (!at_exit)
+        atexit(on_exit_without_close);
+    at_exit = true;
+    return 0;
+}
+
+int tb_ending_watch(struct tb *tb)
+{
+    pthread_mutex_lock(&lock);
+    int rc = prepare();
+    if (!rc) {
+        tb->next_ending = nodes;
+        nodes = tb;
+        tb->watched = true;
+        for (size_t i = 0; i < FATAL; i++) {
+            struct sigaction now, ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+            sigemptyset(&ours.sa_mask);
+            if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
+                sigaction(fatal[i], &ours, NULL);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+void tb_ending_forget(struct tb *tb)
+{
+    pthread_mutex_lock(&lock);
+    for (struct tb **at = &nodes; tb->watched && *at; at = &(*at)->next_ending) {
+        if (*at == tb) {
+            *at = tb->next_ending;
+            break;
+        }
+    }
+    tb->watched = false;
+    for (size_t i = 0; i < FATAL && !nodes && told[0] >= 0; i++) {
+        struct sigaction now, plain = {.sa_handler = SIG_DFL};
+        if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == on_signal)
+            sigaction(fatal[i], &plain, NULL);
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What two nodes of the tb transport say to each other: frames of at most 4096 bytes, and the records inside.
+ * docs/thunderbolt-protocol.md is the same for people. All numbers little-endian, as every machine here has them.
+ */
+#ifndef WEFT_TB_FRAME_H
+#define WEFT_TB_FRAME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define TB_MAGIC         0x31627477u /* "wtb1" */
+#define TB_VERSION       2u
+#define TB_FRAME_BYTES   4096u
+#define TB_HEADER_BYTES  48u
+#define TB_PAYLOAD_BYTES (TB_FRAME_BYTES - TB_HEADER_BYTES)
+
+enum tb_frame_type {
+    TB_SEQUENCED = 1, /* records; kept by its sender until acknowledged */
+    TB_BARE,          /* only the header's words: acknowledgement, credits; nobody acknowledges it */
+};
+#define TB_ASK_ACK 1u /* flag: acknowledge at once */
+
+struct tb_frame {
+    uint32_t magic;
+    uint8_t version;
+    uint8_t hops;      /* left; every node that passes it on takes one off */
+    uint16_t reserved;
+    uint64_t checksum; /* XXH3 of all that follows, header and payload, seeded with the session */
+    uint16_t from, to; /* nodes: the ends, not those that pass it on */
+    uint32_t session;  /* of this pair of nodes, agreed on when they connected: older ones' frames are dropped */
+    uint32_t sequence; /* TB_SEQUENCED */
+    uint32_t ack;      /* the next sequence wanted: all before it have been executed */
+    uint64_t early;    /* bit i: sequence ack + 1 + i has come, and waits for those before it */
+    uint32_t grant;    /* messages, counted from the beginning, that may be sent */
+    uint16_t length;   /* of the payload */
+    uint8_t type, flags;
+};
+_Static_assert(sizeof(struct tb_frame) == TB_HEADER_BYTES, "the frame's header");
+
+enum tb_record_kind {
+    TB_PUT = 1, /* offset; then the bytes */
+    TB_GET,     /* token, offset, a: length. Answered by TB_DATA */
+    TB_DATA,    /* token; then bytes: the next of those asked for */
+    TB_ATOMIC,  /* token, detail: which, offset, a, b. Answered by TB_ANSWER */
+    TB_ANSWER,  /* token, a: the former value */
+    TB_SIGNAL,  /* offset, a: to be added. No answer */
+    TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
+    /* bulk.c */
+    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
+    TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
+    TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
+    TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */
+    TB_QUIESCE, /* lane: tell me when all you have sent there has left */
+    TB_QUIET,   /* lane, a: sends that do not leave (0: all have) */
+    TB_RESEND,  /* lane, token: number of the first, a: how many: send their pieces again */
+    TB_DONE,    /* detail: transfer: all of it has come and is right */
+    TB_DROP,    /* detail: transfer, token: 1: one that its sender of this record fetches, 0: puts. It has been given up */
+    TB_DROPPED, /* detail: transfer: the answer for one that puts; if it was whole by then, TB_DONE came before */
+    TB_LANE,    /* lane, detail: generation: its queue pair is there on this side */
+};
+
+/* Records follow one another, each on a multiple of 8. */
+struct tb_record {
+    uint8_t kind, lane;
+    uint16_t detail;
+    uint16_t length; /* of all of it, with what follows this struct; without padding */
+    uint16_t generation; /* of the lane or the transfer that the record is about, else 0 */
+};
+/* Fields of fixed place for kinds that carry no bytes; kinds that do have them behind `offset` (TB_PUT) or `token` alone. */
+struct tb_words {
+    struct tb_record r;
+    uint32_t token, token_high; /* token_high: 0, it fills the line */
+    uint64_t offset, a, b, more;
+};
+
+static inline uint32_t tb_padded(uint32_t bytes)
+{
+    return (bytes + 7u) & ~7u;
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Leaving, one after another. A node that others need between them stays (routes.c); but two neighbours of a third may each see that
+ * the other is enough, and both go. So a node that others might pass through asks all of them first, and goes when all have
+ * answered. Of two that ask at once the lower number goes first: it keeps its answer to the other, which has it, at the latest, by
+ * the goodbye, and then looks again whether it is needed. Who turns out to be needed gives the answers it has kept, and asks anew
+ * later. An answer names its question, so that one to an earlier question means nothing.
+ *
+ * Nobody waits for long: who has no answer within ASK_WAIT goes without it.
+ */
+#include "fabric/tb/tb.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define LINGER   WEFT_SECOND /* without a frame for others: then they have none */
+#define ASK_WAIT WEFT_SECOND
+
+enum leave_word { LEAVE_ASK = 1, LEAVE_YES };
+
+struct leave_message {
+    uint16_t kind; /* TB_SIDE_LEAVE */
+    uint16_t word;
+    uint32_t number;
+};
+
+struct peer {
+    uint32_t told;   /* our question that it has been asked */
+    bool yes;        /* its answer to it */
+    uint32_t theirs; /* its own last question; 0: none */
+    bool kept;       /* the answer to that is kept */
+    uint32_t answer; /* the question that is to be answered now; 0: none */
+};
+
+struct tb_leave {
+    uint32_t question, questions; /* the open one, 0: none; how many there were */
+    int64_t since;
+    bool going;      /* decided: there are no answers any more, only the goodbye */
+    struct peer peer[];
+};
+
+int tb_leave_open(struct tb *tb)
+{
+    tb->leave = calloc(1, sizeof *tb->leave + tb->w->size * sizeof tb->leave->peer[0]);
+    return tb->leave ? 0 : base_fail(-ENOMEM, "no memory for %u nodes", tb->w->size);
+}
+
+void tb_leave_close(struct tb *tb)
+{
+    free(tb->leave);
+    tb->leave = NULL;
+}
+
+static bool there(const struct tb *tb, uint32_t node)
+{
+    return node != tb->w->rank && tb_link_of(tb, node) && fab_alive(tb->w, node);
+}
+
+void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
+{
+    struct tb_leave *v = tb->leave;
+    struct peer *p = &v->peer[from];
+    struct leave_message m;
+    if (len != sizeof m)
+        return;
+    memcpy(&m, bytes, sizeof m);
+    bool first = v->question && tb->w->rank < from; /* this node goes before that one */
+    if (m.word == LEAVE_ASK && m.number) {
+        p->theirs = m.number;
+        p->kept = first;
+        if (!first) {
+            p->answer = m.number;
+            p->yes = false; /* it may go now; what it said before is void, and it knows */
+        }
+    } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
+        p->yes = true;
+        p->kept = p->kept || (first && p->theirs); /* and by that has given up the answer it may have had */
+    }
+}
+
+bool tb_leave_told(const struct tb *tb)
+{
+    const struct tb_leave *v = tb->leave;
+    for (uint32_t i = 0; i < tb->w->size && !v->going; i++)
+        if (there(tb, i) && (v->peer[i].answer || (v->question && v->peer[i].told != v->question)))
+            return false;
+    return true;
+}
+
+static bool say(struct tb *tb, uint32_t to, enum leave_word word, uint32_t number)
+{
+    struct leave_message m = {.kind = TB_SIDE_LEAVE, .word = (uint16_t)word, .number = number};
+    return fab_side_send(&tb->w->links[to], &m, sizeof m) == 0;
+}
+
+void tb_leave_tell(struct tb *tb)
+{
+    struct tb_leave *v = tb->leave;
+    for (uint32_t i = 0; i < tb->w->size && !v->going; i++) {
+        struct peer *p = &v->peer[i];
+        if (!there(tb, i))
+            continue;
+        if (p->answer && say(tb, i, LEAVE_YES, p->answer))
+            p->answer = 0;
+        if (v->question && p->told != v->question && say(tb, i, LEAVE_ASK, v->question))
+            p->told = v->question;
+    }
+}
+
+/* Needed after all: who waits for this node goes first. */
+static void withdraw(struct tb *tb)
+{
+    struct tb_leave *v = tb->leave;
+    for (uint32_t i = 0; i < tb->w->size; i++) {
+        struct peer *p = &v->peer[i];
+        if (p->kept)
+            p->answer = p->theirs;
+        p->kept = p->yes = false;
+    }
+    v->question = 0;
+}
+
+static bool answered(const struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->w->size; i++)
+        if (there(tb, i) && !tb->leave->peer[i].yes)
+            return false;
+    return true;
+}
+
+bool tb_leave_waits(struct tb *tb)
+{
+    struct tb_leave *v = tb->leave;
+    int64_t now = base_now_ns();
+    if (v->going)
+        return false;
+    if (now - tb->passed_at < LINGER && tb_routes_needed(tb)) {
+        if (v->question)
+            withdraw(tb);
+        return true;
+    }
+    if (!v->question && tb_routes_between(tb)) {
+        for (uint32_t i = 0; i < tb->w->size; i++)
+            v->peer[i].yes = false;
+        v->question = ++v->questions;
+        v->since = now;
+    }
+    v->going = !v->question || answered(tb) || now - v->since > ASK_WAIT;
+    return !v->going;
+}

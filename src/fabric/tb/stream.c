@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * See stream.h.
+ */
+#include "fabric/tb/stream.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+
+#define US         INT64_C(1000)
+#define MS         (1000 * US)
+#define BUSY       2u         /* sends that have not left: from here on records wait for company */
+#define SAY_EVERY  (TB_WINDOW / 4)
+#define SAY_WITHIN (1 * MS)   /* an acknowledgement that nobody asked for */
+#define RTO_FIRST  (5 * MS)
+#define RTO_LEAST  (2 * MS)   /* a peer's thread may have to wait for a processor so long; sending again then does no harm */
+#define RTO_MOST   (200 * MS)
+#define BACKOFFS   7u
+
+static uint64_t checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
+{
+    size_t first = offsetof(struct tb_frame, from);
+    return base_hash(frame + first, bytes - first, session);
+}
+
+bool tb_frame_right(const struct tb_frame *f, const void *frame, uint32_t bytes)
+{
+    return bytes >= sizeof *f && bytes <= TB_FRAME_BYTES && f->magic == TB_MAGIC && f->version == TB_VERSION && f->reserved == 0 &&
+           (f->type == TB_SEQUENCED || f->type == TB_BARE) &&
+           f->length <= bytes - sizeof *f && f->checksum == checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
+}
+
+void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
+{
+    struct tb_frame f = *header;
+    f.length = (uint16_t)(bytes - sizeof f);
+    memcpy(frame, &f, sizeof f);
+    f.checksum = checksum(frame, bytes, f.session);
+    memcpy((uint8_t *)frame + offsetof(struct tb_frame, checksum), &f.checksum, sizeof f.checksum);
+}
+
+void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session,
+                    uint8_t *frames)
+{
+    *s = (struct tb_stream){.env = *env, .here = here, .peer = peer, .session = session, .frames = frames, .rto = RTO_FIRST, .hops = 1};
+}
+
+static void complete(struct tb_stream *s, struct tb_slot *slot, int status)
+{
+    while (slot->ops) {
+        weft_op *op = slot->ops;
+        slot->ops = op->next; /* before: whoever waits may use it again at once */
+        s->env.complete(s->env.ctx, op, status);
+    }
+}
+
+void tb_stream_fail(struct tb_stream *s, int status)
+{
+    for (uint32_t i = s->first; i != s->next + 1; i++)
+        complete(s, &s->slots[i % TB_WINDOW], status);
+}
+
+void tb_stream_end(struct tb_stream *s, int status)
+{
+    tb_stream_fail(s, status);
+    free(s->early_frames);
+    s->early_frames = NULL;
+    s->early = 0;
+}
+
+/* --- sending --- */
+
+static uint8_t *frame_at(const struct tb_stream *s, uint32_t slot)
+{
+    return s->frames + (size_t)slot * TB_FRAME_BYTES;
+}
+
+static bool emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint32_t sequence, bool asks)
+{
+    struct tb_slot *slot = &s->slots[at];
+    struct tb_frame f = {
+        .magic = TB_MAGIC, .version = TB_VERSION, .type = (uint8_t)type, .hops = s->hops, .flags = asks ? TB_ASK_ACK : 0,
+        .from = s->here, .to = s->peer, .session = s->session, .sequence = sequence, .ack = s->expected, .early = s->early,
+        .grant = s->grant,
+    };
+    uint8_t *frame = frame_at(s, at);
+    tb_frame_seal(&f, frame, slot->bytes);
+    slot->posted++; /* before: it may leave while it is being posted */
+    s->unleft++;
+    if (!s->env.emit(s->env.ctx, at, frame, slot->bytes)) {
+        slot->posted--;
+        s->unleft--;
+        return false;
+    }
+    s->unsaid = 0;
+    s->ack_now = false;
+    s->ack_at = 0;
+    s->grant_said = s->grant;
+    return true;
+}
+
+/* Close the open frame: it goes at the next chance. */
+static void seal(struct tb_stream *s)
+{
+    struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
+    slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
+    slot->lost = s->unsent = true; /* not sent yet, and to be */
+    slot->again = false;
+    slot->at = 0;
+    s->fill = 0;
+    s->next++;
+}
+
+/* May the frame `next` be opened? */
+static bool openable(const struct tb_stream *s, uint32_t next)
+{
+    return next - s->first < TB_WINDOW && s->slots[next % TB_WINDOW].posted == 0;
+}
+
+uint32_t tb_stream_fits(const struct tb_stream *s)
+{
+    uint32_t left = TB_PAYLOAD_BYTES - s->fill;
+    if (left >= TB_PAYLOAD_BYTES / 4)
+        return s->fill || openable(s, s->next) ? left : 0;
+    return openable(s, s->next + 1) ? TB_PAYLOAD_BYTES : 0;
+}
+
+void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
+{
+    if (s->fill + bytes > TB_PAYLOAD_BYTES) {
+        if (!openable(s, s->next + 1))
+            return NULL;
+        seal(s);
+    }
+    if (s->fill == 0) {
+        if (!openable(s, s->next))
+            return NULL;
+        struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
+        slot->ops = NULL;
+        slot->arrived = false;
+        slot->asks = false;
+    }
+    return frame_at(s, s->next % TB_WINDOW) + TB_HEADER_BYTES + s->fill;
+}
+
+void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
+{
+    uint32_t padded = tb_padded(bytes);
+    uint8_t *at = frame_at(s, s->next % TB_WINDOW) + TB_HEADER_BYTES + s->fill;
+    for (uint32_t i = bytes; i < padded && s->fill + i < TB_PAYLOAD_BYTES; i++)
+        at[i] = 0; /* no byte of an older frame travels */
+    s->fill += padded;
+    s->counts.records++;
+    if (s->fill >= TB_PAYLOAD_BYTES) {
+        s->fill = TB_PAYLOAD_BYTES;
+    }
+}
+
+void tb_stream_op(struct tb_stream *s, weft_op *op)
+{
+    if (s->first == s->next && s->fill == 0) {
+        s->env.complete(s->env.ctx, op, 0);
+        return;
+    }
+    struct tb_slot *slot = &s->slots[(s->fill ? s->next : s->next - 1) % TB_WINDOW];
+    op->next = slot->ops;
+    slot->ops = op;
+    slot->asks = true;
+    s->want_ack = s->want_ack || !s->fill; /* it may be on its way already, without the question */
+}
+
+bool tb_stream_flushed(struct tb_stream *s)
+{
+    if (s->first == s->next && s->fill == 0)
+        return true;
+    s->want_ack = true;
+    return false;
+}
+
+void tb_stream_left(struct tb_stream *s, uint32_t slot)
+{
+    if (slot >= TB_SLOTS || s->slots[slot].posted == 0)
+        return;
+    s->slots[slot].posted--;
+    s->unleft--;
+}
+
+static int64_t rto(const struct tb_stream *s)
+{
+    int64_t t = s->rto << s->backoff;
+    return t > RTO_MOST ? RTO_MOST : t;
+}
+
+/* The oldest that the peer is not known to have. */
+static struct tb_slot *oldest(struct tb_stream *s)
+{
+    for (uint32_t i = s->first; i != s->next; i++)
+        if (!s->slots[i % TB_WINDOW].arrived)
+            return &s->slots[i % TB_WINDOW];
+    return NULL;
+}
+
+static bool send_sealed(struct tb_stream *s, int64_t now)
+{
+    bool left = false;
+    if (!s->unsent)
+        return true;
+    for (uint32_t i = s->first; i != s->next; i++) {
+        struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+        if (!slot->lost || slot->arrived)
+            continue;
+        if (slot->posted) { /* it has not left, and is not lost: the device holds it until the peer has a receive for it */
+            left = true;
+            continue;
+        }
+        bool first = slot->at == 0;
+        if (!emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
+            return false;
+        slot->lost = false;
+        slot->again = !first;
+        slot->at = now;
+        slot->order = ++s->order;
+        s->counts.frames += first;
+        s->counts.again += !first;
+        if (slot->asks && (int32_t)(i + 1 - s->asked) > 0)
+            s->asked = i + 1;
+        if (i == s->first)
+            s->quiet_since = now;
+    }
+    s->unsent = left;
+    return true;
+}
+
+/* The frame that brought new credit may have been lost, and nobody sends it again: ask now and then. Is it time to? */
+static bool beg(struct tb_stream *s, int64_t now)
+{
+    if (s->hunger == TB_FED || s->first != s->next || s->fill)
+        return false; /* what is under way brings an answer */
+    if (s->hunger == TB_HUNGRY) {
+        s->hunger = TB_STARVES;
+        s->quiet_since = now;
+    }
+    if (now - s->quiet_since < rto(s))
+        return false;
+    s->quiet_since = now;
+    if (s->backoff < BACKOFFS)
+        s->backoff++;
+    return true;
+}
+
+void tb_stream_pump(struct tb_stream *s, int64_t now)
+{
+    s->pumped = now;
+    if (s->fill && (s->unleft < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
+        if (s->want_ack)
+            s->slots[s->next % TB_WINDOW].asks = true;
+        seal(s);
+    }
+    if (s->first != s->next && now - s->quiet_since >= rto(s)) {
+        struct tb_slot *slot = oldest(s);
+        if (slot && slot->at && slot->posted == 0)
+            slot->lost = s->unsent = true;
+        s->quiet_since = now;
+        if (s->backoff < BACKOFFS)
+            s->backoff++;
+    }
+    if (!send_sealed(s, now))
+        return;
+    bool ask = s->want_ack && s->first != s->next && s->fill == 0 && s->asked != s->next;
+    ask = beg(s, now) || ask;
+    if (ask || s->ack_now || s->unsaid >= SAY_EVERY || (s->ack_at && now >= s->ack_at)) {
+        for (uint32_t i = TB_WINDOW; i < TB_SLOTS; i++) {
+            if (s->slots[i].posted)
+                continue;
+            s->slots[i].bytes = TB_HEADER_BYTES;
+            if (emit(s, i, TB_BARE, 0, ask)) {
+                s->counts.bares++;
+                if (ask)
+                    s->asked = s->next;
+            }
+            break;
+        }
+    }
+    s->want_ack = s->want_ack && s->asked != s->next;
+}
+
+int64_t tb_stream_due(const struct tb_stream *s)
+{
+    int64_t due = INT64_MAX;
+    if (s->first != s->next || (s->hunger == TB_STARVES && s->fill == 0))
+        due = s->quiet_since + rto(s);
+    if (s->ack_at > s->pumped && s->ack_at < due)
+        due = s->ack_at;
+    return due;
+}
+
+/* --- receiving --- */
+
+static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t now)
+{
+    bool any = false;
+    for (; s->first != f->ack; s->first++) {
+        struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
+        if (!slot->again && slot->at && !slot->arrived) {
+            int64_t took = now - slot->at;
+            s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
+            s->rto = 4 * s->rtt + SAY_WITHIN;
+            s->rto = s->rto < RTO_LEAST ? RTO_LEAST : s->rto;
+        }
+        if ((int32_t)(slot->order - s->order_arrived) > 0)
+            s->order_arrived = slot->order;
+        slot->arrived = true;
+        slot->lost = false;
+        complete(s, slot, 0);
+        any = true;
+    }
+    for (uint32_t i = 0; i < TB_WINDOW && f->early >> i; i++) {
+        uint32_t sequence = f->ack + 1 + i;
+        if (!(f->early >> i & 1) || sequence - s->first >= s->next - s->first)
+            continue;
+        struct tb_slot *slot = &s->slots[sequence % TB_WINDOW];
+        any = any || !slot->arrived;
+        slot->arrived = true;
+        slot->lost = false;
+        if ((int32_t)(slot->order - s->order_arrived) > 0)
+            s->order_arrived = slot->order;
+    }
+    if (any) {
+        s->backoff = 0;
+        s->quiet_since = now;
+        /* What was sent before one that has come, and has not come itself, is lost. */
+        for (uint32_t i = s->first; i != s->next; i++) {
+            struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+            if (!slot->arrived && slot->at && (int32_t)(s->order_arrived - slot->order) > 0)
+                slot->lost = s->unsent = true;
+        }
+    }
+}
+
+static bool keep_early(struct tb_stream *s, uint32_t ahead, const uint8_t *payload, uint16_t bytes)
+{
+    if (!s->early_frames)
+        s->early_frames = malloc((size_t)TB_WINDOW * TB_PAYLOAD_BYTES);
+    if (!s->early_frames)
+        return false; /* it will be sent again */
+    uint32_t slot = (s->expected + ahead) % TB_WINDOW;
+    memcpy(s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, payload, bytes);
+    s->early_bytes[slot] = bytes;
+    s->early |= UINT64_C(1) << (ahead - 1);
+    return true;
+}
+
+int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now)
+{
+    struct tb_frame f = {0};
+    if (bytes >= sizeof f)
+        memcpy(&f, frame, sizeof f);
+    if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
+        f.ack - s->first > s->next - s->first) {
+        /* An acknowledgement from before what is known already is an old frame that took long. */
+        if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
+            (int32_t)(f.ack - s->first) < 0) {
+            f.ack = s->first;
+            f.early = 0;
+        } else {
+            s->counts.damaged++;
+            return -EBADMSG;
+        }
+    }
+    s->counts.received++;
+    acknowledged(s, &f, now);
+    if ((int32_t)(f.grant - s->granted) > 0) {
+        s->granted = f.grant;
+        s->backoff = s->hunger == TB_STARVES ? 0 : s->backoff;
+        s->hunger = TB_FED;
+    }
+    s->ack_now = s->ack_now || (f.flags & TB_ASK_ACK);
+    if (f.type != TB_SEQUENCED)
+        return 0;
+
+    uint32_t ahead = f.sequence - s->expected;
+    if (ahead >= TB_WINDOW) {
+        s->counts.repeated++;
+        s->ack_now = true;
+        return 0;
+    }
+    if (ahead > 0) {
+        s->counts.out_of_order++;
+        s->ack_now = true; /* tells which are missing */
+        if (s->early >> (ahead - 1) & 1)
+            s->counts.repeated++;
+        else
+            keep_early(s, ahead, (const uint8_t *)frame + sizeof f, f.length);
+        return 0;
+    }
+    int rc = s->env.records(s->env.ctx, (const uint8_t *)frame + sizeof f, f.length);
+    bool more;
+    do {
+        s->expected++;
+        s->unsaid++;
+        more = s->early & 1;
+        s->early >>= 1;
+        if (more && rc == 0) {
+            uint32_t slot = s->expected % TB_WINDOW;
+            rc = s->env.records(s->env.ctx, s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, s->early_bytes[slot]);
+        }
+    } while (more && rc == 0);
+    if (!s->ack_at)
+        s->ack_at = now + SAY_WITHIN;
+    return rc;
+}

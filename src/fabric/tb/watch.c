@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Cables that go and come back. No event tells of a cable that is pulled, and a provider may touch memory that has gone with it: so
+ * ports are looked at, often, and before what has come is worked on; and each side tells the other what it sees. A cable whose port is down has no queue pairs any more; what
+ * was under way on it goes another way, or waits.
+ *
+ * A cable that is gone is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower of
+ * the two nodes leads: it makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The
+ * other tries each of its own: makes queue pairs there and connects, which works only at the other end of that cable. If one does, it posts its
+ * receives, sends its addresses, and says that it is ready; else it says that there is nothing. Who leads connects, posts, and says
+ * the same; or tries its next port in a while. Who hears that the other is ready sends.
+ */
+#include "fabric/tb/tb.h"
+
+#include <string.h>
+
+#define AGAIN     (200 * WEFT_MS) /* between two attempts to build, at first */
+#define AGAIN_MAX (8 * AGAIN)
+#define PORTS     WEFT_SECOND     /* ports that were down when the node began are looked at so often, while a cable is missing */
+
+enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
+
+struct cable_message {
+    uint16_t kind; /* TB_SIDE_CABLE */
+    uint8_t word, cable, queue, count; /* of CABLE_ADDRESS: which of how many queue pairs, control first */
+    uint16_t generation;
+    struct verbs_address address;
+};
+_Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
+
+struct tb_cable *tb_link_cable(const struct tb_link *l)
+{
+    for (uint32_t i = 0; i < l->cable_count; i++)
+        if (l->cables[i]->ready)
+            return l->cables[i];
+    return NULL;
+}
+
+/* Its place among the link's cables, the same on both sides. */
+static uint8_t place(const struct tb_link *l, const struct tb_cable *c)
+{
+    uint8_t i = 0;
+    while (i < l->cable_count && l->cables[i] != c)
+        i++;
+    return i;
+}
+
+static bool tell(struct tb_link *l, const struct tb_cable *c, enum cable_word word, uint32_t queue)
+{
+    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = (uint8_t)word, .cable = place(l, c), .queue = (uint8_t)queue,
+                              .count = (uint8_t)(1 + c->tb->lane_count), .generation = c->generation};
+    if (word == CABLE_ADDRESS)
+        m.address = queue ? c->lanes[queue - 1].here : c->control.here;
+    return fab_side_send(l->link, &m, sizeof m) == 0;
+}
+
+void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
+{
+    struct tb_link *l = tb_link_of(tb, c->node);
+    c->was = c->ready ? c->device : c->was;
+    if (l) {
+        base_spin_lock(&l->lock);
+        bool had = c->lane_count && c->ready;
+        base_spin_lock(&c->lock);
+        c->ready = false;
+        base_spin_unlock(&c->lock);
+        /* First their queue pairs, under the lock that all who post on them hold: what is wanted anew must not be written to by them. */
+        tb_cable_lanes_down(c);
+        for (uint32_t i = 0; i < tb->lane_count && had && !l->closed; i++)
+            tb_peer_lane_down(&l->peer, c->lane_base + i);
+        bool other = !l->closed && tb_link_cable(l);
+        base_spin_unlock(&l->lock);
+        tb_routes_cable(tb, c->node, other);
+        tb_routes_apply(tb); /* from here on nobody sends on it */
+    }
+    tb_cable_down(c);
+    c->building = c->connected = c->peer_ready = false;
+    c->got = 0;
+    tb_routes_release(tb, c);
+    memset(c->held, 0, sizeof c->held); /* frames that came by it and are being passed on: their receives are gone */
+    c->held_count = 0;
+    for (; c->flight_out != c->flight_in; c->flight_out++) {
+        struct tb_link *of = tb_link_of(tb, c->flight[c->flight_out % TB_SENDS].whose);
+        if (c->flight[c->flight_out % TB_SENDS].passed_on || !of)
+            continue;
+        base_spin_lock(&of->lock);
+        if (!of->closed)
+            tb_peer_left(&of->peer, c->flight[c->flight_out % TB_SENDS].slot);
+        of->touched = true;
+        base_spin_unlock(&of->lock);
+    }
+}
+
+static void lost(struct tb *tb, struct tb_cable *c, const char *why)
+{
+    base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: %s", c->device->d->name, c->node, why);
+    tb_watch_abandon(tb, c);
+    c->say_down = true;
+    c->again_at = 0;
+    c->patience = AGAIN;
+    c->next = (uint32_t)(c->device - tb->devices);
+    fab_kick(tb->w);
+}
+
+void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
+{
+    if (now - d->looked_at < at_most)
+        return;
+    d->looked_at = now;
+    if (verbs_port_up(d->d))
+        return;
+    for (uint32_t i = 0; i < tb->cable_count; i++)
+        if (tb->cables[i] && tb->cables[i]->device == d && tb->cables[i]->ready)
+            lost(tb, tb->cables[i], "its port is down");
+}
+
+/* --- building --- */
+
+static void reset(struct tb_cable *c)
+{
+    tb_cable_down(c);
+    c->building = c->connected = c->peer_ready = false;
+    c->got = 0;
+}
+
+static void later(struct tb_cable *c, int64_t now)
+{
+    c->again_at = now + c->patience;
+    c->patience = 2 * c->patience < AGAIN_MAX ? 2 * c->patience : AGAIN_MAX;
+}
+
+static void fail(struct tb_cable *c, int64_t now)
+{
+    base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
+    reset(c);
+    c->say_down = true;
+    later(c, now);
+}
+
+/* May the cable be on this port now? One whose place a hostfile says stays there. */
+static bool candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
+{
+    if (d != c->device && (tb->w->towards || d->d->traits.link != VERBS_THUNDERBOLT || c->device->d->traits.link != VERBS_THUNDERBOLT))
+        return false;
+    for (uint32_t i = 0; i < tb->cable_count; i++)
+        if (tb->cables[i] && tb->cables[i] != c && tb->cables[i]->device == d && d->d->traits.link == VERBS_THUNDERBOLT &&
+            (tb->cables[i]->ready || tb->cables[i]->building))
+            return false;
+    return verbs_port_up(d->d);
+}
+
+static bool leads(const struct tb *tb, const struct tb_cable *c)
+{
+    return tb->w->rank < c->node;
+}
+
+static void open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
+{
+    c->building = false;
+    base_spin_lock(&l->lock);
+    c->ready = true;
+    for (uint32_t i = 0; i < c->lane_count; i++)
+        tb_peer_lane_up(&l->peer, c->lane_base + i, c->generation);
+    l->touched = true;
+    base_spin_unlock(&l->lock);
+    tb_routes_cable(tb, c->node, true);
+    tb_routes_apply(tb);
+    if (c->was && c->was != c->device)
+        base_log(BASE_LOG_WARN, "the cable to node %u is back, on %s: it was on %s", c->node, c->device->d->name, c->was->d->name);
+    else
+        base_log(BASE_LOG_WARN, "the cable on %s to node %u is back", c->device->d->name, c->node);
+}
+
+static int connect_all(struct tb_cable *c)
+{
+    int err = verbs_qp_connect(&c->control, &c->theirs[0]);
+    for (uint32_t i = 0; i < c->lane_count && !err; i++)
+        err = verbs_qp_connect(&c->lanes[i], &c->theirs[1 + i]);
+    return err ? err : tb_cable_start(c);
+}
+
+static bool tell_addresses(struct tb *tb, struct tb_link *l, struct tb_cable *c)
+{
+    bool told = true;
+    for (uint32_t i = 0; i <= tb->lane_count && told; i++)
+        told = tell(l, c, CABLE_ADDRESS, i);
+    return told;
+}
+
+/* The one that leads: on this port. */
+static void propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, struct tb_device *device, int64_t now)
+{
+    c->generation++;
+    c->got = 0;
+    c->connected = c->peer_ready = false;
+    c->building = tb_cable_remake(c, device) == 0;
+    c->again_at = now;
+    if (!c->building || !tell_addresses(tb, l, c))
+        fail(c, now);
+}
+
+/* The other one, to a proposal that is complete: from whichever port the other end of that cable is in. */
+static void answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
+{
+    uint32_t first = (uint32_t)(c->device - tb->devices);
+    for (uint32_t k = 0; k < tb->device_count; k++) {
+        struct tb_device *d = &tb->devices[(first + k) % tb->device_count];
+        if (!candidate(tb, c, d))
+            continue;
+        if (tb_cable_remake(c, d) == 0 && connect_all(c) == 0) {
+            c->building = c->connected = true;
+            c->again_at = now;
+            if (!tell_addresses(tb, l, c) || !tell(l, c, CABLE_READY, 0))
+                fail(c, now);
+            return;
+        }
+        base_log(BASE_LOG_INFO, "the cable to node %u is not on %s: %s", c->node, d->d->name, base_error());
+        tb_cable_down(c);
+    }
+    reset(c);
+    c->say_down = true;
+    fab_kick(tb->w);
+}
+
+static void go_on(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
+{
+    if (c->got == (1u << (1 + tb->lane_count)) - 1 && !c->connected) {
+        if (!leads(tb, c)) {
+            answer(tb, l, c, now);
+        } else if (connect_all(c) || !tell(l, c, CABLE_READY, 0)) {
+            fail(c, now);
+        } else {
+            c->connected = true;
+        }
+    }
+    if (c->building && c->connected && c->peer_ready)
+        open_up(tb, l, c);
+}
+
+/* The next of its ports, from where it was last. */
+static struct tb_device *next_port(struct tb *tb, struct tb_cable *c)
+{
+    for (uint32_t k = 0; k < tb->device_count; k++) {
+        uint32_t i = (c->next + k) % tb->device_count;
+        if (!candidate(tb, c, &tb->devices[i]))
+            continue;
+        c->next = i + 1;
+        return &tb->devices[i];
+    }
+    return NULL;
+}
+
+void tb_watch_upkeep(struct tb *tb, int64_t now)
+{
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        struct tb_cable *c = tb->cables[i];
+        struct tb_link *l = c ? tb_link_of(tb, c->node) : NULL;
+        if (!l || c->ready || !fab_alive(tb->w, c->node))
+            continue;
+        if (!tb->w->towards && now - tb->ports_at >= PORTS) {
+            tb->ports_at = now;
+            tb_devices_again(tb);
+        }
+        if (c->say_down)
+            c->say_down = !tell(l, c, CABLE_DOWN, 0);
+        if (c->building && now >= c->again_at + 10 * AGAIN && !verbs_port_up(c->device->d)) {
+            base_fail(-ENETDOWN, "its port is down");
+            fail(c, now);
+        }
+        struct tb_device *d = leads(tb, c) && !c->building && !c->say_down && now >= c->again_at ? next_port(tb, c) : NULL;
+        if (d)
+            propose(tb, l, c, d, now);
+    }
+}
+
+void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len)
+{
+    struct cable_message m;
+    int64_t now = base_now_ns();
+    if (len != sizeof m)
+        return; /* not from any weft */
+    memcpy(&m, bytes, len);
+    if (m.cable >= l->cable_count || m.count != 1 + tb->lane_count || m.queue >= m.count)
+        return;
+    struct tb_cable *c = l->cables[m.cable];
+    int16_t newer = (int16_t)(m.generation - c->generation);
+    switch (m.word) {
+    case CABLE_DOWN:
+        if (newer < 0)
+            return;
+        if (c->ready || c->building) {
+            if (c->ready) {
+                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: that node says so", c->device->d->name, c->node);
+                c->patience = AGAIN;
+                c->next = (uint32_t)(c->device - tb->devices);
+            }
+            tb_watch_abandon(tb, c);
+            later(c, now);
+        }
+        c->generation = m.generation;
+        return;
+    case CABLE_ADDRESS:
+        if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && leads(tb, c)) || (leads(tb, c) && !c->building))
+            return;
+        if (newer > 0) { /* a proposal: what there was is no more */
+            if (c->ready || c->building)
+                tb_watch_abandon(tb, c);
+            c->generation = m.generation;
+            c->say_down = false;
+            c->got = 0;
+        }
+        if (!leads(tb, c) && (c->building || c->ready))
+            return;
+        c->theirs[m.queue] = m.address;
+        c->got |= 1u << m.queue;
+        break;
+    case CABLE_READY:
+        if (newer != 0 || !c->building)
+            return;
+        c->peer_ready = true;
+        break;
+    default:
+        return;
+    }
+    go_on(tb, l, c, now);
+}

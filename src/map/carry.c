@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Bytes that only another node can read: the inputs and the spool are the owner's, and a spill file is its node's, where
+ * the nodes are apart. Who wants some sends an ask, with a place in its own pool; the other's carrier, a thread, reads them
+ * into memory of its own, puts them there and adds to a word behind them. So nobody needs memory of his pool for others,
+ * and full pools hold nothing up.
+ */
+#include "map/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PUTS 4u /* on their way at once */
+
+struct asked {
+    struct map_ask ask;
+    uint32_t from;
+    struct asked *next;
+};
+
+struct map_carry {
+    struct map_job *job;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct asked *first, **last;
+    bool stop, running;
+};
+
+/* What is added to the word: 1, and above it the errno in case. */
+static uint64_t answer_of(int rc)
+{
+    return 1 + ((uint64_t)-rc << 32);
+}
+
+int map_answer(uint64_t word)
+{
+    return word == 0 ? -EINPROGRESS : -(int)(word >> 32);
+}
+
+/* Memory that an operation uses is free again only when that has ended. */
+static int wait_for(struct map_job *job, weft_op *op)
+{
+    int rc;
+    do
+        rc = weft_wait(job->w, op, WEFT_DEFAULT);
+    while (rc == -ETIMEDOUT);
+    return rc;
+}
+
+/* --- answering --- */
+
+static void on_ask(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                   void *arg)
+{
+    (void)payload, (void)payload_len;
+    struct map_carry *c = arg;
+    struct map_ask ask;
+    if (header_len != sizeof ask)
+        return;
+    memcpy(&ask, header, sizeof ask);
+    bool drop = ask.what == MAP_ASK_DROP;
+    if (ask.what > MAP_ASK_DROP || (!drop && (ask.len > MAP_CHUNK_BYTES || weft_gaddr_node(ask.to) != from ||
+                                              weft_gaddr_node(ask.word) != from)))
+        return;
+    struct asked *a = malloc(sizeof *a);
+    if (!a) {
+        if (!drop)
+            weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
+        return;
+    }
+    *a = (struct asked){ask, from, NULL};
+    pthread_mutex_lock(&c->lock);
+    *c->last = a;
+    c->last = &a->next;
+    pthread_cond_signal(&c->more);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int read_asked(struct map_job *job, const struct map_ask *ask, struct map_held *held, uint8_t *to)
+{
+    if (ask->what == MAP_ASK_SPILL)
+        return map_scratch_read(&job->spill, ask->offset, to, ask->len);
+    if (map_is_apart(job))
+        return -EINVAL;
+    if (ask->what == MAP_ASK_SPOOL)
+        return map_scratch_read(&job->spool, ask->offset, to, ask->len);
+    if (ask->input >= job->input_count || job->inputs[ask->input].stream)
+        return -EINVAL;
+    int fd = map_input_fd(job, ask->input, held);
+    if (fd < 0)
+        return fd;
+    return map_read_at(fd, ask->offset, to, ask->len);
+}
+
+static void *carrier_main(void *arg)
+{
+    struct map_carry *c = arg;
+    struct map_job *job = c->job;
+    struct map_held held = {.fd = -1};
+    uint8_t *memory = malloc(PUTS * (size_t)MAP_CHUNK_BYTES);
+    weft_op ops[PUTS] = {0};
+    bool busy[PUTS] = {false};
+    for (uint32_t n = 0;; n = (n + 1) % PUTS) {
+        pthread_mutex_lock(&c->lock);
+        while (!c->first && !c->stop)
+            pthread_cond_wait(&c->more, &c->lock);
+        struct asked *a = c->stop ? NULL : c->first;
+        if (a && !(c->first = a->next))
+            c->last = &c->first;
+        pthread_mutex_unlock(&c->lock);
+        if (!a)
+            break;
+        if (a->ask.what == MAP_ASK_DROP) {
+            map_scratch_drop(&job->spill, a->ask.offset, a->ask.len);
+            free(a);
+            continue;
+        }
+        if (busy[n])
+            wait_for(job, &ops[n]);
+        uint8_t *at = memory ? memory + n * (size_t)MAP_CHUNK_BYTES : NULL;
+        int rc = memory ? read_asked(job, &a->ask, &held, at) : -ENOMEM;
+        busy[n] = weft_put_signal(job->w, a->ask.to, at, rc ? 0 : (size_t)a->ask.len, a->ask.word, answer_of(rc),
+                                  &ops[n]) == 0;
+        free(a);
+    }
+    for (uint32_t n = 0; n < PUTS; n++)
+        if (busy[n])
+            wait_for(job, &ops[n]);
+    map_held_close(&held);
+    free(memory);
+    return NULL;
+}
+
+int map_carry_start(struct map_job *job)
+{
+    struct map_carry *c = calloc(1, sizeof *c);
+    if (!c)
+        return base_fail(-ENOMEM, "no memory for what other nodes ask for");
+    c->job = job;
+    c->last = &c->first;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->more, NULL);
+    job->carry = c;
+    int rc = -pthread_create(&c->thread, NULL, carrier_main, c);
+    if (rc)
+        return base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
+    c->running = true;
+    return weft_handle(job->w, MAP_HANDLER_ASK, on_ask, c);
+}
+
+void map_carry_stop(struct map_job *job)
+{
+    struct map_carry *c = job->carry;
+    if (!c)
+        return;
+    if (c->running) {
+        weft_handle(job->w, MAP_HANDLER_ASK, NULL, NULL);
+        pthread_mutex_lock(&c->lock);
+        c->stop = true;
+        pthread_cond_signal(&c->more);
+        pthread_mutex_unlock(&c->lock);
+        pthread_join(c->thread, NULL);
+    }
+    for (struct asked *a = c->first, *next; a; a = next) {
+        next = a->next;
+        free(a);
+    }
+    pthread_cond_destroy(&c->more);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+    job->carry = NULL;
+}
+
+/* --- asking --- */
+
+int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask)
+{
+    if (ask->what != MAP_ASK_DROP) {
+        _Atomic uint64_t *word = weft_ptr(job->w, ask->word, sizeof *word);
+        atomic_store_explicit(word, 0, memory_order_relaxed);
+    }
+    return weft_send(job->w, node, MAP_HANDLER_ASK, ask, sizeof *ask, NULL, 0, NULL);
+}
+
+/* There is no time-out: bytes that come late must find their place still free. The other answers, or dies. */
+int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
+{
+    uint64_t seen = 0;
+    for (;;) {
+        bool there = weft_alive(job->w, node); /* first: what it has put before its death is seen then */
+        int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
+        if (rc == 0)
+            return map_answer(seen);
+        if (rc != -ETIMEDOUT)
+            return rc;
+        if (!there)
+            return base_fail(-ECONNRESET, "node %u is gone", node);
+    }
+}
+
+/* --- bringing a piece here --- */
+
+bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
+{
+    struct map_job *job = slot->job;
+    if (bytes > slot->buffer_bytes) {
+        weft_free(job->w, slot->buffer);
+        slot->buffer = WEFT_NULL;
+        slot->buffer_bytes = 0;
+        uint64_t room = bytes + bytes / 8; /* line ends make pieces differ a little */
+        if (room <= job->pool_bytes / 2 / job->slots && weft_alloc(job->w, room, &slot->buffer) == 0)
+            slot->buffer_bytes = room;
+    }
+    return slot->buffer_bytes != 0;
+}
+
+static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uint64_t at, size_t len, weft_gaddr to,
+                       unsigned k, weft_op *op)
+{
+    struct map_job *job = slot->job;
+    if (piece->place == MAP_IN_POOL)
+        return weft_get(job->w, weft_ptr(job->w, to, len), piece->at + at, len, op);
+    bool file = piece->place == MAP_IN_FILE;
+    struct map_ask ask = {.what = file ? MAP_ASK_FILE : MAP_ASK_SPOOL,
+                          .input = piece->input,
+                          .offset = (file ? piece->offset : piece->at) + at,
+                          .len = len,
+                          .to = to,
+                          .word = slot->words + k * sizeof(uint64_t)};
+    return map_ask(job, 0, &ask);
+}
+
+static int end_chunk(struct map_slot *slot, const struct map_piece *piece, unsigned k, weft_op *op)
+{
+    if (piece->place != MAP_IN_POOL)
+        return map_asked(slot->job, 0, slot->words + k * sizeof(uint64_t));
+    return wait_for(slot->job, op);
+}
+
+int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in)
+{
+    struct map_job *job = slot->job;
+    const uint64_t window = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
+    int64_t next = base_now_ns() + job->renew_ns;
+    weft_gaddr to = slot->window;
+    bool whole = piece->length <= window; /* else it goes to the spill file, chunk by chunk */
+    if (!whole && map_slot_buffer(slot, piece->length)) {
+        whole = true;
+        to = slot->buffer;
+    }
+    if (!whole) {
+        slot->brought = piece->length;
+        slot->brought_at = map_spill_take(job, piece->length);
+    }
+    weft_op ops[MAP_BRING_DEPTH];
+    uint64_t started = 0, ended = 0;
+    int rc = 0;
+    for (unsigned head = 0, tail = 0; ended < started || (!rc && started < piece->length);) {
+        if (!rc && started < piece->length && head - tail < MAP_BRING_DEPTH) {
+            unsigned k = head % MAP_BRING_DEPTH;
+            uint64_t left = piece->length - started;
+            size_t len = left < MAP_CHUNK_BYTES ? (size_t)left : MAP_CHUNK_BYTES;
+            rc = start_chunk(slot, piece, started, len, whole ? to + started : to + k * (uint64_t)MAP_CHUNK_BYTES, k, &ops[k]);
+            if (!rc) {
+                started += len;
+                head++;
+            }
+            continue;
+        }
+        unsigned k = tail++ % MAP_BRING_DEPTH;
+        uint64_t left = piece->length - ended;
+        size_t len = left < MAP_CHUNK_BYTES ? (size_t)left : MAP_CHUNK_BYTES;
+        int end = end_chunk(slot, piece, k, &ops[k]);
+        rc = rc ? rc : end;
+        if (!rc && !whole)
+            rc = map_scratch_write(&job->spill, slot->brought_at + ended,
+                                   weft_ptr(job->w, to + k * (uint64_t)MAP_CHUNK_BYTES, len), len);
+        ended += len;
+        map_slot_renew(slot, &next);
+    }
+    if (rc == -ENODATA)
+        return base_fail(rc, "the input ends before the piece does: it has been cut short meanwhile");
+    if (rc)
+        return base_fail(rc, "cannot read the piece: %s", base_strerror(rc));
+    if (whole)
+        in->memory = weft_ptr(job->w, to, piece->length);
+    else
+        in->fd = job->spill.fd;
+    in->offset = slot->brought_at;
+    return 0;
+}
+
+void map_brought_drop(struct map_slot *slot)
+{
+    if (slot->brought)
+        map_scratch_drop(&slot->job->spill, slot->brought_at, slot->brought);
+    slot->brought = 0;
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Outputs from nodes that are apart are brought home before anything of them is printed: first the outcome, then its parts,
+ * several at once, into chunks of the owner's pool or, where there is no room, its spill file. What is home is the owner's
+ * as if its own slots had made it. A node that dies takes with it what is not home yet: those pieces run again, and nothing
+ * of them had been printed.
+ *
+ * Lower pieces come first. Memory bounds what is brought before its turn, and the rest waits where it is; the piece whose
+ * turn it is comes in any case, through the spill file if need be.
+ */
+#include "map/owner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOVES   16u
+#define BOUNCES 4u  /* chunks of memory for what goes to the spill file; so much of the pool is set aside */
+_Static_assert(BOUNCES * MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
+#define OUTCOME_MAX (UINT64_C(1) << 30)
+#define WAIT_NS (2 * WEFT_MS)
+
+struct coming { /* a piece on its way */
+    struct map_outcome *oc, *home; /* as the node left it, its parts there; what becomes of it, its parts here */
+    bool planned;        /* the outcome is here: now its parts */
+    uint32_t part;       /* of `oc`: the next to be asked for, */
+    uint64_t from;       /* and from where in it, or in the outcome itself */
+    uint32_t home_part;
+    uint32_t moves;      /* on their way */
+    int failed;          /* nothing more is asked for; 0: all is well */
+};
+
+struct move {
+    struct record *r;
+    bool asked;            /* the node's carrier reads it for us; else it is a get */
+    weft_op op;
+    uint8_t *to, *copy_to; /* copy_to: from the bounce to there; NULL: nowhere else */
+    size_t len;
+    struct map_part *part; /* of `home`, that these bytes become; NULL: of the outcome itself */
+    weft_gaddr release;    /* what the node may have back then; WEFT_NULL: nothing */
+    int bounce;            /* which it takes; -1: none */
+};
+
+struct home {
+    struct move moves[MOVES];
+    uint32_t head, count; /* in the order of their start */
+    weft_gaddr words;     /* [MOVES] */
+    weft_gaddr bounces;
+    bool taken[BOUNCES];
+    uint32_t coming;      /* pieces on their way */
+};
+
+int home_open(struct map_owner *o)
+{
+    struct home *h = o->home = calloc(1, sizeof *h);
+    if (!h)
+        return base_fail(-ENOMEM, "no memory for outputs of other nodes");
+    int rc = weft_alloc(o->job->w, MOVES * sizeof(uint64_t), &h->words);
+    return rc ? rc : weft_alloc(o->job->w, MAP_HOME_BYTES, &h->bounces);
+}
+
+static void coming_free(struct record *r)
+{
+    if (!r->coming)
+        return;
+    free(r->coming->oc);
+    free(r->coming->home);
+    free(r->coming);
+    r->coming = NULL;
+}
+
+void home_free(struct map_owner *o)
+{
+    for (size_t i = 0; o->home && i < MAP_WINDOW; i++)
+        coming_free(&o->window[i]);
+    free(o->home);
+    o->home = NULL;
+}
+
+static int wrong(const struct record *r)
+{
+    return base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+}
+
+int home_expect(struct map_owner *o, struct record *r)
+{
+    if (r->result_len < sizeof(struct map_outcome) || r->result_len > OUTCOME_MAX)
+        return wrong(r);
+    r->coming = calloc(1, sizeof *r->coming);
+    if (!r->coming)
+        return base_fail(-ENOMEM, "no memory for outputs of other nodes");
+    r->state = COMING;
+    o->home->coming++;
+    return 0;
+}
+
+bool home_busy(const struct map_owner *o)
+{
+    return o->home && o->home->count;
+}
+
+static struct map_part *parts_of(struct map_outcome *oc)
+{
+    return (struct map_part *)(void *)(oc + 1);
+}
+
+static void hold(struct map_owner *o, struct record *r, uint64_t bytes)
+{
+    r->held += bytes;
+    o->held += bytes;
+}
+
+static void drop_part(struct map_owner *o, const struct map_part *part)
+{
+    if (part->len & MAP_SPILLED)
+        map_scratch_drop(&o->job->spill, part->at, part->len & ~MAP_SPILLED);
+    else
+        weft_free(o->job->w, part->at);
+}
+
+/* --- one move --- */
+
+/* Whether a piece may have what it needs, for its turn has come. */
+static bool has_turn(const struct map_owner *o, const struct record *r)
+{
+    return r->piece.number == o->job->low || o->job->options->unordered;
+}
+
+static bool has_room(const struct map_owner *o, uint64_t bytes)
+{
+    return o->held + bytes <= o->job->pool_bytes / 2;
+}
+
+static weft_gaddr word_of(const struct home *h, const struct move *m)
+{
+    return h->words + (uint64_t)(m - h->moves) * sizeof(uint64_t);
+}
+
+static int take_bounce(struct map_owner *o, struct move *m, weft_gaddr *at)
+{
+    struct home *h = o->home;
+    for (int i = 0; i < (int)BOUNCES; i++) {
+        if (h->taken[i])
+            continue;
+        m->bounce = i;
+        *at = h->bounces + (uint64_t)i * MAP_CHUNK_BYTES;
+        m->to = weft_ptr(o->job->w, *at, MAP_CHUNK_BYTES);
+        return 1;
+    }
+    return 0;
+}
+
+/* Where the next bytes of a part go: 1, 0 when there is no room now. */
+static int place_part(struct map_owner *o, struct record *r, struct move *m, weft_gaddr *at)
+{
+    struct coming *c = r->coming;
+    bool room = has_room(o, m->len);
+    m->part = &parts_of(c->home)[c->home_part];
+    if (room && weft_alloc(o->job->w, m->len, at) == 0) {
+        hold(o, r, m->len);
+        *m->part = (struct map_part){*at, m->len};
+        m->to = weft_ptr(o->job->w, *at, m->len);
+        return 1;
+    }
+    return has_turn(o, r) ? take_bounce(o, m, at) : 0;
+}
+
+/* The next bytes of a piece: 1 asked for, 0 not now or nothing is left to ask for. */
+static int next_move(struct map_owner *o, struct record *r)
+{
+    struct home *h = o->home;
+    struct coming *c = r->coming;
+    if (h->count == MOVES || c->failed || (c->planned && c->part == c->oc->parts))
+        return 0;
+    struct move *m = &h->moves[(h->head + h->count) % MOVES];
+    *m = (struct move){.r = r, .bounce = -1};
+    weft_gaddr at = WEFT_NULL;
+    uint64_t source, len;
+    int placed = 1;
+    if (!c->planned) {
+        source = r->result;
+        len = r->result_len;
+        m->asked = r->status == MAP_STATUS_SPILLED;
+        if (c->from == len || (!c->oc && !has_turn(o, r) && !has_room(o, len)))
+            return 0;
+        if (!c->oc) {
+            if (!(c->oc = malloc(len)))
+                return base_fail(-ENOMEM, "no memory for the outcome of a piece");
+            hold(o, r, len);
+        }
+        m->len = m->asked && len - c->from > MAP_CHUNK_BYTES ? MAP_CHUNK_BYTES : (size_t)(len - c->from);
+        m->to = (uint8_t *)c->oc + c->from;
+        if (m->asked) {
+            m->copy_to = m->to;
+            placed = take_bounce(o, m, &at);
+        }
+    } else {
+        const struct map_part *part = &parts_of(c->oc)[c->part];
+        source = part->at;
+        len = part->len & ~MAP_SPILLED;
+        m->asked = part->len & MAP_SPILLED;
+        m->len = len - c->from > MAP_CHUNK_BYTES ? MAP_CHUNK_BYTES : (size_t)(len - c->from);
+        m->release = m->asked ? WEFT_NULL : source;
+        placed = place_part(o, r, m, &at);
+    }
+    if (placed != 1)
+        return 0;
+    int rc;
+    if (m->asked) {
+        struct map_ask ask = {
+            .what = MAP_ASK_SPILL, .offset = source + c->from, .len = m->len, .to = at, .word = word_of(h, m)};
+        rc = map_ask(o->job, r->worker, &ask);
+    } else {
+        rc = weft_get(o->job->w, m->to, source + c->from, m->len, &m->op);
+    }
+    c->from += m->len;
+    if (c->planned) {
+        c->home_part++;
+        if (c->from == len) {
+            c->part++;
+            c->from = 0;
+        }
+    }
+    if (rc) {
+        c->failed = rc;
+        return 1;
+    }
+    if (m->bounce >= 0)
+        h->taken[m->bounce] = true;
+    h->count++;
+    c->moves++;
+    return 1;
+}
+
+static int move_result(struct map_owner *o, struct move *m)
+{
+    if (!m->asked)
+        return weft_test(o->job->w, &m->op);
+    bool there = weft_alive(o->job->w, m->r->worker); /* first: what it has put before its death is seen then */
+    const _Atomic uint64_t *word = weft_ptr(o->job->w, word_of(o->home, m), sizeof *word);
+    /* Pairs with the signal of the node's carrier: the bytes are there when the word is. */
+    int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
+    return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
+}
+
+/* The outcome is here, and is checked: what comes of its parts. */
+static int plan(struct record *r)
+{
+    struct coming *c = r->coming;
+    if (owner_check_outcome(c->oc, r->result_len) || (c->oc->kind != MAP_OK && c->oc->parts))
+        return wrong(r);
+    const struct map_part *part = parts_of(c->oc);
+    uint64_t count = 0, bytes = c->oc->tail_len;
+    for (uint32_t i = 0; i < c->oc->parts; i++) {
+        uint64_t len = part[i].len & ~MAP_SPILLED;
+        if (len == 0 || len > UINT64_C(1) << 48 || (!(part[i].len & MAP_SPILLED) && len > MAP_CHUNK_BYTES))
+            return wrong(r);
+        count += (len + MAP_CHUNK_BYTES - 1) / MAP_CHUNK_BYTES;
+        bytes += len;
+    }
+    if ((c->oc->kind == MAP_OK && bytes != c->oc->output_len) || count > UINT32_MAX)
+        return wrong(r);
+    size_t rest = (size_t)c->oc->error_len + c->oc->tail_len;
+    c->home = malloc(sizeof *c->home + count * sizeof *part + rest);
+    if (!c->home)
+        return base_fail(-ENOMEM, "no memory for the outcome of a piece");
+    *c->home = *c->oc;
+    c->home->parts = (uint32_t)count;
+    memset(parts_of(c->home), 0, count * sizeof *part);
+    memcpy(parts_of(c->home) + count, part + c->oc->parts, rest);
+    c->planned = true;
+    c->from = 0;
+    return 0;
+}
+
+/* At a node that may have the room again. */
+static void drop_there(struct map_owner *o, uint32_t node, uint64_t at, uint64_t len)
+{
+    struct map_ask ask = {.what = MAP_ASK_DROP, .offset = at, .len = len};
+    map_ask(o->job, node, &ask); /* or it is gone */
+}
+
+/* The oldest move has ended. */
+static int end_move(struct map_owner *o, struct move *m, int result)
+{
+    struct home *h = o->home;
+    struct record *r = m->r;
+    struct coming *c = r->coming;
+    int rc = 0;
+    if (result && !c->failed)
+        c->failed = result;
+    if (!result && m->copy_to)
+        memcpy(m->copy_to, m->to, m->len);
+    if (!result && m->part && m->bounce >= 0) {
+        uint64_t to = map_spill_take(o->job, m->len);
+        rc = map_scratch_write(&o->job->spill, to, m->to, m->len);
+        *m->part = (struct map_part){to, m->len | MAP_SPILLED};
+    }
+    if (!result && m->release != WEFT_NULL)
+        owner_release(o, r->worker, m->release);
+    if (m->bounce >= 0)
+        h->taken[m->bounce] = false;
+    h->head = (h->head + 1) % MOVES;
+    h->count--;
+    c->moves--;
+    if (rc || c->failed || c->planned || c->moves || c->from < r->result_len)
+        return rc;
+    rc = plan(r);
+    if (r->status == MAP_STATUS_SPILLED)
+        drop_there(o, r->worker, r->result, r->result_len);
+    else
+        owner_release(o, r->worker, r->result);
+    return rc;
+}
+
+/* --- a piece --- */
+
+/* What has come of it is worth nothing without the rest. */
+static int run_again(struct map_owner *o, struct record *r)
+{
+    struct coming *c = r->coming;
+    for (uint32_t i = 0; c->home && i < c->home->parts; i++)
+        if (parts_of(c->home)[i].len)
+            drop_part(o, &parts_of(c->home)[i]);
+    o->held -= r->held;
+    r->held = 0;
+    r->attempts--; /* as if it had never run */
+    r->state = SUBMITTED;
+    o->home->coming--;
+    o->job->counts.retried++;
+    coming_free(r);
+    return owner_submit(o, r);
+}
+
+/* Nothing of it is on its way. 1: that was a step. */
+static int look_at(struct map_owner *o, struct record *r, int *status)
+{
+    struct coming *c = r->coming;
+    int rc;
+    if (c->failed == -ECONNRESET)
+        return (rc = run_again(o, r)) ? rc : 1;
+    if (c->failed)
+        return base_fail(c->failed, "the outcome of a piece cannot be had from node %u: %s", r->worker,
+                         base_strerror(c->failed));
+    if (!c->planned || c->part < c->oc->parts)
+        return 0;
+    const struct map_part *part = parts_of(c->oc);
+    for (uint32_t i = 0; i < c->oc->parts; i++)
+        if (part[i].len & MAP_SPILLED)
+            drop_there(o, r->worker, part[i].at, part[i].len & ~MAP_SPILLED);
+    struct map_outcome *oc = c->home;
+    c->home = NULL;
+    o->home->coming--;
+    coming_free(r);
+    r->status = MAP_STATUS_HOME;
+    r->home = oc;
+    r->state = SUBMITTED;
+    rc = owner_take_outcome(o, r, oc, status);
+    return rc ? rc : 1;
+}
+
+int home_step(struct map_owner *o, int *status)
+{
+    struct home *h = o->home;
+    struct map_job *job = o->job;
+    int steps = 0, rc;
+    while (h->count && (rc = move_result(o, &h->moves[h->head])) != -EINPROGRESS) {
+        if ((rc = end_move(o, &h->moves[h->head], rc)))
+            return rc;
+        steps++;
+    }
+    uint32_t left = h->coming;
+    for (uint64_t number = job->low; left; number++) {
+        struct record *r = &o->window[number % MAP_WINDOW];
+        if (number - job->low >= MAP_WINDOW)
+            break;
+        if (r->state != COMING || r->piece.number != number)
+            continue;
+        left--;
+        while ((rc = next_move(o, r)) == 1)
+            steps++;
+        if (!rc && !r->coming->moves)
+            rc = look_at(o, r, status);
+        if (rc < 0)
+            return rc;
+        steps += rc;
+    }
+    return steps;
+}
+
+void home_wait(struct map_owner *o)
+{
+    struct move *m = &o->home->moves[o->home->head];
+    uint64_t seen;
+    if (m->asked)
+        weft_wait_until(o->job->w, word_of(o->home, m), WEFT_NE, 0, &seen, WAIT_NS);
+    else
+        weft_wait(o->job->w, &m->op, WAIT_NS);
+}

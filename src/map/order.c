@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The order as bytes: a head, then zero-terminated strings: the kernel or the command's words, then the inputs' names.
+ */
+#include "map/order.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "map/map.h"
+
+struct head {
+    char magic[8];
+    uint32_t bytes; /* of the strings */
+    uint32_t slots, retries, inputs, names, argc, literal, kernel; /* the last two: 0 or 1 */
+    int64_t timeout_ns, lease_ns;
+    uint64_t given, tallies;
+};
+static const char order_magic[8] = {'w', 'e', 'f', 't', 'm', 'a', 'p', '1'};
+
+static void put(char **at, const char *text)
+{
+    size_t n = strlen(text) + 1;
+    memcpy(*at, text, n);
+    *at += n;
+}
+
+int map_order_write(const struct map_order *o, void **out, size_t *len)
+{
+    uint64_t bytes = o->kernel ? strlen(o->kernel) + 1 : 0;
+    for (uint32_t i = 0; i < o->argc; i++)
+        bytes += strlen(o->argv[i]) + 1;
+    for (uint32_t i = 0; i < o->names; i++)
+        bytes += strlen(o->name[i]) + 1;
+    if (bytes > MAP_ORDER_MAX - sizeof(struct head))
+        return base_fail(-E2BIG, "the command and the names of the files have %llu bytes, too many for nodes on other hosts",
+                         (unsigned long long)bytes);
+    struct head h = {.bytes = (uint32_t)bytes,
+                     .slots = o->slots,
+                     .retries = o->retries,
+                     .inputs = o->inputs,
+                     .names = o->names,
+                     .argc = o->argc,
+                     .literal = o->literal,
+                     .kernel = o->kernel != NULL,
+                     .timeout_ns = o->timeout_ns,
+                     .lease_ns = o->lease_ns,
+                     .given = o->given,
+                     .tallies = o->tallies};
+    memcpy(h.magic, order_magic, sizeof h.magic);
+    *len = sizeof h + bytes;
+    char *at = *out = malloc(*len);
+    if (!at)
+        return base_fail(-ENOMEM, "no memory for what the nodes are told");
+    memcpy(at, &h, sizeof h);
+    at += sizeof h;
+    if (o->kernel)
+        put(&at, o->kernel);
+    for (uint32_t i = 0; i < o->argc; i++)
+        put(&at, o->argv[i]);
+    for (uint32_t i = 0; i < o->names; i++)
+        put(&at, o->name[i]);
+    return 0;
+}
+
+static char *take(char *at, char **list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        list[i] = at;
+        at += strlen(at) + 1;
+    }
+    return at;
+}
+
+int map_order_read(struct map_order *o, char *bytes, size_t len)
+{
+    struct head h;
+    *o = (struct map_order){0};
+    if (len < sizeof h)
+        return base_fail(-EPROTO, "the order of node 0 has only %zu bytes", len);
+    memcpy(&h, bytes, sizeof h);
+    if (memcmp(h.magic, order_magic, sizeof h.magic) != 0)
+        return base_fail(-EPROTO, "the order of node 0 is of another version: use the same weft on all hosts");
+    uint64_t strings = 0;
+    char *text = bytes + sizeof h;
+    for (size_t i = 0; i < len - sizeof h; i++)
+        strings += text[i] == '\0';
+    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names ||
+        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 1 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
+        h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
+        return base_fail(-EPROTO, "the order of node 0 makes no sense");
+    o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
+    o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
+    if (!o->argv || (h.names && !o->name)) {
+        map_order_free(o);
+        return base_fail(-ENOMEM, "no memory for what node 0 says");
+    }
+    char *kernel = NULL;
+    text = take(text, &kernel, h.kernel);
+    text = take(text, o->argv, h.argc);
+    take(text, o->name, h.names);
+    o->kernel = kernel;
+    o->slots = h.slots;
+    o->retries = h.retries;
+    o->inputs = h.inputs;
+    o->names = h.names;
+    o->argc = h.argc;
+    o->literal = h.literal;
+    o->timeout_ns = h.timeout_ns;
+    o->lease_ns = h.lease_ns;
+    o->given = h.given;
+    o->tallies = h.tallies;
+    return 0;
+}
+
+void map_order_free(struct map_order *o)
+{
+    free(o->argv);
+    free(o->name);
+    *o = (struct map_order){0};
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the two files of the owner share: owner.c (submitting, printing) and home.c (outputs from nodes that are apart).
+ */
+#ifndef WEFT_MAP_OWNER_H
+#define WEFT_MAP_OWNER_H
+
+#include "map/job.h"
+
+enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* coming: complete, and on its way home */
+
+struct record { /* one piece in work */
+    struct map_piece piece;
+    enum state state;
+    uint32_t attempts, worker;
+    uint64_t failed_on; /* the nodes that it has failed on, a bit each: others come first for the next attempt */
+    int32_t status;
+    uint64_t result, result_len;
+    struct coming *coming;
+    struct map_outcome *home; /* the outcome, in memory of our own, with MAP_STATUS_HOME */
+    uint64_t held;            /* bytes of our memory that what came home takes */
+};
+
+struct map_owner {
+    struct map_job *job;
+    struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
+    _Atomic uint64_t *given;          /* [MAP_WINDOW], in our pool */
+    void *fold_state;
+    uint8_t *fold_input;
+    size_t fold_room;
+    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* for one node, not sent yet */
+    uint32_t release_count, release_node;
+    bool told; /* the nodes that are apart: that outputs are being printed */
+    int64_t printed_ns;
+    struct home *home; /* home.c */
+    uint64_t held;     /* of all records */
+};
+
+/* --- owner.c --- */
+int owner_submit(struct map_owner *o, const struct record *r);
+void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* memory of a node's pool */
+int owner_check_outcome(const struct map_outcome *oc, size_t len);
+/* What became of a piece, once its outcome is here. */
+int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
+
+/* --- home.c --- */
+int home_open(struct map_owner *o);
+void home_free(struct map_owner *o);
+int home_expect(struct map_owner *o, struct record *r); /* it is complete at its node */
+/* Do what can be done now: how many steps that were, or an error. `*status` as owner_take_outcome() has it. */
+int home_step(struct map_owner *o, int *status);
+bool home_busy(const struct map_owner *o);  /* something is on its way */
+void home_wait(struct map_owner *o);        /* for some of it, a moment */
+
+#endif

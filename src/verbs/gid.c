@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which entry of a port's GID table to use. It is the address and, as sgid_index, the source of every queue pair: the two
+ * must be the same entry. A GID that was never set, or is of another port, fails only when a queue pair is connected.
+ */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "verbs/verbs.h"
+
+const char *verbs_gid_text(const union ibv_gid *gid, char *out, size_t len)
+{
+    if (!inet_ntop(AF_INET6, gid->raw, out, (socklen_t)len) && len)
+        out[0] = '\0';
+    return out;
+}
+
+static bool all_zero(const uint8_t *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (bytes[i])
+            return false;
+    return true;
+}
+
+/* ::ffff:a.b.c.d */
+static bool ipv4_mapped(const union ibv_gid *gid)
+{
+    return all_zero(gid->raw, 10) && gid->raw[10] == 0xff && gid->raw[11] == 0xff && !all_zero(gid->raw + 12, 4);
+}
+
+/* Set, and not half set: a prefix whose interface part is zero, or an IPv4 address of zero. */
+static bool is_set(const union ibv_gid *gid)
+{
+    bool mapped_nothing = all_zero(gid->raw, 10) && all_zero(gid->raw + 12, 4);
+    return !all_zero(gid->raw + 8, 8) && !mapped_nothing;
+}
+
+static const char *kind_text(enum verbs_gid_kind kind)
+{
+    switch (kind) {
+    case VERBS_GID_ROCE_V1: return ", RoCE v1";
+    case VERBS_GID_ROCE_V2: return ", RoCE v2";
+    default: return "";
+    }
+}
+
+/* Lower is better. The kind decides among entries of one class: v1 is not routed, and may be refused by the other side. */
+static unsigned rank(const struct verbs_gid *g)
+{
+    unsigned r = ipv4_mapped(&g->raw) ? 0 : 8;
+    if (g->kind == VERBS_GID_ROCE_V1)
+        r += 4;
+    if (r >= 8 && g->index != 1)
+        r += 2;
+    return r;
+}
+
+static void print_table(char *out, size_t len, const struct verbs_gid *table, uint32_t count)
+{
+    size_t n = 0;
+    uint32_t shown = 0, set = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < count; i++) {
+        char text[48];
+        if (all_zero(table[i].raw.raw, 16))
+            continue;
+        set++;
+        if (shown == 8 || n + 64 > len)
+            continue;
+        n += (size_t)snprintf(out + n, len - n, "%s%u: %s%s", shown ? "; " : "", table[i].index,
+                              verbs_gid_text(&table[i].raw, text, sizeof text), kind_text(table[i].kind));
+        shown++;
+    }
+    if (set == 0)
+        snprintf(out, len, "%u entries, all zero", count);
+    else if (set > shown)
+        snprintf(out + n, len - n, "; and %u more", set - shown);
+}
+
+/* `wanted`: the entry that was asked for. Where another one is set, an address of the interface is not what is missing. */
+static int refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
+                  int wanted)
+{
+    char seen[600];
+    const char *i = interface && *interface ? interface : "INTERFACE";
+    bool others = false;
+    print_table(seen, sizeof seen, table, count);
+    for (uint32_t k = 0; k < count && wanted >= 0; k++)
+        others = others || is_set(&table[k].raw);
+    if (others)
+        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Ask for an entry that is, or for none: then weft chooses",
+                         device, what, seen);
+#if defined(__APPLE__)
+    return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
+                     "sudo ifconfig %s inet 169.254.10.1/16 alias (another last number on the other machine)",
+                     device, what, seen, i);
+#else
+    return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
+                     "sudo ip address add 169.254.10.1/16 dev %s && sudo ip link set %s up (another last number on the "
+                     "other machine)", device, what, seen, i, i);
+#endif
+}
+
+static void take(struct verbs_choice *out, const struct verbs_gid *g, const char *why)
+{
+    out->gid = *g;
+    snprintf(out->why, sizeof out->why, "%s, index %u%s", why, g->index, kind_text(g->kind));
+}
+
+int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
+                     const char *device, const char *interface)
+{
+    const struct verbs_gid *best = NULL;
+    char what[96];
+    memset(out, 0, sizeof *out);
+    if (infiniband && wanted < 0) {
+        if (count)
+            out->gid = table[0];
+        out->gid.kind = VERBS_GID_IB;
+        snprintf(out->why, sizeof out->why, "InfiniBand: addressed by LID, index %u", out->gid.index);
+        return 0;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (wanted >= 0 && table[i].index != (uint32_t)wanted)
+            continue;
+        if (is_set(&table[i].raw) && (!best || rank(&table[i]) < rank(best)))
+            best = &table[i];
+    }
+    if (!best && wanted >= 0) {
+        snprintf(what, sizeof what, "GID index %d, which was asked for, is not set", wanted);
+        return refuse(table, count, what, device, interface, wanted);
+    }
+    if (!best)
+        return refuse(table, count, "no usable GID", device, interface, wanted);
+    take(out, best, wanted >= 0 ? "asked for" : ipv4_mapped(&best->raw) ? "IPv4-mapped" : "no IPv4-mapped entry; first that is set");
+    return 0;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a guard (guard_serve.c) and the program that it guards (guard.c) say to each other. Both are weft on one machine. Calls
+ * about objects go over a Unix socket, one at a time, each answered; requests and completions go through rings in memory that
+ * both have mapped, one writer each. Either side may be killed at any point, and neither believes what the other can write.
+ */
+#ifndef WEFT_VERBS_GUARD_H
+#define WEFT_VERBS_GUARD_H
+
+#include "verbs/verbs.h"
+#include "weft/types.h"
+
+#define GUARD_MAGIC    UINT32_C(0x31646777) /* "wgd1" */
+#define GUARD_NONE     UINT32_MAX           /* no object */
+#define GUARD_CONTEXTS VERBS_DEVICES_MAX
+#define GUARD_PORTS    32u                  /* of a device, whose states are on the page */
+#define GUARD_FD       0                    /* where a guard finds its socket */
+
+enum guard_verb {
+    GUARD_HELLO = 1,    /* answered with descriptors: page, bell */
+    GUARD_SHARE,        /* with a descriptor; a: address in the program, b: bytes */
+    GUARD_LIST,         /* object: index */
+    GUARD_OPEN,         /* object: index */
+    GUARD_CLOSE,
+    GUARD_QUERY_DEVICE,
+    GUARD_QUERY_PORT,   /* a: port */
+    GUARD_QUERY_GID,    /* a: port, b: index */
+    GUARD_QUERY_GID_EX, /* likewise */
+    GUARD_ALLOC_PD,
+    GUARD_DEALLOC_PD,
+    GUARD_REG_MR,       /* object: domain, a: address, b: bytes, c: access */
+    GUARD_DEREG_MR,
+    GUARD_CREATE_CHANNEL, /* object: context; answered with a descriptor, that of which a byte is read for each event */
+    GUARD_DESTROY_CHANNEL,
+    GUARD_CREATE_CQ,    /* object: context, a: entries wanted, b: channel; answered with a ring of a entries */
+    GUARD_DESTROY_CQ,
+    GUARD_CREATE_QP,    /* object: domain, a: send queue, b: receive queue; answered with two rings of a and b entries */
+    GUARD_QUERY_QP,     /* a: mask */
+    GUARD_MODIFY_QP,    /* a: mask */
+    GUARD_DESTROY_QP,
+};
+
+struct guard_call {
+    uint32_t verb, object;
+    uint64_t a, b, c;
+    union {
+        struct ibv_qp_attr attr;
+        struct ibv_qp_init_attr init; /* its pointers mean nothing */
+    };
+};
+
+struct guard_answer {
+    int32_t result;  /* 0, or the verb's errno */
+    uint32_t object; /* that was made */
+    uint32_t number; /* of a queue pair */
+    uint64_t a, b;
+    union {
+        struct {
+            char name[64];
+            int32_t transport, node;
+        } device;
+        struct ibv_device_attr device_attr;
+        struct ibv_port_attr port_attr;
+        union ibv_gid gid;
+        struct {
+            uint32_t kind, interface;
+        } gid_entry;
+        struct {
+            struct ibv_qp_attr attr;
+            struct ibv_qp_init_attr init;
+        } qp;
+    };
+};
+
+/* The guard's first words; if it could not be started, an errno stands in place of the magic, and nothing follows. */
+struct guard_greeting {
+    uint32_t magic, call_bytes, answer_bytes, completion_bytes;
+};
+
+struct guard_page {
+    _Atomic uint32_t sleeping; /* the guard does, or is about to: ring the bell. Set by it, cleared by who rings */
+    _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up. The guard's */
+};
+
+/* `in` is the writer's, `out` the reader's; entries follow. */
+struct guard_ring {
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t in;
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t out;
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* of completions: the program wants to be told of the next */
+};
+
+struct guard_request {
+    uint64_t wr_id, address;
+    uint32_t bytes, region;
+    uint32_t flags, reserved;
+};
+
+struct guard_completion {
+    uint64_t wr_id;
+    uint32_t status, opcode, bytes, qp_num;
+};
+
+static inline uint64_t guard_ring_bytes(uint64_t entries, size_t each)
+{
+    return base_round_up(sizeof(struct guard_ring) + entries * each, BASE_PAGE);
+}
+
+/* Bytes with up to `count` descriptors; those that came are close-on-exec. A negative errno without a sentence. */
+int guard_send(int fd, const void *bytes, size_t len, const int *fds, uint32_t count);
+int guard_receive(int fd, void *bytes, size_t len, int *fds, uint32_t count, int64_t deadline); /* fds not there: -1 */
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Memory regions: a range of memory registered in a few large pieces, however many buffers are cut from it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "verbs/verbs.h"
+
+#define PAGE 4096u /* the least of the systems we run on */
+
+/* A power of two: every request looks up in which segment its memory is. */
+static uint32_t segment_shift(const struct verbs_device *d)
+{
+    uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;
+    return 63 - (uint32_t)__builtin_clzll(most > BASE_PAGE ? most : BASE_PAGE);
+}
+
+static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, uint32_t index, uint32_t count)
+{
+    char size[32], limit[32];
+    int raw, code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
+    struct rlimit lock = {0};
+    const char *meaning = "";
+    char text[256];
+    bool limited = getrlimit(RLIMIT_MEMLOCK, &lock) == 0 && lock.rlim_cur != RLIM_INFINITY;
+    base_format_bytes(bytes, size, sizeof size);
+    if (dmabuf) {
+        meaning = code == -EOPNOTSUPP ? ". The device's driver does not register dmabufs, or none of this exporter's" :
+                  code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes" : "";
+    } else if (d->traits.link == VERBS_THUNDERBOLT) {
+        snprintf(text, sizeof text, ". The device has %u regions for all processes; memory must be of mmap, not of malloc",
+                 d->traits.regions);
+        meaning = text;
+    } else if (code == -ENOMEM && limited) {
+        snprintf(text, sizeof text, ". This process may lock %s of memory (ulimit -l); raise that limit, or the device is "
+                 "out of regions", base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
+        meaning = text;
+    } else if (code == -EFAULT) {
+        meaning = ". The range is not all mapped, or not writable";
+    } else if (code == -ENOMEM) {
+        meaning = ". The device is out of regions, or the machine of memory";
+    }
+    return base_fail(code, "%s: region %u of %u, %s, is refused: errno %d (%s)%s", d->name, index + 1, count, size, raw,
+                     base_strerror(code), meaning);
+}
+
+/* What is registered: memory of this process, or what a descriptor stands for. */
+struct source {
+    int fd;          /* of a dmabuf; -1: memory */
+    uint64_t offset; /* in it */
+};
+
+static struct ibv_mr *ask(const struct verbs_regions *r, const struct source *s, uint64_t at, uint64_t bytes, int access)
+{
+    const struct verbs_device *d = r->device;
+    return s->fd < 0 ? d->lib->reg_mr(d->pd, r->base + at, bytes, access)
+                     : d->lib->reg_dmabuf_mr(d->pd, s->offset + at, bytes, (uintptr_t)r->base + at, s->fd, access);
+}
+
+/* One piece. Which flags the device takes is found out with the first. */
+static struct ibv_mr *one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
+{
+    const struct verbs_device *d = r->device;
+    uint64_t at = (uint64_t)i * r->segment_bytes;
+    errno = 0;
+    struct ibv_mr *mr = ask(r, s, at, bytes, r->access);
+    if (!mr && i == 0 && d->traits.access_else) {
+        int first = errno;
+        mr = ask(r, s, at, bytes, d->traits.access_else);
+        if (mr)
+            r->access = d->traits.access_else;
+        else
+            errno = first;
+    }
+    return mr;
+}
+
+static int register_all(struct verbs_regions *out, struct verbs_device *d, const struct source *s, void *base, uint64_t bytes,
+                        uint32_t budget)
+{
+    struct verbs_regions r = {.device = d, .base = base, .bytes = bytes, .segment_shift = segment_shift(d),
+                              .access = d->traits.access};
+    r.segment_bytes = UINT64_C(1) << r.segment_shift;
+    char size[32], piece[32];
+    memset(out, 0, sizeof *out);
+    if (!d->pd)
+        return base_fail(-EINVAL, "%s has no protection domain yet: verbs_device_use() comes first", d->name);
+    if (bytes == 0)
+        return base_fail(-EINVAL, "%s: nothing to register", d->name);
+    if (budget == 0)
+        budget = d->traits.regions;
+    uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
+    if (needed > budget)
+        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and %u are there for it: make the pool smaller (WEFT_POOL)",
+                         d->name, base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
+                         base_format_bytes(r.segment_bytes, piece, sizeof piece), budget);
+    r.mr = calloc(needed, sizeof(struct ibv_mr *));
+    if (!r.mr)
+        return base_fail(-ENOMEM, "no memory for %llu regions", (unsigned long long)needed);
+    for (; r.count < needed; r.count++) {
+        uint64_t left = bytes - r.count * r.segment_bytes;
+        uint64_t length = left < r.segment_bytes ? left : r.segment_bytes;
+        r.mr[r.count] = one(&r, s, r.count, length);
+        if (!r.mr[r.count]) {
+            int rc = explain(d, s->fd >= 0, length, r.count, (uint32_t)needed);
+            verbs_unregister(&r);
+            return rc;
+        }
+    }
+    *out = r;
+    return 0;
+}
+
+int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget)
+{
+    return register_all(out, d, &(struct source){.fd = -1}, base, bytes, budget);
+}
+
+int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
+                          uint32_t budget)
+{
+    memset(out, 0, sizeof *out);
+    if (!d->lib->reg_dmabuf_mr)
+        return base_fail(-EOPNOTSUPP, "%s has no ibv_reg_dmabuf_mr: a dmabuf cannot be registered (rdma-core has it from version 34 on)",
+                         d->lib->path);
+    if (!d->traits.dmabuf)
+        return base_fail(-EOPNOTSUPP, "%s registers no dmabufs", d->name);
+    if (fd < 0)
+        return base_fail(-EBADF, "%s: no descriptor of a dmabuf", d->name);
+    if (offset % PAGE != (uintptr_t)base % PAGE)
+        return base_fail(-EINVAL, "%s: the dmabuf's offset %llu and the address %p for it must be at the same place in their pages",
+                         d->name, (unsigned long long)offset, base);
+    return register_all(out, d, &(struct source){.fd = fd, .offset = offset}, base, bytes, budget);
+}
+
+void verbs_unregister(struct verbs_regions *r)
+{
+    int raw;
+    while (r->count) {
+        int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
+        if (rc) {
+            int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
+            base_log(BASE_LOG_WARN, "%s: a region cannot be given back: errno %d (%s)", r->device->name, raw,
+                     base_strerror(code));
+        }
+    }
+    free(r->mr);
+    memset(r, 0, sizeof *r);
+}

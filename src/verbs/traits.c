@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a device can do: its own answers, corrected by what is known of its kind. This is the one place that knows kinds.
+ */
+#include <string.h>
+
+#include "verbs/verbs.h"
+
+enum { THUNDERBOLT = 100 }; /* transport_type, in no header */
+
+#define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
+
+/* Limits come as int. */
+static uint32_t at_most(int said, uint32_t limit)
+{
+    return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
+}
+
+/* Where 0 means that the device did not say. */
+static uint32_t else_at_most(int said, uint32_t limit)
+{
+    return said <= 0 ? limit : at_most(said, limit);
+}
+
+/* Published of Apple's device up to macOS 26.4; what it says of itself is wrong in places. */
+static void thunderbolt(struct verbs_traits *t, const struct ibv_device_attr *d)
+{
+    t->link = VERBS_THUNDERBOLT;
+    t->uc = true;
+    t->qps = else_at_most(d->max_qp, 10); /* says 11; the eleventh is refused */
+    t->pds = else_at_most(d->max_pd, 11);
+    t->regions = else_at_most(d->max_mr, 100);
+    t->cqe = else_at_most(d->max_cqe, 4096);
+    t->region_bytes = VERBS_SEGMENT; /* says 16.4 MB; 2 GiB was seen to work, 4 GiB and more corrupts */
+    t->depth_unit_bytes = 4096;
+    t->depth = else_at_most(d->max_qp_wr, 4095);
+    t->message_bytes = UINT64_C(4095) * 4096;
+    t->sge = 1;
+    t->access = REMOTE;
+    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* enough, and all that is taken, by other reports */
+}
+
+static void iwarp(struct verbs_traits *t)
+{
+    t->link = VERBS_ETHERNET;
+    t->rc = t->write = t->read = t->acknowledges = true;
+}
+
+static void infiniband(struct verbs_traits *t, const struct ibv_port_attr *port)
+{
+    t->link = port->link_layer == IBV_LINK_LAYER_ETHERNET ? VERBS_ETHERNET : VERBS_INFINIBAND;
+    t->rc = t->uc = t->ud = t->write = t->read = t->acknowledges = true;
+}
+
+static void others_limits(struct verbs_traits *t, const struct ibv_device_attr *d, const struct ibv_port_attr *port)
+{
+    t->srq = d->max_srq > 0 && d->max_srq_wr > 0;
+    t->srq_depth = t->srq ? at_most(d->max_srq_wr, UINT32_MAX) : 0;
+    t->atomics = t->rc && d->atomic_cap != IBV_ATOMIC_NONE;
+    t->atomics_with_cpu = t->rc && d->atomic_cap == IBV_ATOMIC_GLOB;
+    t->qps = at_most(d->max_qp, UINT32_MAX);
+    t->pds = at_most(d->max_pd, UINT32_MAX);
+    t->regions = at_most(d->max_mr, UINT32_MAX);
+    t->cqe = at_most(d->max_cqe, UINT32_MAX);
+    t->region_bytes = d->max_mr_size && d->max_mr_size < VERBS_SEGMENT ? d->max_mr_size : VERBS_SEGMENT;
+    t->depth = at_most(d->max_qp_wr, UINT32_MAX);
+    t->message_bytes = port->max_msg_sz ? port->max_msg_sz : UINT32_C(1) << 30;
+    t->sge = at_most(d->max_sge, UINT32_MAX);
+    t->inline_bytes = 256; /* nothing tells it; verbs_qp_create() takes less when that is refused */
+    int as_target = d->max_qp_rd_atom, as_source = d->max_qp_init_rd_atom;
+    t->rd_atomic = at_most(as_source < as_target && as_source > 0 ? as_source : as_target, UINT8_MAX);
+    t->heap = true;
+    t->access = IBV_ACCESS_LOCAL_WRITE;
+    if (t->write || t->read)
+        t->access = REMOTE | (t->atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+    t->access_else = t->atomics ? REMOTE : 0;
+}
+
+void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device,
+                       const struct ibv_port_attr *port, bool has_dmabuf)
+{
+    struct verbs_traits t = {.link = VERBS_OTHER};
+    if (transport == THUNDERBOLT) {
+        thunderbolt(&t, device);
+    } else {
+        switch (transport) {
+        case IBV_TRANSPORT_IB: infiniband(&t, port); break;
+        case IBV_TRANSPORT_IWARP: iwarp(&t); break;
+        default: t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
+        }
+        others_limits(&t, device, port);
+    }
+    t.dmabuf = has_dmabuf;
+    t.cqs = at_most(device->max_cq, UINT32_MAX);
+    t.pkeys = port->pkey_tbl_len;
+    t.gids = at_most(port->gid_tbl_len, UINT32_MAX);
+    t.mtu = port->active_mtu >= IBV_MTU_256 && port->active_mtu <= IBV_MTU_4096 ? port->active_mtu : IBV_MTU_1024;
+    *out = t;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * verbs: devices, traits, the choice of a GID, regions, queue pairs. All that calls ibv_* lives in this room.
+ *
+ * The library is loaded at run time (library.c): a machine without it works over shared memory. What a device can do is
+ * asked of its traits, never of its vendor's name.
+ */
+#ifndef WEFT_VERBS_H
+#define WEFT_VERBS_H
+
+#include <infiniband/verbs.h>
+
+#include "base/base.h"
+
+/* Not in every system's header. */
+struct ibv_srq;
+struct ibv_srq_init_attr;
+struct ibv_gid_entry;
+
+/* --- library.c: libibverbs or librdma, through one table ---
+ * ibv_post_send, ibv_post_recv, ibv_poll_cq and ibv_req_notify_cq are inline and go through the context. */
+struct verbs_library {
+    char path[256];
+    struct ibv_device **(*get_device_list)(int *count);
+    void (*free_device_list)(struct ibv_device **list);
+    const char *(*get_device_name)(struct ibv_device *device);
+    struct ibv_context *(*open_device)(struct ibv_device *device);
+    int (*close_device)(struct ibv_context *context);
+    int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* the old, smaller struct */
+    int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
+    /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
+    int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
+                        uint32_t flags, size_t entry_size);
+    struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
+    int (*dealloc_pd)(struct ibv_pd *pd);
+    struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access); /* or NULL */
+    int (*dereg_mr)(struct ibv_mr *mr);
+    struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
+    int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
+    int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
+    void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
+    struct ibv_cq *(*create_cq)(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, int vector);
+    int (*destroy_cq)(struct ibv_cq *cq);
+    struct ibv_srq *(*create_srq)(struct ibv_pd *pd, struct ibv_srq_init_attr *attr); /* or NULL */
+    int (*destroy_srq)(struct ibv_srq *srq);                                          /* or NULL */
+    struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+    int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init);
+    int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+    int (*destroy_qp)(struct ibv_qp *qp);
+    int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
+    void (*ack_async_event)(struct ibv_async_event *event);
+    const char *(*wc_status_str)(enum ibv_wc_status status);
+};
+/* The table, loaded at the first call and kept; -ENOENT with a sentence (which names were tried, what the loader said, the
+ * package or macOS version that has it). Any thread. WEFT_VERBS_LIBRARY names another file. */
+int verbs_load(const struct verbs_library **out);
+/* What a verb returned, as this system's negative errno: some return the code, some -1 and set errno. A Thunderbolt device
+ * speaks macOS's numbers, also where it is simulated elsewhere (`thunderbolt`). `returned` 0: errno alone counts (the
+ * verb gave NULL). `raw` (may be NULL) gets the number as it came, for messages. */
+int verbs_code(int returned, bool thunderbolt, int *raw);
+
+/* --- traits.c --- */
+enum verbs_link { VERBS_INFINIBAND, VERBS_ETHERNET, VERBS_THUNDERBOLT, VERBS_OTHER };
+
+struct verbs_traits {
+    enum verbs_link link;
+    bool rc, uc, ud;                /* queue pairs that can be made */
+    bool write, read, srq;          /* RDMA write and read, shared receive queues */
+    bool atomics, atomics_with_cpu; /* 64-bit; atomic against this machine's processors too */
+    bool dmabuf;
+    bool acknowledges;              /* a completed send has arrived (RC); false: it has left */
+    uint32_t qps, pds, regions, cqs, cqe; /* what works, not what the device says where it is known to exaggerate */
+    uint64_t region_bytes;          /* of one region that works; at most 1 GiB is asked of any */
+    uint64_t message_bytes;
+    uint32_t depth, depth_unit_bytes; /* of a work queue; unit 0: requests, else frames of that size */
+    uint32_t srq_depth;             /* requests of a shared receive queue; 0: it has none */
+    uint32_t sge, inline_bytes, rd_atomic;
+    uint32_t pkeys, gids;
+    int access, access_else;        /* flags to register with; if the device refuses them (0: nothing else to try) */
+    bool heap;                      /* memory of malloc registers */
+    enum ibv_mtu mtu;
+};
+/* From the device's answers and what is known of its transport. `transport` is ibv_device.transport_type. Pure. */
+void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device,
+                       const struct ibv_port_attr *port, bool has_dmabuf);
+
+/* --- gid.c --- */
+enum verbs_gid_kind { VERBS_GID_UNKNOWN = -1, VERBS_GID_IB = 0, VERBS_GID_ROCE_V1 = 1, VERBS_GID_ROCE_V2 = 2 };
+struct verbs_gid {
+    union ibv_gid raw;
+    uint32_t index;
+    enum verbs_gid_kind kind;
+};
+struct verbs_choice {
+    struct verbs_gid gid;
+    char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
+};
+/* The entry to use, as sgid_index too: IPv4-mapped first (RoCE v2 before v1 where the kind is known); else a non-zero entry,
+ * index 1 first; else -EADDRNOTAVAIL with a sentence naming device, table and remedy. `wanted` >= 0: that index or a
+ * refusal. An InfiniBand link layer needs no global address: index 0. Pure; `device` and `interface` are for the sentence. */
+int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
+                     const char *device, const char *interface);
+/* "fe80::1" into `out` (at least 40 bytes). */
+const char *verbs_gid_text(const union ibv_gid *gid, char *out, size_t len);
+
+/* --- device.c --- */
+#define VERBS_DEVICES_MAX 64u
+struct verbs_device {
+    const struct verbs_library *lib;
+    struct ibv_context *context;
+    struct ibv_pd *pd;              /* NULL until verbs_device_use() */
+    char name[64];
+    char interface[32];             /* its IP interface, where it is known: "en5"; else "" */
+    uint8_t port;
+    struct ibv_device_attr attr;
+    struct ibv_port_attr port_attr;
+    struct verbs_traits traits;
+    struct verbs_gid *gids;         /* the table as seen; all zero entries left in */
+    uint32_t gid_count;
+    struct verbs_choice chosen;     /* valid when usable */
+    int usable;                     /* 0, or the negative errno why weft does not use it ... */
+    char why_not[960];              /* ... and the sentence */
+    double gbits;                   /* of the active link; 0: unknown */
+};
+/* All devices, opened and looked at, nothing allocated on them. `wanted_gid` -1: choose. Close with verbs_devices_close(). */
+int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
+/* The same of this list of a library's. */
+int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
+                     int wanted_gid);
+void verbs_devices_close(struct verbs_device *devices, uint32_t count);
+/* One device by name (NULL: the best usable one, fastest first), opened. -ENODEV with a sentence that lists what there is. */
+int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gid);
+/* Other devices (and ports) that are as good as this one: as fast, of the same kind of link, with the same operations. At most
+ * `max`, opened; close each with verbs_device_close(). */
+int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out, uint32_t max, uint32_t *count, int wanted_gid);
+int verbs_device_again(struct verbs_device *d, int wanted_gid); /* looks again at one that is not in use: d->usable, which it returns */
+/* Everything checkable has been checked: only now the protection domain. */
+int verbs_device_use(struct verbs_device *d);
+bool verbs_port_up(struct verbs_device *d); /* asks it now; a device that has vanished is not up */
+/* Frees domain and context; what was made on it is destroyed before: queue pairs, regions, completion queues. NULL allowed. */
+void verbs_device_close(struct verbs_device *d);
+
+/* --- guard.c: devices owned by a process of their own, which gives them back whatever becomes of this one ---
+ * On them there are UC and RC queue pairs with sends of one element, and completion queues with a channel, each its own. */
+struct verbs_guard;
+int verbs_guard_start(struct verbs_guard **out, const char *command); /* the command weft, looked up in PATH */
+/* Memory that can be registered there: `bytes` from the beginning of what `fd` stands for (base_memory_fd()), mapped here at `base`.
+ * `fd` may be closed afterwards. */
+int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
+int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
+void verbs_guard_end(struct verbs_guard *g); /* all of it is closed; NULL allowed. Returns when the process has ended */
+int verbs_guard_serve(void); /* be the guard, whose socket is descriptor 0, until the program ends */
+
+/* --- usage.c: what is in use on a device, by everybody --- */
+struct verbs_usage {
+    int64_t qps, pds, regions, cqs, srqs, contexts; /* -1: not known */
+};
+/* As the kernel counts; Linux only, and only devices of its own. -ENOTSUP where nobody counts; all -1 then. */
+int verbs_usage(const char *device, struct verbs_usage *out);
+
+/* --- region.c --- */
+#define VERBS_SEGMENT (UINT64_C(1) << 30)
+/* A range registered in segments, each one region; budget and flags by traits. */
+struct verbs_regions {
+    struct verbs_device *device;
+    uint8_t *base;
+    uint64_t bytes, segment_bytes; /* a segment: a power of two, */
+    uint32_t segment_shift;        /* of this */
+    uint32_t count;
+    int access;           /* that the device took */
+    struct ibv_mr **mr;
+};
+/* -ENOSPC when it needs more regions than `budget` (0: the traits'), with a sentence that says how many and what to do. */
+int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
+/* The same for `bytes` at `offset` of what the dmabuf `fd` stands for: memory of a GPU, say. Requests name it as `base` and on,
+ * which is any address at the same place in its page as `offset`. `fd` may be closed afterwards. -EOPNOTSUPP with a sentence
+ * where the library, the device or its driver cannot. */
+int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
+                          uint32_t budget);
+void verbs_unregister(struct verbs_regions *r);
+static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset)
+{
+    return r->mr[offset >> r->segment_shift]->lkey;
+}
+
+/* --- cq.c: completion queues with a channel, which does not block --- */
+/* With the device in use. After a failure, which has a sentence, too, verbs_cq_destroy() gives back what there is. */
+int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
+void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d); /* NULLs allowed, and set */
+void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d); /* takes the events that have come */
+
+/* --- qp.c: queue pairs, in one place --- */
+struct verbs_qp_options {
+    enum ibv_qp_type type;
+    struct ibv_cq *send_cq, *recv_cq;
+    struct ibv_srq *srq;              /* or NULL */
+    uint32_t send_depth, recv_depth;  /* asked; in the traits' unit */
+    uint32_t sge, inline_bytes;
+    bool signal_all;
+};
+/* What the other side needs to know; goes over the side channel as it is (all little-endian). */
+struct verbs_address {
+    uint8_t gid[16];
+    uint32_t qpn, psn;
+    uint16_t lid;
+    uint8_t mtu, rd_atomic, global, port, gid_index, reserved;
+    char device[32]; /* for messages */
+};
+struct verbs_qp {
+    struct verbs_device *device;
+    struct ibv_qp *qp;
+    struct verbs_address here;
+    uint32_t send_depth, recv_depth, inline_bytes, sge; /* granted, read back from the queue pair */
+    uint8_t timeout, retry, rnr_retry, rnr_timer; /* before connect: 14, 7, 7, 12 unless changed */
+};
+/* Made and in INIT. */
+int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct verbs_qp_options *options);
+/* INIT -> RTR -> RTS. A failing step names device, port, GID and index on both sides, the errno, and what it has meant. */
+int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer);
+void verbs_qp_destroy(struct verbs_qp *q);
+/* Checks bytes from the other side: port, mtu, numbers in range. */
+bool verbs_address_valid(const struct verbs_address *a);
+/* To the error state: what is under way ends, and the queue pair takes nothing more from a shared receive queue. */
+int verbs_qp_stop(struct verbs_qp *q);
+
+/* --- srq.c: receives that queue pairs share, each of one element --- */
+/* `depth` requests, or as many as there can be. -EOPNOTSUPP where the device or the system has none. */
+int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t depth);
+void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq); /* NULL allowed; its queue pairs are gone */
+int verbs_post_shared(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+
+#endif

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft doctor on captured outputs: for each directory here, the findings that its file `expected` lists, in order.
+
+Usage: test_doctor.py PATH-OF-WEFT
+"""
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "multi"))
+from processes import clean_env  # pylint: disable=wrong-import-position
+
+WEFT = os.path.abspath(sys.argv[1])
+CASES = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(os.path.join(HERE, "*", "expected")))
+
+
+def doctor(*args):
+    return subprocess.run([WEFT, "doctor", *args], capture_output=True, text=True, timeout=60, check=False,
+                          env=clean_env(WEFT_VERBS_LIBRARY="/nonexistent"))
+
+
+def findings(case):
+    p = doctor("--json", "--facts", os.path.join(HERE, case))
+    return p.returncode, json.loads(p.stdout)
+
+
+class Cases(unittest.TestCase):
+    def test_each(self):
+        self.assertGreater(len(CASES), 30)
+        for case in CASES:
+            with self.subTest(case=case):
+                with open(os.path.join(HERE, case, "expected"), encoding="utf-8") as f:
+                    expected = f.read().split()
+                code, got = findings(case)
+                if case == "nonsense":
+                    self.assertIn(code, (0, 1))
+                    continue
+                self.assertEqual([f["id"] for f in got["findings"]], expected)
+                for f in got["findings"]:
+                    self.assertTrue(f["what"] and f["seen"] and f["remedy"])
+                    self.assertFalse(any("%" in f[k] for k in ("what", "seen")))
+                self.assertEqual(code, 1 if any(f["stops"] for f in got["findings"]) else 0)
+                self.assertEqual(got["ok"], code == 0)
+                text = doctor("--facts", os.path.join(HERE, case)).stdout
+                for i, f in enumerate(got["findings"]):
+                    self.assertIn(f"{i + 1}. {f['what']}", text)
+                if not expected:
+                    self.assertIn("Nothing found that stops RDMA here.", text)
+
+    def test_every_finding_has_a_case(self):
+        got = {f["id"] for case in CASES for f in findings(case)[1]["findings"]}
+        self.assertEqual(got, {"no-library", "old-system", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
+                               "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock",
+                               "gpu"})
+
+
+class Words(unittest.TestCase):
+    def only(self, case):
+        return findings(case)[1]["findings"][0]
+
+    def test_a_gpu_s_link(self):
+        self.assertIn("NVIDIA RTX PRO 5000 Blackwell: link x4 at 16.0 GT/s", self.only("mac-gpu")["seen"])
+        self.assertIn("0000:17:00.0: link x8 at 16.0 GT/s PCIe; its driver is vfio-pci", self.only("linux-gpu")["seen"])
+
+    def test_remedies_name_the_interface(self):
+        self.assertIn("ifconfig en3 inet 169.254.10.1/16 alias", self.only("mac-no-gid")["remedy"])
+        self.assertIn("ip address add 169.254.10.1/16 dev eth0", self.only("linux-no-gid")["remedy"])
+
+    def test_thunderbolt_4_is_nobody_s_mistake(self):
+        self.assertIn("not your mistake", self.only("mac-thunderbolt-4")["seen"])
+
+    def test_the_bridge_names_its_ports(self):
+        self.assertIn("members en2, en3, which are ports of RDMA devices", self.only("mac-bridge")["seen"])
+
+    def test_one_port_that_works_is_enough(self):
+        code, got = findings("mac-one-cable-of-three")
+        self.assertEqual((code, got["usable_devices"]), (0, 1))
+
+
+class Directories(unittest.TestCase):
+    def test_what_is_saved_can_be_loaded(self):
+        with tempfile.TemporaryDirectory() as d:
+            live = doctor("--json", "--save", os.path.join(d, "facts"))
+            again = doctor("--json", "--facts", os.path.join(d, "facts"))
+            self.assertEqual(live.stdout, again.stdout)
+            self.assertEqual([f["id"] for f in json.loads(live.stdout)["findings"] if f["stops"]], ["no-library"])
+
+    def test_wrong_ones(self):
+        with tempfile.TemporaryDirectory() as d:
+            self.assertIn("has no facts", doctor("--facts", d).stderr)
+            with open(os.path.join(d, "pci.txt"), "wb") as f:
+                f.write(b"x" * (1 << 20) + b"y")
+            p = doctor("--facts", d)
+            self.assertEqual(p.returncode, 1)
+            self.assertIn("more than 1 MiB", p.stderr)
+            with open(os.path.join(d, "pci.txt"), "wb") as f:
+                f.write(bytes(range(256)) + b"\n\x1b[2J\0\xff vendor=0x10de driver=\x1b[1m \n")
+            p = doctor("--facts", d)
+            self.assertIn("A PCIe GPU", p.stdout)
+            self.assertTrue(all(c == "\n" or " " <= c <= "~" for c in p.stdout), p.stdout)
+            self.assertEqual(json.loads(doctor("--json", "--facts", d).stdout)["findings"][0]["id"], "gpu")
+        self.assertIn("is no directory", doctor("--facts", "/nonexistent").stderr)
+        self.assertEqual(doctor("--what").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])

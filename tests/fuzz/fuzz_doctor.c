@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Any bytes as the facts of weft doctor, with a zero byte between one fact and the next: findings that are plain text, in
+ * order, each with all its parts.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/doctor.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(const char *text)
+{
+    if (!text[0])
+        abort();
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct doctor_finding found[DOCTOR_FINDINGS];
+    struct doctor_facts f = {{NULL}};
+    unsigned usable;
+    for (int i = 0; i < DOCTOR_FACTS && size; i++) {
+        const uint8_t *end = memchr(data, 0, size);
+        size_t n = end ? (size_t)(end - data) : size;
+        if (n && (f.text[i] = malloc(n + 1))) { /* exactly as long as it is: what is read beyond is seen */
+            memcpy(f.text[i], data, n);
+            f.text[i][n] = '\0';
+        }
+        data += n + (end != NULL);
+        size -= n + (end != NULL);
+    }
+    unsigned count = doctor_find(&f, found, &usable);
+    if (count > DOCTOR_FINDINGS)
+        abort();
+    for (unsigned i = 0; i < count; i++) {
+        check(found[i].what);
+        check(found[i].remedy);
+        if (i && (found[i].stops && !found[i - 1].stops))
+            abort();
+    }
+    for (int i = 0; i < DOCTOR_FACTS; i++)
+        free(f.text[i]);
+    return 0;
+}

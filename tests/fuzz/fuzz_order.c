@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Any bytes as the order that node 0 of a map job gives nodes on other hosts: refused, or whole, and then the same bytes
+ * come of it again.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "map/order.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *bytes = malloc(size ? size : 1); /* exactly as long as it is: what is read beyond is seen */
+    struct map_order o;
+    if (!bytes)
+        return 0;
+    if (size)
+        memcpy(bytes, data, size);
+    if (map_order_read(&o, bytes, size) == 0) {
+        void *again;
+        size_t len;
+        if (o.argv[o.argc] || (o.kernel != NULL) == (o.argc != 0))
+            abort();
+        if (map_order_write(&o, &again, &len) == 0) {
+            if (len != size || memcmp(again, bytes, len) != 0)
+                abort();
+            free(again);
+        }
+        map_order_free(&o);
+    }
+    free(bytes);
+    return 0;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What comes over a side connection once two nodes have joined, in pieces as the first byte says. Messages for the transport
+ * must be of a length that is allowed, and whole; anything may end the peer, and nothing the process.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "fabric/fabric.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static size_t in_messages;
+
+static void on_message(struct weft *w, struct fab_link *l, const void *bytes, size_t len)
+{
+    (void)w, (void)l;
+    if (len > FAB_SIDE_MESSAGE_MAX)
+        abort();
+    uint8_t copy[FAB_SIDE_MESSAGE_MAX];
+    memcpy(copy, bytes, len); /* all of it is there */
+    in_messages += 3 + len;
+}
+
+static const char *broken(struct weft *w, struct fab_link *l)
+{
+    (void)w, (void)l;
+    return NULL;
+}
+
+static void nothing(struct weft *w, struct fab_link *l)
+{
+    (void)w, (void)l;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const struct fab_transport transport = {.name = "fuzz", .broken = broken, .last_words = nothing, .disconnect = nothing,
+                                                   .side = on_message};
+    static struct fab_bell bell;
+    static struct weft w;
+    int fds[2];
+    if (size < 2 || size > 16384)
+        return 0;
+    struct fab_link link = {.state = FAB_ALIVE, .node = 0, .transport = &transport, .pid_fd = -1};
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds))
+        abort();
+    base_log_set("error");
+    link.side_fd = fds[0];
+    w.size = 1;
+    w.links = &link;
+    w.bell = &bell;
+    in_messages = 0;
+    size_t piece = (size_t)data[0] + 1, n = size - 1;
+    for (size_t at = 1; at < size && fab_alive(&w, 0); at += piece) {
+        size_t len = size - at < piece ? size - at : piece;
+        if (write(fds[1], data + at, len) != (ssize_t)len)
+            break;
+        fab_side_read(&w, &link);
+    }
+    if (in_messages > n)
+        abort();
+    close(fds[1]);
+    if (fab_alive(&w, 0))
+        fab_side_read(&w, &link);
+    if (fab_alive(&w, 0)) /* its end is noticed in any case */
+        abort();
+    close(fds[0]);
+    free(link.side);
+    free(link.gone_why);
+    w.links = NULL;
+    return 0;
+}

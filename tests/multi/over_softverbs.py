@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Runs a test of several nodes over RDMA: every node on a host of its own of a softverbs fabric, made for the test and
+removed after it.
+
+Usage: over_softverbs.py SOFTVERBS-COMMAND VERBS-LIBRARY PROFILE[,TOPOLOGY[,TRANSPORT]] TEST...
+
+TOPOLOGY is softverbs', with a colon ("mesh:4"; else a switch of 64), or one of topology.py ("circle:9:1:2", "twin:2:1"); TRANSPORT is
+weft's (else rc).
+"""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+softverbs, library, what, *test = sys.argv[1:]
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # out of time: the fabric goes all the same
+profile, topology, transport = (what.split(",") + ["", ""])[:3]
+# Each step is a few system calls, and on two processors every second node waits for its turn: fewer of them.
+os.environ.setdefault("TEST_DIVIDE", "5")
+# To the nodes the others are on hosts of their own, and who is not given a processor for long is silent: that is no death.
+# A test of what silence means sets its own.
+os.environ.setdefault("WEFT_LIVENESS", "30s")
+with tempfile.TemporaryDirectory(prefix="weft-rc-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as tmp:
+    env = dict(os.environ, SOFTVERBS_DIR=tmp, SOFTVERBS_FABRIC="test", WEFT_TRANSPORT=transport or "rc", WEFT_VERBS_LIBRARY=library,
+               SOFTVERBS_COMMAND=softverbs)
+    wanted = (topology or "switch:64").split(":")
+    if wanted[0] in ("chain", "circle", "random", "twin", "rails", "uneven", "crossed"):
+        drawn = subprocess.run([sys.executable, os.path.join(os.path.dirname(__file__), "topology.py"), *wanted],
+                               stdout=subprocess.PIPE, check=True).stdout
+        wanted = [os.path.join(tmp, "topology.json")]
+        with open(wanted[0], "wb") as file:
+            file.write(drawn)
+    made = [softverbs, "up", "--fabric", "test", "--profile", profile, *wanted]
+    subprocess.run(made, env=env, check=True)
+    status = subprocess.run(test, env=env).returncode
+    down = subprocess.run([softverbs, "down", "--fabric", "test"], env=env).returncode
+    left = [name for name in os.listdir(tmp) if name != "topology.json"]
+if down or left:
+    print(f"over_softverbs: something is still on the fabric: down ended with {down}, left {left}", file=sys.stderr)
+sys.exit(status if status else 1 if down or left else 0)

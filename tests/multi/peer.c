@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One node of a cluster whose place comes from the environment, for tests that start each node on a machine of its own.
+ *
+ * Usage: multi_peer TIMES END
+ * Does a little of everything with the others (peer_checks.h), TIMES over, and then ends: "leave" in order; or its last node
+ * dies, and the others wait until they know: "kill" (SIGKILL), "stop" (SIGSTOP), or "cut", where something else ends it
+ * after it has said "cut here".
+ */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+#include "peer_checks.h"
+
+int main(int argc, char **argv)
+{
+    weft *w;
+    if (argc != 3) {
+        fprintf(stderr, "usage: multi_peer TIMES END\n");
+        return 2;
+    }
+    OK(weft_open(&w, NULL));
+    uint32_t n = weft_size(w), last = n - 1;
+    CHECK(n > 1 && n <= NODES_MAX);
+    check_everything(w, (uint32_t)atoi(argv[1]));
+    printf("node %u of %u: all is well\n", weft_rank(w), n);
+    fflush(stdout);
+    /* The last one's death would fail the barrier of who is still in it: each says when it is out. */
+    weft_gaddr left = on_node(symmetric_alloc(w, 64), last);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (strcmp(argv[2], "leave") != 0) {
+        if (weft_rank(w) != last)
+            OK(weft_fetch_add(w, left, 1, NULL, NULL));
+        if (weft_rank(w) == last) {
+            OK(weft_wait_until(w, left, WEFT_EQ, n - 1, NULL, WEFT_DEFAULT));
+            if (strcmp(argv[2], "kill") == 0)
+                kill(getpid(), SIGKILL);
+            if (strcmp(argv[2], "stop") == 0)
+                kill(getpid(), SIGSTOP);
+            printf("cut here\n");
+            fflush(stdout);
+            sleep(15);
+            _exit(0);
+        }
+        int64_t start = now_ns(), end = start + 60 * WEFT_SECOND;
+        while (weft_alive(w, last)) {
+            CHECK(now_ns() < end);
+            usleep(1000);
+        }
+        printf("node %u: node %u is dead after %lld ms\n", weft_rank(w), last, (long long)((now_ns() - start) / 1000000));
+        uint64_t old;
+        CHECK(weft_fetch_add_now(w, weft_gaddr_make(last, 0, 1 << 20), 1, &old) == -ECONNRESET);
+        int rc;
+        while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+            ;
+        OK(rc);
+    }
+    OK(weft_close(w));
+    return 0;
+}

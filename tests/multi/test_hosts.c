@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and what is said when
+ * a host cannot be reached. A host of its own is an IPC namespace of its own (see base_host_id()); the network is shared.
+ * Started by over_softverbs.py.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "peer_checks.h"
+
+struct place {
+    char coord[64];
+    int host_b; /* nodes from this number on are each on a host of its own */
+    int size;
+    int how;
+    struct ends *shared;
+};
+
+static bool own_host(void)
+{
+    return unshare(CLONE_NEWIPC) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWIPC) == 0;
+}
+
+/* A port that was free a moment ago, on every address. */
+static void new_coord(struct place *p, const char *host)
+{
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
+    close(fd);
+    snprintf(p->coord, sizeof p->coord, "%s:%d", host, ntohs(at.sin6_port));
+}
+
+static weft *join_at(int rank, const struct place *p, int *failed)
+{
+    weft *w = NULL;
+    weft_config c = {.coord = p->coord, .rank = (uint32_t)rank, .size = (uint32_t)p->size, .pool_bytes = 32 << 20,
+                     .join_timeout_ns = 40 * WEFT_SECOND, .secret = "of the test"};
+    if (rank >= p->host_b)
+        CHECK(own_host());
+    int rc = weft_open(&w, &c);
+    if (failed)
+        *failed = rc;
+    else
+        OK(rc);
+    return w;
+}
+
+static bool can_have_hosts(void)
+{
+    pid_t pid = fork();
+    int status = 1;
+    if (pid == 0)
+        _exit(!own_host());
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+static void prepare(struct place *p, const char *host)
+{
+    if (!can_have_hosts())
+        skip(); /* no namespaces for us here */
+    unsetenv("WEFT_TRANSPORT");
+    new_coord(p, host);
+}
+
+/* --- everything works, whatever leads to a peer --- */
+
+static int works(int rank, void *arg)
+{
+    const struct place *p = arg;
+    weft *w = join_at(rank, p, NULL);
+    for (int i = 0; i < p->size; i++) {
+        bool same = i == rank || (i < p->host_b && rank < p->host_b);
+        CHECK((weft_ptr(w, weft_gaddr_make((uint32_t)i, 0, 1 << 20), 8) != NULL) == same); /* loads and stores: shm */
+    }
+    check_everything(w, 100);
+    OK(weft_close(w));
+    return 0;
+}
+
+static void test_works(void **state)
+{
+    (void)state;
+    struct place p = {.host_b = 2, .size = 4};
+    prepare(&p, "127.0.0.1");
+    assert_int_equal(processes_failed(p.size, works, &p), 0);
+    new_coord(&p, "0.0.0.0"); /* node 0 listens everywhere: the others know where they found it */
+    p.host_b = 1;
+    p.size = 3;
+    assert_int_equal(processes_failed(p.size, works, &p), 0);
+}
+
+static void test_ipv6(void **state)
+{
+    (void)state;
+    struct place p = {.host_b = 1, .size = 3};
+    prepare(&p, "[::1]");
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+    bool there = bind(fd, (struct sockaddr *)&at, sizeof at) == 0;
+    close(fd);
+    if (!there)
+        skip();
+    assert_int_equal(processes_failed(p.size, works, &p), 0);
+}
+
+/* --- a node that is killed or stopped --- */
+
+enum { KILLED, STOPPED, SLOW_HANDLER };
+
+/* WEFT_LIVENESS. A process whose host answers may be silent for five times as long, as busy machines make it be. */
+static const char *const silence[] = {[KILLED] = "60s", [STOPPED] = "1s", [SLOW_HANDLER] = "1s"};
+
+/* Shared by the nodes. */
+struct ends {
+    _Atomic uint32_t here;
+    _Atomic int pid, stopped, goes_on;
+};
+
+static void sleep_long(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                       size_t payload_len, void *arg)
+{
+    _Atomic int *done = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    usleep(6000000); /* longer than a process that is stopped would have */
+    *done = 1;
+}
+
+static int ends(int rank, void *arg)
+{
+    const struct place *p = arg;
+    static _Atomic int handled;
+    setenv("WEFT_LIVENESS", silence[p->how], 1);
+    setenv("WEFT_LOG", "error", 1);
+    weft *w = join_at(rank, p, NULL);
+    OK(weft_handle(w, 3, sleep_long, (void *)&handled));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&p->shared->here, (uint32_t)p->size);
+    if (rank == 2) {
+        p->shared->pid = getpid();
+        if (p->how == KILLED)
+            kill(getpid(), SIGKILL);
+        if (p->how == STOPPED) {
+            while (!p->shared->stopped)
+                usleep(1000);
+            p->shared->goes_on = 1;
+            /* Stopped and continued by node 0: by now it is dead to the others, and hears of it. */
+            int64_t end = now_ns() + 40 * WEFT_SECOND;
+            while (weft_alive(w, 0) || weft_alive(w, 1)) {
+                CHECK(now_ns() < end);
+                usleep(1000);
+            }
+            OK(weft_close(w));
+            return 0;
+        }
+    }
+    if (p->how == SLOW_HANDLER) { /* a node whose progress thread is busy is none the less alive */
+        if (rank == 0)
+            OK(weft_send(w, 2, 3, "", 0, NULL, 0, NULL));
+        if (rank == 2)
+            while (!handled)
+                usleep(1000);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        CHECK(weft_alive_count(w) == 3);
+        OK(weft_barrier(w, WEFT_DEFAULT)); /* nobody leaves before all have looked */
+    } else {
+        if (rank == 0 && p->how == STOPPED) {
+            while (!p->shared->pid)
+                usleep(1000);
+            stop_asleep(p->shared->pid);
+            p->shared->stopped = 1;
+        }
+        int64_t end = now_ns() + 40 * WEFT_SECOND;
+        /* Nothing is sent to it: only its silence tells. The epoch is raised last, when its operations have failed. */
+        while (weft_alive(w, 2) || weft_epoch(w) == 1) {
+            CHECK(now_ns() < end);
+            usleep(1000);
+        }
+        CHECK(weft_alive_count(w) == 2 && weft_epoch(w) == 2);
+        uint64_t old;
+        CHECK(weft_fetch_add_now(w, weft_gaddr_make(2, 0, 1 << 20), 1, &old) == -ECONNRESET);
+        int rc;
+        while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+            ;
+        OK(rc);
+        for (; rank == 0 && p->how == STOPPED && !p->shared->goes_on; usleep(1000))
+            kill(p->shared->pid, SIGCONT);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+    }
+    OK(weft_close(w));
+    return 0;
+}
+
+static void end_how(int how)
+{
+    struct place p = {.host_b = 1, .size = 3, .how = how, .shared = shared_words(4096)};
+    int status[NODES_MAX];
+    prepare(&p, "127.0.0.1");
+    processes_run(p.size, ends, &p, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+    assert_true(how == KILLED ? WIFSIGNALED(status[2]) : status[2] == 0);
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    end_how(KILLED);
+}
+
+static void test_stopped(void **state)
+{
+    (void)state;
+    end_how(STOPPED);
+}
+
+static void test_slow_handler(void **state)
+{
+    (void)state;
+    end_how(SLOW_HANDLER);
+}
+
+/* --- what is missing is named --- */
+
+static int unreachable(int rank, void *arg)
+{
+    const struct place *p = arg;
+    int rc;
+    if (p->how == 0)
+        setenv("WEFT_TRANSPORT", "shm", 1);
+    if (p->how == 1)
+        setenv("WEFT_DEVICE", "no_such_device", 1);
+    weft *w = join_at(rank, p, &rc);
+    CHECK(rc == -EHOSTUNREACH && !w);
+    CHECK(strstr(weft_error(), p->how == 0 ? "WEFT_TRANSPORT" : p->how == 1 ? "no_such_device" : "WEFT_COORD"));
+    return 0;
+}
+
+static void test_unreachable(void **state)
+{
+    (void)state;
+    struct place p = {.host_b = 1, .size = 2};
+    for (p.how = 0; p.how < 3; p.how++) {
+        prepare(&p, "127.0.0.1");
+        if (p.how == 2)
+            snprintf(p.coord, sizeof p.coord, "unix:@weft-hosts-%d", (int)getpid());
+        assert_int_equal(processes_failed(2, unreachable, &p), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_works),   cmocka_unit_test(test_ipv6),         cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_stopped), cmocka_unit_test(test_slow_handler), cmocka_unit_test(test_unreachable),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

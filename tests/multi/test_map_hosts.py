@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft map with its nodes on hosts of their own: emulated ones (--softverbs), and over what stands in for ssh (--hostfile).
+Some tests of test_map.py, unchanged, and those that nodes apart from each other need.
+
+Usage: test_map_hosts.py PATH-OF-WEFT [TEST...]    (started by over_softverbs.py, for the devices of --hostfile)
+"""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+import test_map  # noqa: E402
+from stand_in import APART, SSH  # noqa: E402
+from test_map import LIMIT, Map, environment, marked, read, rng, seed, until  # noqa: E402
+
+
+START = os.getcwd()
+start_here = test_map.start
+
+
+def start(*args, **kw):
+    """As test_map.start(), each node on an emulated host of its own."""
+    hosts = ["--softverbs", "switch:8"] if "--hostfile" not in args else []
+    nodes = ["--nodes", "3"] if hosts and "--nodes" not in args else []
+    return start_here(*hosts, *nodes, *args, **kw)
+
+
+def rank_of(pid):
+    """Which node of a job a process is; None: it is none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            found = [v for v in f.read().split(b"\0") if v.startswith(b"WEFT_RANK=")]
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+            return int(found[0][10:]) if found and f.read() == "weft\n" else None
+    except OSError:
+        return None
+
+
+def nodes_of(job):
+    """The processes of a job's nodes, by rank."""
+    try:
+        with open(f"/proc/{job}/task/{job}/children", encoding="utf-8") as f:
+            return {rank: pid for pid in map(int, f.read().split()) if (rank := rank_of(pid)) is not None}
+    except OSError:
+        return {}
+
+
+class Hosts(Map):
+    def setUp(self):
+        test_map.start = start
+        self.addCleanup(lambda: setattr(test_map, "start", start_here))
+
+    def slow_until(self, path):
+        """The command of piece 1 waits for a file; all others are quick."""
+        return ["sh", "-c", f"cat; [ {{#}} != 1 ] || until [ -e {path} ]; do sleep 0.01; done"]
+
+    def node(self, job, rank):
+        return until(f"node {rank} runs", lambda: nodes_of(job.pid).get(rank))
+
+    # --- bytes ---
+
+    def test_everything_elsewhere(self):
+        """Node 0 does nothing but wait: all pieces are carried to other hosts, and their outputs home."""
+        busy = "[ {node} = 0 ] && sleep 2; cat"
+        for block in ("100K", "1M"):
+            self.check(Map.bytes, "--slots", "1", "--block", block, Map.text, "--", "sh", "-c", busy)
+        self.check(Map.bytes, "--slots", "1", "--block", "1M", "-", "--", "sh", "-c", busy, input=Map.bytes)
+
+    def test_more_than_memory(self):
+        """Pieces and outputs that fit in no pool: through temporary files here and there."""
+        data = Map.bytes * 10
+        path = self.path("large", data)
+        small = ["--memory", "20M", "--slots", "1"]
+        for block in ("1M", "8M", "25M"):
+            self.check(data, *small, "--block", block, path, "--", "sh", "-c", "[ {node} = 0 ] && sleep 1; cat")
+        self.check(data, *small, "--block", "10M", "-", "--", "sh", "-c", "[ {node} = 0 ] && sleep 1; cat", input=data)
+        code, out, err = test_map.run(*small, "--block", "25M", "--kernel", "wc", path)
+        self.assertEqual((code, out.split()), (0, test_map.theirs(path, "wc").split()), err)
+        # What comes out of turn waits, also where there is no room for it.
+        go = self.path("go")
+        job = start(*small, "--block", "1M", path, "--", *self.slow_until(go))
+        time.sleep(0.5)  # orders nothing: the longer, the fuller
+        open(go, "w", encoding="utf-8").close()
+        self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out == data), (0, True), err)
+
+    def test_what_commands_see(self):
+        """Of the emulation nothing, nor of what the nodes are told."""
+        env = environment(LD_PRELOAD="/none/of/this.so", SOFTVERBS_DIR="of the user's")
+        job = start_here("--softverbs", "switch:3", "--block", "1M", "--slots", "1", Map.text, "--", "sh", "-c",
+                         "[ {node} = 0 ] && sleep 0.1; env", env=env)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual(job.returncode, 0, err)
+        seen = dict(line.split("=", 1) for line in out.decode().splitlines() if "=" in line)
+        self.assertEqual({k: v for k, v in seen.items() if k.startswith(("WEFT_", "SOFTVERBS_", "LD_PRELOAD", "ASAN"))
+                          and k != "WEFT_TEST_MARK"}, {k: v for k, v in env.items() if k.startswith(("SOFTVERBS_", "LD_PRELOAD",
+                                                                                                  "ASAN"))})
+        self.assertEqual(seen.get("LD_LIBRARY_PATH"), env.get("LD_LIBRARY_PATH"))
+
+    def test_direct_cables(self):
+        """Devices that can only send and receive, and reach one neighbour each."""
+        # Of a ring's nodes two that leave at once would cut off the one between them, which would wait for its deadline: none
+        # passes within this test. Several times, as it is a race.
+        env = environment(WEFT_DEADLINE="10m")
+        for topology in "mesh:3:tb5", "mesh:4:tb5-strict", *["ring:5:tb5-strict"] * 8:
+            job = start_here("--softverbs", topology, "--memory", "80M", "--slots", "1", "--block", "100K", Map.text, "--",
+                             "sh", "-c", "[ {node} = 0 ] && sleep 0.1; cat", env=env)
+            out, err = job.communicate(timeout=LIMIT)
+            self.assertEqual((job.returncode, out == Map.bytes, err), (0, True, b""), topology)
+
+    def test_kernels_elsewhere(self):
+        for kernel, command in (("wc", ["wc"]), ("grep:e", ["grep", "-aF", "e"])):
+            for block in ("100K", "3M"):
+                self.check(test_map.theirs(Map.text, *command), "--kernel", kernel, "--block", block, Map.text)
+
+    # --- the end of nodes ---
+
+    def test_other_nodes_killed(self):
+        """At random moments, one or all: the output is the same to the byte, and the job succeeds."""
+        for victims in ([1], [2], [1, 2], [1, 2]):
+            job = start("--nodes", "3", "--slots", "2", "--block", "50K", "--stats-file", self.path("stats"), Map.text, "--",
+                        "sh", "-c", "sleep 0.01; cat")
+            pids = [self.node(job, rank) for rank in victims]
+            # Until they have joined, which the first outputs tell, the job cannot do without them.
+            first = os.read(job.stdout.fileno(), 1)
+            time.sleep(rng.random() / 5)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            out, err = job.communicate(timeout=LIMIT)
+            self.assertEqual((job.returncode, first + out == Map.bytes), (0, True), err)
+            with open(self.path("stats"), encoding="utf-8") as f:
+                died = json.load(f)["nodes_died"]
+            self.assertEqual(err.count(b"is gone; its pieces run again elsewhere"), died, err)
+        os.unlink(self.path("stats"))
+
+    def test_killed_with_outputs_not_printed(self):
+        """All but the first piece are complete, and wait at the nodes that ran them, when one of these dies."""
+        data = Map.bytes * 5
+        path = self.path("large", data)
+        go, done = self.path("go"), self.path("done", b"")
+        command = self.slow_until(go)
+        command[2] += f"; echo {{#}} {{node}} >>{done}"
+        job = start("--memory", "40M", "--slots", "2", "--block", "500K", path, "--", *command)
+        pieces = len(data) // 500_000
+        until("most pieces are complete", lambda: read(done).count(b"\n") >= pieces - 8)
+        os.kill(self.node(job, 1), signal.SIGKILL)
+        open(go, "w", encoding="utf-8").close()
+        self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out == data), (0, True), err)
+
+    def test_owner_node_killed(self):
+        job = self.slow_job()
+        os.kill(self.node(job, 0), signal.SIGKILL)
+        self.assertEqual(job.wait(LIMIT), 128 + signal.SIGKILL)
+        until("all is gone", lambda: not marked())
+
+    # --- hosts of a hostfile ---
+
+    def hostfile(self, *others):
+        """This machine and others, whose names end with the number of their host."""
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        hosts = [{"ssh": "localhost", "ips": ["127.0.0.1"]}] + [{"ssh": name} for name in others]
+        text = json.dumps({"weft": 1, "coord": f"127.0.0.1:{port}", "hosts": hosts})
+        ssh = self.path("ssh", SSH.format(apart=APART).replace("env -i", f"env -i WEFT_TEST_MARK={test_map.MARK}").encode())
+        os.chmod(ssh, 0o755)
+        library = os.path.join(START, os.environ["WEFT_VERBS_LIBRARY"])
+        env = environment(WEFT_SSH=ssh, WEFT_VERBS_LIBRARY=library, SOFTVERBS_HOST="0")
+        self.addCleanup(lambda: os.path.exists(ssh + ".log") and os.unlink(ssh + ".log"))
+        return {"args": ["--hostfile", self.path("hosts.json", text.encode())], "env": env}
+
+    def there(self, *numbers):
+        return self.hostfile(*(f"user@host-{n}.invalid-{n}" for n in numbers))
+
+    def test_hostfile(self):
+        hosts = self.there(1, 2)
+        self.check(Map.bytes, *hosts["args"], "--block", "100K", Map.text, "--", "cat", env=hosts["env"])
+        self.check(test_map.theirs(Map.text, "wc"), *hosts["args"], "--kernel", "wc", Map.text, env=hosts["env"])
+        odd = ["", "two words", "it's", '"$HOME" `id` \\', "new\nline", "*", "~", "{#} {file}"]
+        out = b"".join(f"<{word}>".encode() for word in odd[:-1]) + f"<1 {Map.text}>\n".encode()
+        busy = '[ {node} = 0 ] && sleep 2; printf "<%s>" "$@"; echo'
+        self.check(out, *hosts["args"], "--block", "1G", Map.text, "--", "sh", "-c", busy, "sh", *odd, env=hosts["env"])
+        # What commands see is no node's environment.
+        code, out, _ = test_map.run(*hosts["args"], "--block", "100K", Map.text, "--", "env", env=hosts["env"])
+        self.assertEqual(code, 0)
+        for name in (b"WEFT_RANK", b"WEFT_SECRET", b"WEFT_COORD", b"WEFT_SIZE"):
+            self.assertNotIn(name, out)
+
+    def test_hostfile_killed(self):
+        """The node on another host, and then this whole job: nothing is left on either."""
+        hosts = self.there(1, 2)
+        go, begun = self.path("go"), self.path("begun", b"")
+        self.addCleanup(os.unlink, go)
+        job = start(*hosts["args"], "--block", "50K", "--slots", "1", Map.text, "--", "sh", "-c",
+                    f"echo >>{begun}; until [ -e {go} ]; do sleep 0.02; done; cat", env=hosts["env"])
+        until("all have joined, and work", lambda: read(begun))
+
+        def there():  # a child that is about to become a command looks like the node for a moment
+            found = [pid for pid in marked() if rank_of(pid) == 2]
+            return found if len(found) == 1 else None
+        os.kill(until("node 2 is one process", there)[0], signal.SIGKILL)
+        open(go, "w", encoding="utf-8").close()
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out == Map.bytes), (0, True), err)
+        self.assertIn(b"node 2 is gone", err)
+        for sig in (signal.SIGKILL, signal.SIGTERM):
+            job = start(*hosts["args"], "--block", "50K", "--slots", "1", Map.text, "--", "sh", "-c", "cat; sleep 0.1 | cat",
+                        env=hosts["env"])
+            os.read(job.stdout.fileno(), 1)
+            job.send_signal(sig)
+            job.communicate(timeout=LIMIT)
+            until("all is gone", lambda: not marked())
+
+    def test_wrong_hosts(self):
+        unreachable = self.hostfile("unreachable-1")
+        begin = time.monotonic()
+        code, out, err = test_map.run(*unreachable["args"], Map.text, "--", "cat", env=unreachable["env"])
+        self.assertEqual((code, out), (1, b""), err)
+        self.assertIn("ssh failed", err)
+        self.assertIn("not all nodes could be started", err)
+        self.assertLess(time.monotonic() - begin, 25, "it waited for those that will not come")
+        hosts = json.loads(read(unreachable["args"][1]))
+        hosts["hosts"].reverse()
+        path = self.path("turned.json", json.dumps(hosts).encode())
+        for args, says in ((["--hostfile", path], "is not this machine"),
+                           (["--hostfile", self.path("none.json")], "none.json"),
+                           (["--hostfile", path, "--nodes", "7"], "7 nodes are asked for")):
+            code, out, err = test_map.run(*args, Map.text, "--", "cat", env=unreachable["env"])
+            self.assertIn(says, err)
+            self.assertNotEqual(code, 0)
+        for args, says in ((["--softverbs", "star:3"], "expected switch:N"),
+                           (["--softverbs", "switch:2", "--nodes", "3"], "has 2 hosts, and there are 3 nodes")):
+            job = start_here(*args, Map.text, "--", "cat")
+            _, err = job.communicate(timeout=LIMIT)
+            self.assertEqual(job.returncode, 2)
+            self.assertIn(says, err.decode())
+
+
+SHARED = ("cat_is_the_input unordered edges many_files long_lines separators streams a_failing_piece retry_goes_elsewhere "
+          "signals_and_time stderr_of_commands what_a_command_leaves_running bad_commands output_file "
+          "an_incomplete_output_replaces_nothing placeholders summary ctrl_c owner_killed").split()
+
+
+def chosen():
+    names = [n for n in dir(Hosts) if n.startswith("test_")
+             and (n in vars(Hosts) or n[5:] in SHARED)]
+    return unittest.TestSuite(map(Hosts, names))
+
+
+def load_tests(_loader, _tests, _pattern):
+    return chosen()
+
+
+if __name__ == "__main__":
+    sys.stderr.write(f"seed {seed} (WEFT_TEST_SEED)\n")
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)

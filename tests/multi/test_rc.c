@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What only the rc transport has: pieces and stages, segments' edges, frames that make no sense, fences between lanes.
+ * Started by over_softverbs.py.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cluster_test.h"
+#include "fabric/rc.h"
+
+static bool native; /* the profile claims that devices' atomics are atomic with the processor's */
+
+/* --- memory outside the pool, of any length, goes through stages: to the byte, and counted --- */
+
+static void fill(uint8_t *p, size_t n, unsigned seed)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(i * 131u + (i >> 9) + seed);
+}
+
+static void outside(weft *w, void *arg)
+{
+    static const size_t lengths[] = {1, 7, 219, 220, 221, 4096, 65535, 65536, 65537, 300001, 9000000};
+    (void)arg;
+    weft_gaddr there, here; /* `there` of the peer is ours alone to write and read; `here` is our own, which nobody else names */
+    OK(weft_alloc(w, 16 << 20, &there));
+    OK(weft_alloc(w, 9000, &here));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    uint32_t peer = 1 - weft_rank(w);
+    uint8_t *out = malloc(10 << 20), *back = malloc(10 << 20);
+    CHECK(out && back);
+    weft_link_stats s;
+    OK(weft_link_stat(w, peer, &s));
+    CHECK(strcmp(s.transport, "rc") == 0 && s.staged_puts == 0 && s.staged_gets == 0);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        size_t n = lengths[i], at = i * 13;
+        fill(out, n, (unsigned)i + weft_rank(w));
+        memset(back, 0xee, n + 1);
+        OK(weft_put_now(w, on_node(there, peer) + at, out, n));
+        OK(weft_get_now(w, back, on_node(there, peer) + at, n));
+        CHECK(memcmp(out, back, n) == 0 && back[n] == 0xee);
+    }
+    OK(weft_link_stat(w, peer, &s));
+    CHECK(s.staged_puts > 0 && s.staged_gets > 0);
+    uint64_t puts = s.staged_puts, gets = s.staged_gets;
+    OK(weft_put_now(w, on_node(there, peer), weft_ptr(w, here, 9000), 9000));
+    OK(weft_get_now(w, weft_ptr(w, here, 9000), on_node(there, peer), 9000));
+    OK(weft_link_stat(w, peer, &s));
+    CHECK(s.staged_puts == puts && s.staged_gets == gets);
+    CHECK(weft_link_stat(w, 2, &s) == -EFAULT);
+    OK(weft_link_stat(w, weft_rank(w), &s));
+    CHECK(strcmp(s.transport, "shm") == 0);
+    weft_pool_stats pool;
+    OK(weft_pool_stat(w, &pool));
+    CHECK(pool.regions_used > 0 && pool.regions_budget >= pool.regions_used);
+    /* With no op and a flush: many at once, more than there are stages and slots. */
+    for (int i = 0; i < 500; i++)
+        OK(weft_put(w, on_node(there, peer) + (uint64_t)i * 5000, out + i, 5000, NULL));
+    OK(weft_flush(w, peer, WEFT_DEFAULT));
+    for (int i = 0; i < 500; i += 37) {
+        OK(weft_get_now(w, back, on_node(there, peer) + (uint64_t)i * 5000, 5000));
+        CHECK(memcmp(back, out + i, 5000) == 0);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    free(out);
+    free(back);
+}
+
+static void test_outside(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, outside, NULL), 0);
+}
+
+/* --- a frame that makes no sense: its sender is given up, the others go on --- */
+
+struct nonsense {
+    struct rc_frame frame;
+    _Atomic uint32_t here, given_up;
+};
+
+static void nonsense(weft *w, void *arg)
+{
+    struct nonsense *s = arg;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&s->here, weft_size(w));
+    if (weft_rank(w) == 1) {
+        rc_frame_send(w->links[0].impl, &s->frame, NULL, NULL, false, NULL, NULL);
+        wait_for(&s->given_up, 1); /* by node 0, because of that frame; by node 2, because this one is gone */
+        _exit(0);                  /* not to be waited for by the others */
+    }
+    int64_t until = base_deadline(40 * WEFT_SECOND);
+    while (weft_alive(w, 1) && base_now_ns() < until)
+        weft_progress(w);
+    CHECK(!weft_alive(w, 1));
+    if (weft_rank(w) == 0)
+        s->given_up = 1;
+    int rc;
+    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET) /* once: of those that are left */
+        ;
+    OK(rc);
+}
+
+static void test_nonsense(void **state)
+{
+    (void)state;
+    const uint64_t good = UINT64_C(1) << 20;
+    const struct rc_frame frames[] = {
+        {.kind = 99, .offset = good},
+        {.kind = RC_ATOMIC, .what = 77, .offset = good},
+        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = UINT64_C(1) << 43}, /* beyond the pool */
+        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = good + 3},          /* no word */
+        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = 8},                 /* in what is null */
+    };
+    for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
+        int status[NODES_MAX];
+        struct nonsense *shared = shared_words(4096);
+        shared->frame = frames[i];
+        shared->frame.token = RC_NO_ASK;
+        nodes_run(3, nonsense, shared, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+        assert_int_equal(status[0], 0);
+        assert_int_equal(status[2], 0);
+    }
+}
+
+/* --- fence: what comes before it is seen before what comes after, whatever kinds they are --- */
+
+static void count_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                          size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
+    uint64_t *words = arg, n;
+    memcpy(&n, header, sizeof n);
+    /* The put and the add that were fenced before this message are here. */
+    if (__atomic_load_n(&words[1], __ATOMIC_ACQUIRE) < n || __atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < n)
+        __atomic_fetch_add(&words[2], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&words[3], 1, __ATOMIC_RELEASE);
+}
+
+static void fences(weft *w, void *arg)
+{
+    enum { ROUNDS = 500 };
+    (void)arg;
+    weft_gaddr words;
+    OK(weft_alloc(w, 64, &words));
+    uint64_t *mine = weft_ptr(w, words, 64);
+    memset(mine, 0, 64);
+    OK(weft_handle(w, 3, count_message, mine));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        for (uint64_t n = 1; n <= ROUNDS; n++) {
+            OK(weft_put(w, on_node(words, 1), &n, sizeof n, NULL));
+            OK(weft_fetch_add(w, on_node(words, 1) + 8, 1, NULL, NULL));
+            OK(weft_fence(w, 1));
+            OK(weft_send(w, 1, 3, &n, sizeof n, NULL, 0, NULL));
+            OK(weft_flush(w, 1, WEFT_DEFAULT)); /* `n` is ours again */
+        }
+    } else {
+        int64_t until = base_deadline(40 * WEFT_SECOND);
+        while (__atomic_load_n(&mine[3], __ATOMIC_ACQUIRE) < ROUNDS && base_now_ns() < until)
+            weft_progress(w);
+        CHECK(mine[3] == ROUNDS && mine[2] == 0);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_fences(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, fences, NULL), 0);
+}
+
+/* An add is done by the processor of its home, a put by the device. Here the home's processor is kept from looking at what
+ * comes: a put that is fenced behind an add must wait for it, too. */
+struct held {
+    _Atomic uint32_t rounds, asked;
+};
+
+static void add_then_put(weft *w, void *arg)
+{
+    enum { ROUNDS = 20 };
+    struct held *held = arg;
+    weft_gaddr words = symmetric_alloc(w, 128);
+    if (weft_rank(w) == 0) {
+        for (uint64_t n = 1; n <= ROUNDS; n++) {
+            wait_for(&held->rounds, (uint32_t)n);
+            OK(weft_fetch_add(w, on_node(words, 1), 1, NULL, NULL));
+            OK(weft_fence(w, 1));
+            OK(weft_put(w, on_node(words, 1) + 64, &n, sizeof n, NULL));
+            held->asked = (uint32_t)n;
+            OK(weft_flush(w, 1, WEFT_DEFAULT));
+        }
+    } else {
+        uint64_t *added = weft_ptr(w, on_node(words, 1), 128), *put = added + 8;
+        struct rc *rc = w->rc;
+        for (uint32_t n = 1; n <= ROUNDS; n++) {
+            base_spin_lock(&rc->receiving);
+            held->rounds = n;
+            wait_for(&held->asked, n);
+            usleep(1000); /* what the device does without us, it does now */
+            if (!native) /* the add needs our processor */
+                CHECK(__atomic_load_n(put, __ATOMIC_ACQUIRE) == n - 1 && __atomic_load_n(added, __ATOMIC_ACQUIRE) == n - 1);
+            base_spin_unlock(&rc->receiving);
+            OK(weft_wait_until(w, on_node(words, 1) + 64, WEFT_EQ, n, NULL, WEFT_DEFAULT));
+            CHECK(__atomic_load_n(added, __ATOMIC_ACQUIRE) == n);
+        }
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_add_then_put(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, add_then_put, shared_words(4096)), 0);
+}
+
+/* --- receives that links share: more than there are come at once; all arrive, and there are more afterwards --- */
+
+struct burst {
+    _Atomic uint32_t go, sent, heard;
+};
+
+static void on_burst(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_fetch_add(&((struct burst *)arg)->heard, 1);
+}
+
+static void bursts(weft *w, void *arg)
+{
+    struct burst *b = arg;
+    uint32_t peers = weft_size(w) - 1;
+    struct rc *rc = w->rc;
+    OK(weft_handle(w, 5, on_burst, b));
+    uint64_t value;
+    weft_gaddr word = symmetric_alloc(w, 8);
+    if (weft_rank(w) != 0)
+        OK(weft_get_now(w, &value, on_node(word, 0), 8)); /* a queue pair is there from now on */
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        base_spin_lock(&rc->receiving); /* nobody looks at what comes */
+        uint32_t before = atomic_load(&rc->receives.count);
+        b->go = 1;
+        wait_for(&b->sent, peers);
+        base_spin_unlock(&rc->receiving);
+        int64_t until = base_deadline(20 * WEFT_SECOND);
+        while (atomic_load(&b->heard) < peers * RC_WINDOW && base_now_ns() < until)
+            weft_progress(w);
+        CHECK(atomic_load(&b->heard) == peers * RC_WINDOW);
+        base_spin_lock(&rc->receiving); /* who looked is done with what follows from it */
+        uint32_t after = atomic_load(&rc->receives.count);
+        base_spin_unlock(&rc->receiving);
+        if (rc->receives.srq) /* one more, unless there were enough for this and more: a chunk for each peer at most */
+            CHECK((after > before || before * RC_RECEIVES > peers * RC_WINDOW) && after <= peers);
+        else
+            CHECK(after == peers);
+    } else {
+        wait_for(&b->go, 1);
+        for (uint32_t i = 0; i < RC_WINDOW; i++)
+            OK(weft_send(w, 0, 5, NULL, 0, NULL, 0, NULL));
+        struct rc_link *l = w->links[0].impl;
+        int64_t until = base_deadline(20 * WEFT_SECOND);
+        while (__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE) && base_now_ns() < until)
+            weft_progress(w);
+        CHECK(!__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE)); /* all on their way */
+        atomic_fetch_add(&b->sent, 1);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_bursts(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(6, bursts, shared_words(4096)), 0);
+}
+
+/* --- atomics: by the home's device where that is atomic with its processor, else by its processor --- */
+
+/* Sums and chains from two nodes on words of a third, many at once and one by one. The words are touched by no processor while
+ * that goes on: softverbs' atomics are atomic among themselves only, whatever a profile claims. */
+static void atomics(weft *w, void *arg)
+{
+    enum { MANY = 700, CHAIN = 60 };
+    (void)arg;
+    weft_gaddr words;
+    OK(weft_alloc(w, 64, &words));
+    uint64_t *mine = weft_ptr(w, words, 64), start = weft_rank(w) == 0 ? 5 : 0;
+    memset(mine, 0, 64);
+    mine[0] = start;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) != 0) {
+        uint64_t old[MANY], last = 0, seen;
+        weft_link_stats s;
+        for (int i = 0; i < MANY; i++)
+            OK(weft_fetch_add(w, on_node(words, 0), 1, &old[i], NULL));
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        for (int i = 0; i < MANY; i++) {
+            CHECK(i == 0 ? old[i] >= 5 : old[i] > last); /* of one node, in order: its own are added already */
+            last = old[i];
+        }
+        for (int i = 0; i < CHAIN; i++) { /* the word takes every value once */
+            do
+                OK(weft_compare_swap_now(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1), (uint64_t)i * 2 + weft_rank(w),
+                                         &seen));
+            while (seen != (uint64_t)i * 2 + (weft_rank(w) - 1));
+        }
+        OK(weft_link_stat(w, 0, &s));
+        CHECK(native ? s.native_atomics >= MANY + CHAIN : s.native_atomics == 0);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0)
+        CHECK(__atomic_load_n(&mine[0], __ATOMIC_ACQUIRE) == 5 + 2 * MANY && __atomic_load_n(&mine[1], __ATOMIC_ACQUIRE) == 2 * CHAIN);
+    /* A swap is the processor's in any case: with a fence between them, each sees what the one before it left. */
+    if (weft_rank(w) == 1) {
+        uint64_t old[4];
+        OK(weft_swap(w, on_node(words, 0) + 16, 10, &old[0], NULL));
+        OK(weft_fence(w, 0));
+        OK(weft_fetch_add(w, on_node(words, 0) + 16, 5, &old[1], NULL));
+        OK(weft_fence(w, 0));
+        OK(weft_swap(w, on_node(words, 0) + 16, 3, &old[2], NULL));
+        OK(weft_fence(w, 0));
+        OK(weft_compare_swap(w, on_node(words, 0) + 16, 3, 4, &old[3], NULL));
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        CHECK(old[0] == 0 && old[1] == 10 && old[2] == 15 && old[3] == 3);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0)
+        CHECK(mine[2] == 4);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_atomics(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, atomics, NULL), 0);
+}
+
+/* A fence between put and atomic, atomic and put, either way round: node 2 looks at node 0's memory, which node 1 changes. */
+static void ordered_atomics(weft *w, void *arg)
+{
+    enum { ROUNDS = 300 };
+    (void)arg;
+    weft_gaddr words;
+    OK(weft_alloc(w, 64, &words));
+    uint64_t *mine = weft_ptr(w, words, 64);
+    memset(mine, 0, 64);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 1) {
+        uint64_t n[ROUNDS];
+        for (uint64_t i = 0; i < ROUNDS; i++) {
+            n[i] = i + 1;
+            OK(weft_put(w, on_node(words, 0), &n[i], 8, NULL));
+            OK(weft_fence(w, 0));
+            OK(weft_fetch_add(w, on_node(words, 0) + 8, 1, NULL, NULL));
+            OK(weft_fence(w, 0));
+            OK(weft_put(w, on_node(words, 0) + 16, &n[i], 8, NULL));
+            OK(weft_fence(w, 0));
+        }
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+    } else if (weft_rank(w) == 2) {
+        uint64_t first, second, third = 0;
+        while (third < ROUNDS) { /* the last one to change is read first */
+            OK(weft_get_now(w, &third, on_node(words, 0) + 16, 8));
+            OK(weft_get_now(w, &second, on_node(words, 0) + 8, 8));
+            OK(weft_get_now(w, &first, on_node(words, 0), 8));
+            CHECK(first >= second && second >= third);
+        }
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_ordered_atomics(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, ordered_atomics, NULL), 0);
+}
+
+/* A home that sleeps is woken by a counter, whoever adds to it: at the latest by its own look, but not only then. */
+static void counted(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr words;
+    OK(weft_alloc(w, 64, &words));
+    memset(weft_ptr(w, words, 64), 0, 64);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (uint64_t i = 1; i <= 50; i++) {
+        if (weft_rank(w) == 0) {
+            OK(weft_counter_wait(w, words, i, WEFT_DEFAULT));
+        } else {
+            OK(weft_counter_add(w, on_node(words, 0), 1, NULL));
+        }
+        OK(weft_barrier(w, WEFT_DEFAULT));
+    }
+}
+
+static void test_counted(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, counted, NULL), 0);
+}
+
+int main(int argc, char **argv)
+{
+    native = argc > 1 && strcmp(argv[1], "native") == 0;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_outside),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_fences),
+        cmocka_unit_test(test_bursts),
+        cmocka_unit_test(test_atomics),
+        cmocka_unit_test(test_ordered_atomics),
+        cmocka_unit_test(test_counted),
+        cmocka_unit_test(test_add_then_put),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

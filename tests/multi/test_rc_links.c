@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The links of the rc transport: queue pairs made at first use, what becomes of those that cannot be made, and that everything
+ * is as if nothing had been when they break and are made anew.
+ * Started by over_softverbs.py.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "cluster_test.h"
+#include "fabric/rc.h"
+
+struct stage {
+    _Atomic uint32_t here, there, done;
+    _Atomic int pid;
+};
+
+/* --- queue pairs are made for those who talk, and for no others --- */
+
+static void count_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                          void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_fetch_add((_Atomic uint32_t *)arg, 1);
+}
+
+static void neighbours(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    uint32_t n = weft_size(w), me = weft_rank(w), right = (me + 1) % n, left = (me + n - 1) % n;
+    weft_gaddr mine;
+    _Atomic uint32_t *came = malloc(sizeof *came);
+    CHECK(came);
+    *came = 0;
+    OK(weft_handle(w, 1, count_message, (void *)came));
+    OK(weft_alloc(w, 4096, &mine)); /* at the same place everywhere: it is the first */
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(i == me || stats(w, i).connects == 0);
+    meet(&stage->here, n);
+    for (int i = 0; i < 100; i++) /* both neighbours begin at once, each with its own first message to the other */
+        OK(weft_send(w, i % 2 ? left : right, 1, NULL, 0, NULL, 0, NULL));
+    OK(weft_put_now(w, on_node(mine, right), &me, sizeof me));
+    int64_t end = now_ns() + 40 * WEFT_SECOND;
+    while (*came < 100 && now_ns() < end)
+        weft_progress(w);
+    CHECK(*came == 100);
+    meet(&stage->there, n);
+    CHECK(*(uint32_t *)weft_ptr(w, mine, 4) == left);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(i == me || stats(w, i).connects == (i == left || i == right));
+    meet(&stage->done, n); /* leaving talks to nobody else either, but says so to all */
+    free((void *)came);
+}
+
+static void test_neighbours(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(8, neighbours, shared_words(4096)), 0);
+}
+
+/* --- the program at the other end need not call anything --- */
+
+static void alone_at_it(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, 2);
+    if (weft_rank(w) == 0) {
+        uint64_t v = 77, old = 0;
+        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_fetch_add_now(w, on_node(mine, 1), 1, &old));
+        CHECK(old == 77);
+        atomic_store(&stage->done, 1);
+    }
+    wait_for(&stage->done, 1); /* no call of weft's */
+}
+
+static void test_alone_at_it(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, alone_at_it, shared_words(4096)), 0);
+}
+
+/* --- a queue pair that cannot be made: the operation fails, and says why --- */
+
+static void refused(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, 3);
+    if (weft_rank(w) == 0) {
+        uint64_t v = 1;
+        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
+        int rc = weft_put_now(w, on_node(mine, 1), &v, sizeof v);
+        CHECK(rc == -ECONNRESET);
+        if (!strstr(weft_error(), "node 1") || !strstr(weft_error(), "RC queue pair") || !strstr(weft_error(), "it says"))
+            fprintf(stderr, "what it says: %s\n", weft_error());
+        CHECK(strstr(weft_error(), "node 1") && strstr(weft_error(), "RC queue pair") && strstr(weft_error(), "it says"));
+        CHECK(!weft_alive(w, 1) && weft_alive(w, 2));
+        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v)); /* the others go on */
+        atomic_store(&stage->done, 1);
+    }
+    if (weft_rank(w) == 1) { /* it is told that it was given up */
+        int64_t end = now_ns() + 40 * WEFT_SECOND;
+        while (weft_alive(w, 0) && now_ns() < end)
+            usleep(1000);
+        CHECK(!weft_alive(w, 0));
+    }
+    wait_for(&stage->done, 1);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    softverbs("fault add refuse --verb create_qp --errno ENOMEM --host 1");
+    int failed = nodes_failed_with(3, refused, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_RECONNECT=0", NULL});
+    softverbs("fault clear");
+    assert_int_equal(failed, 0);
+}
+
+/* --- while connecting: deadlines hold, and a death ends it --- */
+
+static void silent(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 4096, &mine));
+    if (weft_rank(w) == 1)
+        stage->pid = getpid();
+    meet(&stage->here, 2);
+    if (weft_rank(w) == 1) {
+        wait_for(&stage->done, 1);
+        return;
+    }
+    uint64_t v = 1;
+    weft_op op[2];
+    stop_asleep(stage->pid);
+    OK(weft_put(w, on_node(mine, 1), &v, sizeof v, &op[0]));
+    CHECK(weft_wait(w, &op[0], 50 * WEFT_MS) == -ETIMEDOUT);
+    CHECK(weft_flush(w, 1, 50 * WEFT_MS) == -ETIMEDOUT);
+    OK(weft_fetch_add(w, on_node(mine, 1), 1, NULL, &op[1]));
+    CHECK(stats(w, 1).connects == 0 && weft_test(w, &op[0]) == -EINPROGRESS);
+    CHECK(kill(stage->pid, SIGKILL) == 0);
+    CHECK(weft_wait(w, &op[0], WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_wait(w, &op[1], WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(!weft_alive(w, 1));
+}
+
+static void test_silent(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(2, silent, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    assert_int_equal(status[0], 0);
+    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+}
+
+/* --- links that break: everything as if nothing had been --- */
+
+enum { MESSAGES = 500, BULK = 200000, TIMES = 4 };
+
+struct mill {
+    struct stage stage;
+    const char *const *how, *const *undo; /* words for softverbs, that break the link and mend what broke it */
+    _Atomic uint32_t broken, over, came[2]; /* `came`: which message each is at */
+};
+
+struct received {
+    uint64_t next, wrong;
+};
+
+static void in_order(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                     void *arg)
+{
+    (void)w, (void)from, (void)header_len;
+    struct received *r = arg;
+    uint64_t n;
+    memcpy(&n, header, sizeof n);
+    bool right = n == r->next && payload_len == (n % 3 == 0 ? 3000 : n % 3 == 1 ? 0 : 120);
+    for (size_t i = 0; i < payload_len; i++)
+        right = right && ((const uint8_t *)payload)[i] == (uint8_t)(n + i);
+    __atomic_fetch_add(&r->wrong, !right, __ATOMIC_RELAXED);
+    __atomic_store_n(&r->next, n + 1, __ATOMIC_RELEASE);
+}
+
+/* Breaks the link of the node's again and again, and each time waits for it to have broken, and to be there again. */
+static void *breaker(void *arg)
+{
+    struct {
+        weft *w;
+        struct mill *m;
+    } *a = arg;
+    for (int i = 0; i < TIMES; i++) {
+        weft_link_stats before = stats(a->w, 1);
+        softverbs(a->m->how[i % 2]);
+        while (stats(a->w, 1).breaks == before.breaks)
+            usleep(1000);
+        softverbs(a->m->undo[i % 2]);
+        while (stats(a->w, 1).connects == before.connects)
+            usleep(1000);
+        atomic_fetch_add(&a->m->broken, 1);
+    }
+    return NULL;
+}
+
+/* Both ends send, add, signal, put and get without a pause while their link breaks. */
+static void mill(weft *w, void *arg)
+{
+    struct mill *m = arg;
+    uint32_t me = weft_rank(w), peer = 1 - me;
+    weft_gaddr mine;
+    pthread_t thread;
+    struct received got = {0};
+    struct {
+        weft *w;
+        struct mill *m;
+    } a = {w, m};
+    OK(weft_handle(w, 1, in_order, &got));
+    OK(weft_alloc(w, 2 << 20, &mine));
+    uint64_t *words = weft_ptr(w, mine, 64), n = 0, over = 0;
+    memset(words, 0, 64);
+    uint8_t *bulk = malloc(BULK), *back = malloc(BULK), payload[3000];
+    CHECK(bulk && back);
+    meet(&m->stage.here, 2);
+    if (me == 0)
+        CHECK(pthread_create(&thread, NULL, breaker, &a) == 0);
+    /* For as long as it takes. Node 0 says with which message it ends, which neither has come to, and both end there. */
+    for (; (over = atomic_load(&m->over)) == 0 || n < over; n++) {
+        size_t len = n % 3 == 0 ? 3000 : n % 3 == 1 ? 0 : 120;
+        for (size_t i = 0; i < len; i++)
+            payload[i] = (uint8_t)(n + i);
+        OK(weft_send(w, peer, 1, &n, sizeof n, payload, len, NULL));
+        uint64_t old = 0;
+        OK(weft_fetch_add_now(w, on_node(mine, peer), 1, &old));
+        CHECK(old == n);
+        memset(payload, (int)n, 64);
+        OK(weft_put_signal(w, on_node(mine, peer) + 64, payload, 64, on_node(mine, peer) + 8, 1, NULL));
+        OK(weft_flush(w, peer, WEFT_DEFAULT)); /* `payload` is ours again */
+        if (n % 8 == 0) {
+            size_t size = n % 16 ? BULK : 5000, at = 4096 + (n % 64) * 1000;
+            for (size_t i = 0; i < size; i++)
+                bulk[i] = (uint8_t)(n + i * 7);
+            OK(weft_put(w, on_node(mine, peer) + at, bulk, size, NULL));
+            OK(weft_fence(w, peer));
+            OK(weft_get_now(w, back, on_node(mine, peer) + at, size));
+            CHECK(memcmp(bulk, back, size) == 0);
+        }
+        if (me == 0 && over == 0 && atomic_load(&m->broken) == TIMES)
+            atomic_store(&m->over, (uint32_t)(n > atomic_load(&m->came[1]) ? n : atomic_load(&m->came[1])) + MESSAGES);
+        atomic_store(&m->came[me], (uint32_t)n);
+    }
+    int64_t end = now_ns() + 40 * WEFT_SECOND;
+    while (__atomic_load_n(&got.next, __ATOMIC_ACQUIRE) < over && now_ns() < end)
+        weft_progress(w);
+    OK(weft_flush(w, peer, WEFT_DEFAULT));
+    meet(&m->stage.there, 2);
+    CHECK(__atomic_load_n(&got.next, __ATOMIC_ACQUIRE) == over && __atomic_load_n(&got.wrong, __ATOMIC_ACQUIRE) == 0);
+    CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == over && __atomic_load_n(&words[1], __ATOMIC_ACQUIRE) == over);
+    weft_link_stats s = stats(w, peer);
+    CHECK(s.breaks >= TIMES && s.connects > TIMES && weft_alive(w, peer) && weft_epoch(w) == 1);
+    if (me == 0)
+        pthread_join(thread, NULL);
+    meet(&m->stage.done, 2);
+    free(bulk);
+    free(back);
+}
+
+static void run_mill(const char *const *how, const char *const *undo)
+{
+    struct mill *m = shared_words(4096);
+    m->how = how;
+    m->undo = undo;
+    int failed = nodes_failed_with(2, mill, m, (const char *const[]){"WEFT_LOG=error", "WEFT_RECONNECT=40s", NULL});
+    softverbs("fault clear");
+    assert_int_equal(failed, 0);
+}
+
+static void test_lost_requests(void **state)
+{
+    (void)state;
+    run_mill((const char *const[]){"fault add drop --host 0", "fault add drop --host 1"},
+             (const char *const[]){"fault clear", "fault clear"});
+}
+
+static void test_cable(void **state)
+{
+    (void)state;
+    run_mill((const char *const[]){"fault pull 0:sv0", "fault pull 1:sv0"}, (const char *const[]){"fault plug 0:sv0", "fault plug 1:sv0"});
+}
+
+/* --- a request that the peer's device refuses: it fails, and what was behind it goes on --- */
+
+static void refusal(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 1 << 20, &mine));
+    uint64_t *words = weft_ptr(w, mine, 64), v = 5, old = 0;
+    memset(words, 0, 64);
+    meet(&stage->here, 2);
+    if (weft_rank(w) == 0) {
+        struct rc_link *l = w->links[1].impl;
+        weft_op op;
+        uint8_t *large = weft_ptr(w, mine, 1 << 20);
+        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        for (int i = 0; i < 2; i++) {
+            uint32_t right = l->peer_keys[0];
+            l->peer_keys[0] ^= 0x5a5a5a; /* nobody else posts */
+            OK(weft_put(w, on_node(mine, 1) + 4096, large, 4096, i ? NULL : &op));
+            l->peer_keys[0] = right;
+            for (int k = 0; k < 50; k++)
+                OK(weft_fetch_add(w, on_node(mine, 1) + 8, 1, NULL, NULL));
+            OK(weft_put(w, on_node(mine, 1) + 16, &v, sizeof v, NULL));
+            if (i == 0) {
+                CHECK(weft_wait(w, &op, WEFT_DEFAULT) == -ECONNABORTED);
+                OK(weft_flush(w, 1, WEFT_DEFAULT));
+            } else {
+                CHECK(weft_flush(w, 1, WEFT_DEFAULT) == -ECONNABORTED); /* it had no op: this says so, once */
+                OK(weft_flush(w, 1, WEFT_DEFAULT));
+            }
+        }
+        OK(weft_get_now(w, &old, on_node(mine, 1) + 8, sizeof old));
+        CHECK(old == 100);
+        OK(weft_get_now(w, &old, on_node(mine, 1) + 16, sizeof old));
+        CHECK(old == 5 && weft_alive(w, 1) && stats(w, 1).breaks >= 2);
+        atomic_store(&stage->done, 1);
+    }
+    wait_for(&stage->done, 1);
+}
+
+static void test_refusal(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"WEFT_LOG=error", "WEFT_RECONNECT=40s", NULL};
+    assert_int_equal(nodes_failed_with(2, refusal, shared_words(4096), settings), 0);
+}
+
+/* --- a link that does not come again, or is not to: its peer counts as dead, and the error says of what --- */
+
+static void gives_up(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, 3);
+    uint64_t v = 1;
+    if (weft_rank(w) == 0) {
+        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
+        const char *expected = getenv("EXPECT");
+        CHECK(expected);
+        softverbs("fault pull 1:sv0");
+        CHECK(weft_put_now(w, on_node(mine, 1), &v, sizeof v) == -ECONNRESET);
+        CHECK(strstr(weft_error(), "node 1") && strstr(weft_error(), expected));
+        CHECK(!weft_alive(w, 1) && weft_alive(w, 2));
+        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
+        atomic_store(&stage->done, 1);
+    }
+    wait_for(&stage->done, 1);
+}
+
+static void test_gives_up(void **state)
+{
+    (void)state;
+    /* Without, the device gives up when the liveness time is over. */
+    static const char *const how[2][5] = {{"WEFT_LOG=error", "WEFT_RECONNECT=0", "WEFT_LIVENESS=500ms", "EXPECT=failed", NULL},
+                                          {"WEFT_LOG=error", "WEFT_RECONNECT=1s", "EXPECT=WEFT_RECONNECT", NULL}};
+    for (int i = 0; i < 2; i++) {
+        int failed = nodes_failed_with(3, gives_up, shared_words(4096), how[i]);
+        softverbs("fault plug 1:sv0");
+        assert_int_equal(failed, 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_alone_at_it),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_silent),
+        cmocka_unit_test(test_lost_requests),
+        cmocka_unit_test(test_cable),
+        cmocka_unit_test(test_refusal),
+        cmocka_unit_test(test_gives_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

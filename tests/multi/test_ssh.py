@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft run --hostfile with hosts that are not this machine. What stands in for ssh runs the command here, as a shell there
+would, with nothing of this environment but the RDMA device, and on a host of its own where namespaces can be made.
+
+Usage: test_ssh.py WEFT MULTI_PEER    (started by over_softverbs.py, for the device)
+"""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import unittest
+
+sys.dont_write_bytecode = True
+from processes import alive, clean_env, until  # noqa: E402
+from stand_in import APART, SSH  # noqa: E402
+
+LIMIT = 60  # seconds until something that should have happened is called a failure
+START = os.getcwd()
+WEFT, PEER = [os.path.abspath(path) for path in sys.argv[1:3]]
+
+class Ssh(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.tmp = tempfile.TemporaryDirectory(prefix="weft-ssh-")
+        self.addCleanup(self.tmp.cleanup)
+        self.ssh = self.path("ssh")
+        with open(self.ssh, "w", encoding="utf-8") as f:
+            f.write(SSH.format(apart=APART))
+        os.chmod(self.ssh, 0o755)
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+
+    def path(self, name):
+        return os.path.join(self.tmp.name, name)
+
+    def start(self, hosts, *args, settings=None, **more):
+        file = {"weft": 1, "coord": f"127.0.0.1:{self.port}", "hosts": hosts, "settings": settings or {}}
+        with open(self.path("hosts.json"), "w", encoding="utf-8") as f:
+            json.dump(file, f)
+        library = os.path.join(START, os.environ["WEFT_VERBS_LIBRARY"])
+        # Silence is no death here, however busy the machine: see over_softverbs.py.
+        env = clean_env(WEFT_SSH=self.ssh + " -p 7", WEFT_VERBS_LIBRARY=library,
+                        SOFTVERBS_HOST="0", WEFT_LIVENESS="30s", **more)
+        return subprocess.Popen([WEFT, "run", "--hostfile", self.path("hosts.json"), *args], env=env, cwd=self.tmp.name,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run_weft(self, *args, **more):
+        process = self.start(*args, **more)
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+    HERE = {"ssh": "localhost", "ips": ["127.0.0.1"]}
+
+    def there(self, *numbers):
+        return [{"ssh": f"user@host-{n}.invalid-{n}"} for n in numbers]
+
+    def test_one_cluster(self):
+        """Here and there, each byte checked, over shared memory and RDMA."""
+        if not APART:
+            self.skipTest("no namespaces")
+        code, out, err = self.run_weft([self.HERE, *self.there(1, 2)], "-t", PEER, "30", "leave", settings={"pool": "16M"})
+        self.assertEqual((code, err), (0, ""), out)
+        for k in range(3):
+            self.assertIn(f"[{k}] node {k} of 3: all is well", out)
+
+    def test_what_a_node_gets(self):
+        """Arguments as they are, the settings, the folder; the secret in the environment, and in nobody's arguments."""
+        script = 'printf "<%s>" "$@"; echo; pwd; env | grep WEFT | sort; cat'
+        odd = ["", "two words", "it's", '"$HOME" `id` \\', "new\nline", "*", "-x", "~", "!!"]
+        code, out, err = self.run_weft(self.there(0, 1), "--", "sh", "-c", script, "sh", *odd, settings={"pool": "7M"},
+                                       WEFT_SECRET="sesame & co'", WEFT_SPIN="3us")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(out.count("".join(f"<{word}>" for word in odd)), 2, out)
+        self.assertEqual(out.count(self.tmp.name + "\n"), 2)
+        for line in ("WEFT_POOL=7M", "WEFT_SPIN=3us", "WEFT_SECRET=sesame & co'", f"WEFT_COORD=127.0.0.1:{self.port}",
+                     "WEFT_SIZE=2"):
+            self.assertEqual(out.count(line + "\n"), 2, line)
+        self.assertIn("WEFT_RANK=0\n", out)
+        self.assertIn("WEFT_RANK=1\n", out)
+        self.assertNotIn("WEFT_HOSTFILE", out)
+        with open(self.ssh + ".log", encoding="utf-8") as f:
+            said = f.read()
+        self.assertNotIn("sesame", said)
+        self.assertIn("-p 7 ", said)
+
+    def test_secret_file(self):
+        with open(os.open(self.path("secret"), os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as f:
+            f.write("of the file\n")
+        code, out, _ = self.run_weft(self.there(0, 1), "--", "sh", "-c", "echo $WEFT_SECRET_FILE $WEFT_SECRET",
+                                     settings={"secret_file": self.path("secret")})
+        self.assertEqual((code, out), (0, "of the file\nof the file\n"))
+
+    def test_failures(self):
+        for script, code, says in (("exit 7", 7, "exited with 7"), ("kill -SEGV $$", 139, "killed by SIGSEGV")):
+            got, _, err = self.run_weft(self.there(0), "--", "sh", "-c", script)
+            self.assertEqual(got, code, err)
+            self.assertIn(says, err)
+            self.assertIn("on user@host-0", err)
+        code, _, err = self.run_weft(self.there(0), "no-such-program-anywhere")
+        self.assertEqual(code, 127)
+        self.assertIn("could not start no-such-program-anywhere on ", err)
+        for ssh, why in (("no-such-ssh", "No such file"), (self.tmp.name, "Permission denied")):
+            self.ssh = ssh
+            code, out, err = self.run_weft([self.HERE, *self.there(1)], "true")
+            self.assertEqual((code, out), (1, ""), err)
+            self.assertEqual(err.count("\n"), 1, err)
+            self.assertRegex(err, rf"node 1 \(on user@host-1.*could not start {ssh}: {why}.*WEFT_SSH")
+        self.ssh = self.path("ssh")
+        code, _, err = self.run_weft([{"ssh": "unreachable"}], "true")
+        self.assertEqual(code, 255)
+        self.assertIn("ssh failed", err)
+        code, _, err = self.run_weft([{"ssh": "-oProxyCommand=x"}], "true")
+        self.assertNotEqual(code, 0)
+        self.assertFalse(os.path.exists(self.path("x")))
+        code, _, err = self.run_weft(self.there(0), "--remote-weft", "/nowhere/we'ft", "true")
+        self.assertEqual(code, 127, err)
+
+    def pids(self, count):
+        def there():
+            try:
+                with open(self.path("pids"), encoding="utf-8") as f:
+                    found = [int(line) for line in f.read().split()]
+            except OSError:
+                return None
+            return found if len(found) == count else None
+        return until("the nodes run", there, LIMIT)
+
+    SLEEP = 'echo $$ >>pids; sleep 1000 & echo $! >>pids; wait'
+
+    def test_signals(self):
+        process = self.start(self.there(0, 1), "--", "sh", "-c", "trap 'echo asked; exit 3' TERM; " + self.SLEEP)
+        pids = self.pids(4)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=LIMIT)
+        self.assertEqual((process.returncode, out), (3, "asked\nasked\n"))
+        until("all have ended", lambda: not any(alive(pid) for pid in pids), LIMIT)
+
+    def test_deaf_nodes_are_killed(self):
+        process = self.start(self.there(0), "--timeout", "5s", "sh", "-c", "trap '' TERM; " + self.SLEEP)
+        pids = self.pids(2)
+        process.communicate(timeout=LIMIT)
+        self.assertEqual(process.returncode, 124)
+        until("all have ended", lambda: not any(alive(pid) for pid in pids), LIMIT)
+
+    def test_launcher_killed(self):
+        process = self.start(self.there(0, 1), "--", "sh", "-c", self.SLEEP)
+        pids = self.pids(4)
+        process.kill()
+        process.communicate(timeout=LIMIT)
+        until("all have ended", lambda: not any(alive(pid) for pid in pids), LIMIT)
+
+    def test_bad_orders(self):
+        for order in (b"", b"weftnod1", b"weftnod1" + b"\xff" * 64, b"weftnod1" + bytes([1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0]) +
+                      b"\0" * 4 + b"abcd", os.urandom(4096)):
+            done = subprocess.run([WEFT, "run", "--as-node"], input=order, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  timeout=LIMIT, check=False)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(b"order", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

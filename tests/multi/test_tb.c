@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What only the tb transport has, over a device like a Mac's: domains that leak when a process does not give them back, cables that
+ * are pulled. Run by over_softverbs.py on a mesh of tb5.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <errno.h>
+
+#include <cmocka.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cluster_test.h"
+
+#define DOMAINS 11 /* of a tb5 device */
+
+struct ending {
+    int signal; /* 0: exit() without weft_close() */
+};
+
+/* Both nodes are ended in the middle of traffic. */
+static void ended(weft *w, void *arg)
+{
+    const struct ending *e = arg;
+    weft_gaddr area = symmetric_alloc(w, 1u << 20);
+    uint32_t other = 1 - weft_rank(w);
+    uint8_t *buffer = weft_ptr(w, on_node(area, weft_rank(w)), 1u << 20);
+    (void)weft_barrier(w, WEFT_DEFAULT);
+    for (int i = 0; i < 20; i++) /* the other may have ended */
+        (void)weft_put(w, on_node(area, other), buffer, 300000, NULL);
+    if (!e->signal)
+        exit(7);
+    kill(getpid(), e->signal);
+    for (;;)
+        (void)weft_put_now(w, on_node(area, other), buffer, 64);
+}
+
+static void test_ended(void **state)
+{
+    (void)state;
+    static const int how[] = {SIGTERM, SIGINT, SIGHUP, 0};
+    for (size_t i = 0; i < sizeof how / sizeof how[0]; i++) {
+        struct ending e = {how[i]};
+        for (int round = 0; round < DOMAINS / 2; round++) {
+            int status[NODES_MAX];
+            nodes_run(2, ended, &e, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+            for (int node = 0; node < 2; node++)
+                assert_true(how[i] ? WIFSIGNALED(status[node]) && WTERMSIG(status[node]) == how[i]
+                                   : WIFEXITED(status[node]) && WEXITSTATUS(status[node]) == 7);
+        }
+    }
+}
+
+/* --- cables --- */
+
+#define BIG  (1u << 20)
+#define LONG (60 * WEFT_SECOND)
+
+struct stage {
+    _Atomic uint32_t pulled, plugged, over;
+    _Atomic uint32_t refused, went;
+};
+
+/* Everything at once from node 0 to node 1: what came is right, messages in order and once, adds once; an op that failed says why. */
+static void across(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    struct numbers heard = {0};
+    OK(weft_handle(w, 1, on_number, &heard));
+    weft_gaddr area = symmetric_alloc(w, 2 * BIG + 4096);
+    uint8_t *mine = weft_ptr(w, on_node(area, weft_rank(w)), 2 * BIG + 4096);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        uint32_t messages = 0, added = 0, unsure = 0;
+        for (uint32_t i = 1; !stage->over || i < 20; i++) {
+            weft_op ops[3];
+            uint64_t before, value = i;
+            bool began[3];
+            memset(mine, (int)(i & 0xff), BIG);
+            int rc = weft_send(w, 1, 1, &messages, sizeof messages, NULL, 0, NULL);
+            messages += rc == 0;
+            CHECK(rc == 0 || rc == -ENETDOWN);
+            rc = weft_put(w, on_node(area, 1), mine, BIG - i % 4096, &ops[0]);
+            began[0] = rc == 0;
+            CHECK(rc == 0 || rc == -ENETDOWN);
+            rc = weft_fetch_add(w, on_node(area, 1) + 2 * BIG, 1, &before, &ops[1]);
+            began[1] = rc == 0;
+            CHECK(rc == 0 || rc == -ENETDOWN);
+            rc = weft_get(w, mine + BIG, on_node(area, 1) + BIG, BIG, &ops[2]);
+            began[2] = rc == 0;
+            CHECK(rc == 0 || rc == -ENETDOWN);
+            rc = began[0] ? weft_wait(w, &ops[0], LONG) : -ENETDOWN;
+            CHECK(rc == 0 || (rc == -ENETDOWN && strstr(weft_error(), "no way leads")));
+            (*(rc ? &stage->refused : &stage->went))++;
+            bool there = rc == 0;
+            rc = began[1] ? weft_wait(w, &ops[1], LONG) : -EAGAIN;
+            CHECK(rc == 0 || rc == -ENETDOWN || rc == -EAGAIN);
+            added += rc == 0;
+            unsure += rc == -ENETDOWN;
+            rc = began[2] ? weft_wait(w, &ops[2], LONG) : -ENETDOWN; /* before its buffer is used again: a get may come late */
+            CHECK(rc == 0 || rc == -ENETDOWN);
+            if (there) { /* as it was sent */
+                rc = weft_get_now(w, mine + BIG, on_node(area, 1), BIG - 4096);
+                CHECK(rc == 0 || rc == -ENETDOWN);
+                CHECK(rc || memcmp(mine, mine + BIG, BIG - 4096) == 0);
+            }
+            CHECK(weft_alive(w, 1));
+            (void)value;
+        }
+        uint64_t sum = 0;
+        OK(weft_flush(w, 1, LONG));
+        OK(weft_get_now(w, &sum, on_node(area, 1) + 2 * BIG, 8));
+        CHECK(sum >= added && sum <= added + unsure);
+        OK(weft_put_signal(w, on_node(area, 1) + 2 * BIG + 16, &messages, sizeof messages, on_node(area, 1) + 2 * BIG + 8, 1, NULL));
+        OK(weft_flush(w, 1, LONG));
+    } else if (weft_rank(w) == 1) {
+        OK(weft_wait_until(w, on_node(area, 1) + 2 * BIG + 8, WEFT_EQ, 1, NULL, 2 * LONG));
+        uint32_t messages;
+        memcpy(&messages, mine + 2 * BIG + 16, sizeof messages);
+        for (int64_t end = 0; heard.next < messages && end < 10000; end++)
+            usleep(1000);
+        CHECK(heard.next == messages && !heard.wrong);
+    }
+    OK(weft_barrier(w, LONG));
+}
+
+/* In a process of its own: pulls and plugs the cable between nodes 0 and 1 while they talk. */
+static pid_t puller(struct stage *stage, int rounds, bool cut)
+{
+    pid_t pid = fork();
+    if (pid)
+        return pid;
+    for (int i = 0; i < rounds; i++) {
+        uint32_t went = stage->went, refused = stage->refused;
+        for (int k = 0; stage->went < went + 3 && k < 60000; k++)
+            usleep(1000);
+        softverbs("fault pull 0:en2");
+        went = stage->went;
+        /* Without another way ops are refused; with one they go on. */
+        for (int k = 0; (cut ? stage->refused < refused + 3 : stage->went < went + 3) && k < 60000; k++)
+            usleep(1000);
+        softverbs("fault plug 0:en2");
+        stage->plugged++;
+    }
+    uint32_t went = stage->went;
+    for (int k = 0; stage->went < went + 3 && k < 60000; k++)
+        usleep(1000);
+    stage->over = 1;
+    _exit(0);
+}
+
+static void pulled(int nodes)
+{
+    struct stage *stage = shared_words(4096);
+    memset(stage, 0, sizeof *stage);
+    int ended;
+    pid_t pid = puller(stage, 3, nodes == 2);
+    int failed = nodes_failed_with(nodes, across, stage, (const char *const[]){"WEFT_LOG=error", NULL});
+    waitpid(pid, &ended, 0);
+    assert_int_equal(failed, 0);
+    assert_int_equal(ended, 0);
+    assert_int_equal(stage->plugged, 3);
+    if (nodes == 2)
+        assert_true(stage->refused > 0);
+    else
+        assert_int_equal(stage->refused, 0); /* there was always a way */
+}
+
+/* The only cable is pulled: ops fail with -ENETDOWN at once, nobody is dead, and all goes on when it is back. */
+static void test_pulled(void **state)
+{
+    (void)state;
+    pulled(2);
+}
+
+/* There is another way: nothing fails. */
+static void test_other_way(void **state)
+{
+    (void)state;
+    pulled(3);
+}
+
+/* --- copies --- */
+
+/* Large puts and gets between pools: every byte goes from where it is to where it belongs, none through a frame. */
+static void uncopied(weft *w, void *arg)
+{
+    enum { BYTES = 8u << 20 };
+    _Atomic uint32_t *repairs = arg;
+    weft_gaddr area = symmetric_alloc(w, 2 * BYTES);
+    uint32_t other = 1 - weft_rank(w);
+    uint8_t *mine = weft_ptr(w, on_node(area, weft_rank(w)), 2 * BYTES);
+    for (uint32_t i = 0; i < BYTES; i++)
+        mine[i] = (uint8_t)(i * 31 + weft_rank(w));
+    weft_link_stats before, after;
+    OK(weft_link_stat(w, other, &before));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        OK(weft_put_now(w, on_node(area, 1) + BYTES, mine, BYTES));
+        OK(weft_get_now(w, mine + BYTES, on_node(area, 1), BYTES));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_link_stat(w, other, &after));
+    uint64_t sent = after.bulk_sent_bytes - before.bulk_sent_bytes;
+    CHECK(after.bulk_came_bytes - before.bulk_came_bytes == BYTES);
+    /* More are sent only where the other end has asked again: it cannot know what is lost and what is late. */
+    atomic_store(&repairs[weft_rank(w)], (uint32_t)(after.bulk_repairs - before.bulk_repairs));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    CHECK(sent == BYTES || (sent > BYTES && atomic_load(&repairs[other]) > 0));
+    CHECK(after.staged_puts == before.staged_puts && after.staged_gets == before.staged_gets);
+    uint64_t copied = (after.frames_sent - before.frames_sent) * 4096; /* at most: frames may have bytes, and have words here */
+    CHECK(copied < BYTES / 4);
+    for (uint32_t i = 0; i < BYTES; i++)
+        CHECK(mine[BYTES + i] == (uint8_t)(i * 31 + other));
+}
+
+static void test_uncopied(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, uncopied, shared_words(4096)), 0);
+}
+
+static void meets(weft *w, void *arg)
+{
+    (void)arg;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+/* After all that the devices have as many domains as before. */
+static void test_nothing_is_left(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, meets, NULL), 0);
+}
+
+int main(void)
+{
+    signal(SIGHUP, SIG_DFL); /* nohup would have it ignored */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ended),
+        cmocka_unit_test(test_pulled),
+        cmocka_unit_test(test_uncopied),
+        cmocka_unit_test(test_other_way),
+        cmocka_unit_test(test_nothing_is_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft topo: which ways it finds, in all forms, how it fails, and that it leaves nothing.
+
+Usage: test_topo.py PATH-OF-WEFT [TEST...]
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+
+sys.dont_write_bytecode = True
+from processes import clean_env, until  # noqa: E402
+
+WEFT = os.path.abspath(sys.argv[1])
+LIMIT = 120  # seconds until something that should have ended is called a failure
+# Who is not given a processor for long is silent, and on these hosts of their own would be dead.
+ENV = clean_env(WEFT_LIVENESS="30s")
+
+
+def topo(*args, code=0, **more):
+    p = subprocess.run([WEFT, "topo", *args], capture_output=True, text=True, env={**ENV, **more}, timeout=LIMIT, check=False)
+    if p.returncode != code:
+        raise AssertionError(f"weft topo {' '.join(args)}: {p.returncode}\n{p.stdout}\n{p.stderr}")
+    return p.stdout if code == 0 else p.stderr
+
+
+class Topo(unittest.TestCase):
+    def test_a_ring_of_cables(self):
+        """Neighbours directly, the one opposite through one of them; devices that have no RC need nobody to say so."""
+        got = json.loads(topo("--softverbs", "ring:4:tb5-strict", "--time", "2ms", "--json"))
+        self.assertEqual([n["node"] for n in got["nodes"]], [0, 1, 2, 3])
+        for n in got["nodes"]:
+            self.assertEqual([(d["link"], d["usable"]) for d in n["devices"]], [("Thunderbolt", True)] * 2)
+        self.assertEqual([(l["from"], l["to"]) for l in got["links"]], [(a, b) for a in range(4) for b in range(4) if a != b])
+        for l in got["links"]:
+            opposite = (l["to"] - l["from"]) % 4 == 2
+            self.assertEqual((l["state"], l["transport"], l["direct"], l["cables"]), ("up", "tb", not opposite, not opposite), l)
+            self.assertIn(l["via"], [(l["from"] + 1) % 4, (l["from"] - 1) % 4] if opposite else [l["to"]])
+            self.assertRegex(l["devices"], r"^rdma_en[23]$")
+            self.assertGreater(l["round_trip_ns"], 0)
+            self.assertGreater(l["bytes_per_second"], 0)
+            self.assertGreaterEqual(l["bulk_sent_bytes"], 0 if opposite else 8 << 20)
+            self.assertGreater(l["frames_sent"], 0)
+
+    def test_a_profile_of_ones_own(self):
+        """What the devices can do decides on the transport, not what the profile is called."""
+        profile = os.path.join(os.path.dirname(os.path.abspath(__file__)), "profiles", "tb5-forgets.json")
+        got = json.loads(topo("--softverbs", "mesh:2:" + profile, "--time", "1ms", "--json"))
+        self.assertEqual([l["transport"] for l in got["links"]], ["tb"] * 2)
+
+    def test_nothing_reaches(self):
+        """The reasons of all transports that were looked at."""
+        err = topo("-n", "2", code=1, WEFT_TRANSPORT="rdma", WEFT_VERBS_LIBRARY="/nonexistent", WEFT_JOIN_TIMEOUT="20s")
+        self.assertIn("no transport of this machine reaches it", err)
+        self.assertEqual({line.count("does not load") for line in err.splitlines()} - {0}, {1}, err)
+
+    def test_forms(self):
+        lines = topo("--softverbs", "mesh:2:tb5", "--time", "1ms").splitlines()
+        self.assertRegex(lines[1], r"^ *0  \S+ +256 MiB  rdma_en2$")
+        self.assertRegex(lines[5], r"^ *0 +1  up +tb +direct +rdma_en2 +[\d.]+ [mu]s +[\d.]+ [GM]B/s +\d+ +\d+$")
+        self.assertEqual(len(lines), 7)
+        svg = ET.fromstring(topo("--softverbs", "ring:4:tb5", "--time", "1ms", "--svg"))
+        drawn = [e.get("class") for e in svg if e.tag.endswith("line")]
+        self.assertEqual(sorted(drawn), ["direct"] * 4 + ["far"] * 2)
+        dot = topo("--softverbs", "ring:4:tb5", "--time", "1ms", "--dot")
+        self.assertEqual(len(re.findall(r"^    n\d -- n\d ", dot, re.M)), 6)
+        self.assertEqual(dot.count("style=dashed"), 2)
+        if shutil.which("dot"):
+            p = subprocess.run(["dot", "-Tsvg"], input=dot, capture_output=True, text=True, timeout=LIMIT, check=False)
+            self.assertEqual((p.returncode, p.stderr), (0, ""))
+
+    def test_other_transports(self):
+        got = json.loads(topo("-n", "3", "--time", "1ms", "--json", WEFT_POOL="32M"))
+        self.assertEqual({(l["transport"], l["via"] == l["to"], l["devices"]) for l in got["links"]}, {("shm", True, None)})
+        self.assertEqual({n["pool_bytes"] for n in got["nodes"]}, {32 << 20})
+        got = json.loads(topo("-n", "2", "--softverbs", "switch:3", "--time", "1ms", "--json"))
+        self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
+
+    def test_a_hostfile(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump({"weft": 1, "coord": "unix:" + f.name + ".meet", "settings": {"pool": "32M"}, "hosts": [{"rdma": [None], "slots": 2}]}, f)
+            f.flush()
+            for args, more in (["--hostfile", f.name], {}), ([], {"WEFT_HOSTFILE": f.name}):
+                got = json.loads(topo(*args, "--time", "1ms", "--json", **more))
+                self.assertEqual([l["state"] for l in got["links"]], ["up"] * 2)
+
+    def test_settings_reach_the_nodes(self):
+        """Other lanes than by default; and such as the devices do not take say why."""
+        got = json.loads(topo("--softverbs", "mesh:2:tb5-strict", "--time", "1ms", "--json", WEFT_TB_LANES="64K:8", WEFT_TB_CHECK="frames"))
+        self.assertEqual([l["state"] for l in got["links"]], ["up"] * 2)
+        self.assertGreaterEqual(got["links"][0]["bulk_sent_bytes"], 8 << 20)
+        self.assertIn("WEFT_TB_LANES='64K'", topo("--softverbs", "mesh:2:tb5", code=1, WEFT_TB_LANES="64K"))
+
+    def started(self):
+        """A measurement that takes long, when its three nodes are there: the launcher, and their numbers."""
+        # pylint: disable=consider-using-with
+        p = subprocess.Popen([WEFT, "topo", "--softverbs", "mesh:3:tb5", "--time", "1m"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True, env={**ENV, "WEFT_JOIN_TIMEOUT": "10s"})
+        self.addCleanup(p.__exit__, None, None, None)
+        self.addCleanup(p.kill)
+
+        def there():
+            """The nodes, by number, when all have been started."""
+            found = {}
+            with open(f"/proc/{p.pid}/task/{p.pid}/children", encoding="utf-8") as f:
+                for pid in f.read().split():
+                    try:
+                        with open(f"/proc/{pid}/environ", "rb") as e:
+                            rank = [v for v in e.read().split(b"\0") if v.startswith(b"WEFT_RANK=")]
+                        with open(f"/proc/{pid}/comm", encoding="utf-8") as c:
+                            if rank and c.read() == "weft\n":
+                                found[int(rank[0][10:])] = int(pid)
+                    except OSError:
+                        pass
+            return found if len(found) == 3 else None
+
+        until("the nodes are there", there, LIMIT)
+        return p, there()
+
+    def test_interrupted(self):
+        p, _ = self.started()
+        p.terminate()  # others may be ignored here: by nohup, by a shell's background
+        out, _ = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out), (128 + signal.SIGTERM, ""))
+
+    def test_a_node_that_dies(self):
+        p, nodes = self.started()
+        os.kill(nodes[2], signal.SIGKILL)
+        _, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 1, err)
+        self.assertIn("weft topo: ", err)
+
+    def test_wrong_usage(self):
+        for args, says in (([], "of which cluster"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),
+                           (["-n", "2", "--json", "--svg"], "one of them"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
+                           (["-n", "2", "now"], "unexpected 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
+                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is how the nodes are started")):
+            self.assertIn(says, topo(*args, code=2))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A world for the tb protocol: nodes with pools, cables between some of them, devices that keep little of what one would wish,
+ * and a clock that only events move. Everything is drawn from one seed, so every schedule can be run again.
+ *
+ * world.c has the clock and the nodes' loops, devices.c the devices; work.c what the nodes do and how it is checked.
+ */
+#ifndef TEST_TB_SIM_H
+#define TEST_TB_SIM_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fabric/tb/peer.h"
+
+#define US INT64_C(1000)
+#define MS (1000 * US)
+#define S  (1000 * MS)
+
+#define NODES_MAX 5u
+#define LANES_MAX 4u
+#define QUEUES    (1u + LANES_MAX) /* of a cable's direction: control, lanes */
+#define FIRST     4096u            /* byte of a pool that may be written */
+#define WORDS     16u              /* from FIRST on: shared words; even ones are added to, odd ones swapped */
+
+struct chain;
+struct world;
+
+struct lane_config {
+    uint32_t message, depth;
+};
+
+/* What this world does to its nodes; chances in 1/100000. */
+struct faults {
+    uint32_t lose, lose_lane, twice, spoil, spoil_lane, reorder, withhold, refuse, stop, restart, hang, pull, deaf;
+};
+
+struct config {
+    uint64_t seed;
+    uint32_t nodes, lane_count;
+    struct lane_config lanes[LANES_MAX];
+    bool credits;               /* a send waits for its receive; else it is lost without one */
+    enum tb_check check;
+    uint64_t pool_bytes, segment;
+    uint32_t control_depth;     /* receives, and sends, of a control queue */
+    int64_t delay_most, idle_most, handle_most;
+    uint32_t ops, burst, biggest; /* biggest: log2 */
+    uint32_t words, shared, messages; /* percent of what is begun; the rest are blocks */
+    uint32_t faults_percent;    /* of the ops, after which nothing goes wrong any more; 100: always */
+    bool heat;                  /* some gets are of memory that changes whenever a lane sends it */
+    bool puts;                  /* blocks are put, one at a time: nothing waits for a fence */
+    bool one_sided;             /* only node 0 begins anything */
+    bool wrap;                  /* begin right before all counters wrap */
+    struct faults faults;
+};
+
+struct send {
+    struct end *end;            /* whose frame buffer or pool it is; NULL: `copy` */
+    uint32_t session, slot;     /* of a control frame; */
+    uint64_t offset;            /* of a lane's message */
+    uint8_t *copy;
+    uint64_t sum;               /* of what is there when it is posted */
+    uint32_t bytes;
+    bool departed;
+};
+
+#define QUEUE_MAX 256u
+/* One direction of a queue pair. */
+struct queue {
+    uint8_t from, to, number;
+    uint32_t generation;        /* what is under way of an older one is gone */
+    struct send sends[QUEUE_MAX];
+    uint32_t send_first, send_next, departed; /* [send_first, departed) have left, and their completions have not come */
+    uint64_t receives[QUEUE_MAX];
+    uint32_t receive_first, receive_next, flying;
+    bool leaving;
+    int64_t last_arrival, last_sent, last_received;
+    int64_t deaf_until;         /* all is lost */
+};
+
+struct message {
+    struct message *next;
+    uint32_t id, header_len, payload_len;
+    uint8_t bytes[];
+};
+
+/* One node's end of what it has with another. */
+struct end {
+    struct world *w;
+    uint32_t node, peer;
+    struct tb_peer p;
+    uint8_t *frames;
+    bool up, flushing, pump, adjacent;
+    uint16_t generation;        /* of its lanes */
+    bool down, failing;         /* down: some lanes are */
+    int64_t armed;
+    int64_t jammed_until[3];    /* frames, lanes' receives, lanes' sends: are refused */
+    uint64_t sent, came, handled; /* messages of this session */
+    struct message *waiting, **waiting_end;
+    uint32_t waiting_count;
+    bool handling;
+    struct chain *chains;       /* under way */
+    uint32_t chain_count;
+};
+
+enum done_kind { SENT, RECEIVED };
+struct done {                   /* a completion in a node's completion queue */
+    struct done *next;
+    enum done_kind kind;
+    struct queue *q;
+    uint32_t generation;
+    struct send send;
+    uint8_t *frame;
+    uint32_t bytes;
+};
+
+struct node {
+    uint8_t *pool, *shadow;
+    struct end ends[NODES_MAX];
+    uint8_t route[NODES_MAX];   /* the next node on the way to */
+    struct done *done, **done_end;
+    bool waking;
+    int64_t stopped_until;
+    uint64_t word_sum[WORDS], word_maybe[WORDS]; /* added for sure, and perhaps; swapped in less swapped out */
+    bool word_unknown[WORDS];
+};
+
+enum event_kind { LEAVE, ARRIVE, SENT_DONE, RECEIVE_DONE, WAKE, TIMER, PUMP, WORK, HANDLE, RESTART, COME_UP, LANES_UP };
+struct event {
+    int64_t at;
+    uint64_t order;
+    enum event_kind kind;
+    uint32_t a, b, generation;
+    struct queue *q;
+    uint8_t *data;
+    uint32_t bytes;
+    bool lost;
+};
+
+struct world {
+    struct config c;
+    uint64_t random;
+    int64_t now, faults_end;
+    uint64_t order, steps;
+    struct event *heap;
+    uint32_t heap_count, heap_room;
+    struct node nodes[NODES_MAX];
+    struct queue *queues[NODES_MAX][NODES_MAX]; /* [QUEUES], or NULL: no cable */
+    uint32_t begun, chains_open, restarting;
+    uint32_t session;
+    bool calm;                  /* nothing goes wrong any more */
+    uint64_t ops_done, bytes_done;
+    bool verbose;
+};
+
+_Noreturn void sim_fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+uint64_t sim_random(struct world *w);
+uint64_t sim_below(struct world *w, uint64_t n); /* [0, n) */
+bool sim_chance(struct world *w, uint32_t in_100000); /* of something going wrong */
+void sim_at(struct world *w, int64_t at, const struct event *e);
+
+/* Run one world to its end; fails by sim_fail(). */
+void sim_draw(struct config *c, uint64_t seed);
+uint64_t sim_run(const struct config *c, bool verbose); /* steps taken */
+void sim_pump(struct end *e);
+
+/* --- devices.c --- */
+uint32_t device_room(const struct world *w, const struct queue *q);
+void device_send(struct world *w, struct queue *q, const struct send *s);
+void device_receive(struct world *w, struct queue *q, uint64_t offset);
+void device_leave(struct world *w, struct queue *q);
+void device_arrive(struct world *w, struct queue *q, struct event *e);
+void device_completed(struct world *w, const struct event *e);
+uint64_t device_sum(const uint8_t *at, uint32_t bytes);
+void sim_wake(struct world *w, uint32_t node, int64_t at);
+
+/* --- work.c --- */
+void work_begin(struct world *w, struct end *e);    /* one operation or a chain of them */
+void work_complete(void *ctx, weft_op *op, int status);
+bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
+void work_look(struct world *w, uint32_t node);     /* after anything was written to this node */
+void work_flushed(struct end *e);                   /* tb_peer_flushed() has just been true */
+void work_settle(struct end *e);                    /* take in what is complete */
+void work_failed(struct end *e);                    /* after tb_peer_fail(): all is complete, somehow, and may still happen */
+void work_ended(struct end *e);                     /* after tb_peer_end(): all is complete, somehow */
+void work_handle(struct end *e);
+void work_check_all(struct world *w, uint32_t node);
+void work_check_words(struct world *w);
+/* Memory that an op under way may write to at this node. */
+void work_heat(struct world *w, uint32_t node, uint64_t offset, uint64_t bytes); /* is about to be sent by a lane */
+bool work_covers(struct world *w, uint32_t node, uint64_t offset, uint64_t bytes);
+
+#endif

@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The commands about devices, on softverbs: what they say, how they end, and that they leave nothing on a device.
+
+Usage: test_commands.py PATH-OF-WEFT PATH-OF-SOFTVERBS PATH-OF-LIBIBVERBS
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "multi"))
+from processes import clean_env, until  # pylint: disable=wrong-import-position
+
+WEFT, SOFTVERBS, LIBRARY = (os.path.abspath(a) for a in sys.argv[1:4])
+
+LIMIT = 60  # seconds until something that should have ended is called a failure
+
+# A sanitizer's malloc takes its memory from mmap: no device can tell.
+OWN_MALLOC = "san.so" in subprocess.run(["ldd", WEFT], capture_output=True, text=True, check=False).stdout
+
+
+class Base(unittest.TestCase):
+    PROFILE, TOPOLOGY = "generic", ("switch", "2")
+
+    @classmethod
+    def setUpClass(cls):
+        shm = "/dev/shm"
+        # pylint: disable=consider-using-with
+        cls.folder = tempfile.TemporaryDirectory(prefix=os.environ.get("TEST_RUN_MARK", "weft") + "-",
+                                                 dir=shm if os.access(shm, os.W_OK) else None)
+        cls.env = {k: v for k, v in clean_env().items() if not k.startswith("SOFTVERBS_")}
+        cls.env.update(SOFTVERBS_DIR=cls.folder.name, SOFTVERBS_FABRIC="test", SOFTVERBS_HOST="0",
+                       WEFT_VERBS_LIBRARY=LIBRARY)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.softverbs("up", "--fabric", "test", "--profile", self.PROFILE, *self.TOPOLOGY)
+
+    def tearDown(self):
+        try:
+            for device in json.loads(self.softverbs("ls", "--json", "--all"))[0]["devices"]:
+                used = {k: device[k]["used"] for k in ("qp", "pd", "mr", "cq", "srq")}
+                self.assertEqual(set(used.values()), {0}, used)
+                self.assertEqual(device["leaked_pd"], 0)
+        finally:
+            self.softverbs("down", "--fabric", "test", "--force")
+
+    def softverbs(self, *args):
+        p = subprocess.run([SOFTVERBS, *args], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        return p.stdout
+
+    def start(self, *args, host="0"):
+        """Ended, if it has to be, and closed with the test."""
+        # pylint: disable=consider-using-with
+        p = subprocess.Popen([WEFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**self.env, "SOFTVERBS_HOST": host})
+        self.addCleanup(p.__exit__, None, None, None)
+        self.addCleanup(p.kill)
+        return p
+
+    def weft(self, *args, code=0, **more):
+        p = subprocess.run([WEFT, *args], capture_output=True, text=True, env={**self.env, **more}, timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, code, f"weft {' '.join(args)}\n{p.stdout}\n{p.stderr}")
+        return p.stdout if code == 0 else p.stderr
+
+    def json(self, *args, **more):
+        return json.loads(self.weft(*args, "--json", **more))
+
+
+class Generic(Base):
+    def test_devices(self):
+        out = self.weft("devices").splitlines()
+        self.assertEqual(len(out), 2)
+        self.assertRegex(out[1], r"^sv0 +active +Ethernet +\d+ Gb/s +::ffff:[\d.]+ \[1\] .* rc$")
+        device = self.json("devices")[0]
+        self.assertTrue(device["usable"] and device["traits"]["rc"])
+        self.assertEqual((device["transport"], device["gid"]["index"], device["gid"]["kind"]), ("rc", 1, "RoCE v2"))
+        self.assertEqual(device["gid"]["why"], "IPv4-mapped, index 1, RoCE v2")
+        self.assertIn("<- used: IPv4-mapped, index 1", self.weft("devices", "-v"))
+
+    def test_devices_by_name_and_index(self):
+        self.assertEqual(self.weft("devices", "mlx5_0", code=1),
+                         "weft devices: no device mlx5_0 on this host; `weft devices` lists them\n")
+        self.assertIn("[0]", self.weft("devices", "--gid-index", "0", "sv0"))
+        self.assertIn("[0]", self.weft("devices", WEFT_GID_INDEX="0"))
+        said = self.weft("devices", "--gid-index", "9")
+        self.assertIn("GID index 9, which was asked for, is not set", said)
+        self.assertIn("Ask for an entry that is, or for none", said) # an IPv4 address, the other remedy, is there
+        self.assertNotIn("ip address add", said)
+        self.assertIn("no usable RDMA device: sv0: GID index 9", self.weft("probe", "regions", "--gid-index", "9", code=1))
+        self.assertIn("expected a number", self.weft("devices", "--gid-index", "x", code=2))
+        self.assertIn("WEFT_GID_INDEX='x'", self.weft("devices", code=1, WEFT_GID_INDEX="x"))
+
+    def test_no_library(self):
+        self.assertIn("/nonexistent", self.weft("devices", code=1, WEFT_VERBS_LIBRARY="/nonexistent"))
+        self.assertIn("/nonexistent", self.weft("probe", "regions", code=1, WEFT_VERBS_LIBRARY="/nonexistent"))
+
+    def test_a_port_that_is_down(self):
+        self.softverbs("fault", "pull", "--fabric", "test", "0:sv0")
+        self.assertIn("not used: port 1 is down", self.weft("devices"))
+        self.assertIn("port 1 is down", self.weft("probe", "regions", code=1))
+        device = self.json("devices")[0]
+        self.assertFalse(device["usable"])
+        self.assertIsNone(device["transport"])
+
+    def test_probe_regions_that_are_not_refused(self):
+        got = self.json("probe", "regions", "--count", "20", "--size", "64K")
+        self.assertEqual((got["device"], got["regions"], got["errno"], got["region_bytes"]), ("sv0", 20, 0, 65536))
+        self.assertIn("not refused", self.weft("probe", "regions", "--count", "2"))
+
+    def test_probe_pool(self):
+        got = self.json("probe", "pool", "--count", "96", "--size", "20000")
+        self.assertTrue(got["ok"])
+        self.assertEqual((got["buffers"], got["buffer_bytes"], got["regions"]), (96, 20032, 1))
+        self.assertEqual([(o["operation"], o["good"], o["ok"]) for o in got["operations"]],
+                         [(name, 96, True) for name in ("send", "receive", "write", "be written", "read", "be read")])
+        self.assertIn("| send | 3/3 |", self.weft("probe", "pool", "--count", "3", "--size", "4K", "--markdown"))
+
+    def test_probe_pool_finds_harm(self):
+        self.softverbs("fault", "add", "--fabric", "test", "corrupt", "--nth", "5")
+        got = subprocess.run([WEFT, "probe", "pool", "--count", "8", "--size", "4K"], capture_output=True, text=True,
+                             env=self.env, timeout=LIMIT, check=False)
+        self.assertEqual(got.returncode, 1, got.stdout + got.stderr)
+        self.assertRegex(got.stdout, r"send +4/8 .*WRONG at offset \d+ of the other region")
+        self.assertRegex(got.stdout, r"receive +0/8 .*not tried")
+
+    def test_probe_pool_fails_with_a_reason(self):
+        self.assertIn("no device mlx", self.weft("probe", "pool", "--to", "mlx", code=1))
+        self.assertIn("no device mlx", self.weft("probe", "pool", "--device", "mlx", code=1))
+        self.assertIn("more than one region", self.weft("probe", "pool", "--size", "1G", "--count", "2", code=1))
+
+    def test_wrong_usage(self):
+        self.assertIn("expected regions", self.weft("probe", "everything", code=2))
+        self.assertIn("expected a size", self.weft("probe", "pool", "--size", "2", code=2))
+        self.assertIn("expected a number", self.weft("probe", "pool", "--count", "0", code=2))
+        self.assertIn("one of them", self.weft("probe", "pool", "--to", "x", "--peer", "y", code=2))
+        self.assertIn("one of them", self.weft("probe", "pool", "--json", "--markdown", code=2))
+        self.assertIn("is for `weft probe pool`", self.weft("probe", "regions", "--to", "x", code=2))
+        self.assertIn("is for `weft probe pool`", self.weft("probe", "memory", "--peer", "x", code=2))
+        self.assertIn("for link expected", self.weft("probe", "link", "--size", "5K", code=2))
+        self.assertIn("for link expected", self.weft("probe", "link", "--count", "3", code=2))
+
+    def test_probe_link(self):
+        """Two ends here; what is proposed are settings that weft takes."""
+        got = self.json("probe", "link", "--count", "4")
+        self.assertEqual((got["device"], got["other"], got["harm"]), ("sv0", "sv0", None))
+        self.assertEqual([(m["message_bytes"], m["depth"]) for m in got["measures"]], [(4096 << i, 4) for i in range(9)])
+        self.assertTrue(all(m["sent"] and m["bytes_per_second"] and not m["damaged"] for m in got["measures"]))
+        self.assertRegex(got["lanes"], r"^(\d+K:4,)*\d+K:4$")
+        self.assertIn(got["lanes"], self.weft("config", WEFT_TB_LANES=got["lanes"]))
+        self.assertRegex(self.weft("probe", "link", "--size", "64K", "--count", "8", "--markdown"),
+                         r"\| 64 KiB \| - \| - \| - \| [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 ")
+
+    def test_probe_link_stops_at_the_first_harm(self):
+        self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_recv", "--nth", "1", "--errno", "12")
+        p = subprocess.run([WEFT, "probe", "link", "--json"], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, 1, p.stdout)
+        self.assertIn("stopped: receives are refused, with messages of 4 KiB, 1 under way", p.stderr)
+        self.assertEqual(json.loads(p.stdout)["measures"], [])
+
+    def test_probe_memory(self):
+        kinds = {k["kind"]: k for k in self.json("probe", "memory")["kinds"]}
+        for kind in ("malloc", "mmap, private", "mmap, shared", "memfd, as the pool", "a file, mapped shared",
+                     "the same memory twice"):
+            self.assertTrue(kinds[kind]["registers"], kind)
+        self.assertEqual(kinds["mmap, read-only"]["errno"], 14)
+        # Where the kernel makes dmabufs of memory, this device takes them.
+        self.assertEqual(kinds["memfd, by dmabuf"]["registers"], kinds["memfd, by dmabuf"]["tried"], kinds["memfd, by dmabuf"])
+        self.assertIn("REMOTE_ATOMIC", kinds["malloc"]["access"])
+
+    def test_probe_queue(self):
+        got = self.json("probe", "queue", "--count", "32")
+        self.assertEqual(got["queue_pairs"], {"tried": 32, "made": 32, "errno": 0})
+        self.assertEqual(got["domains"], {"tried": 32, "made": 32, "errno": 0})
+        self.assertEqual([(d["asked"], d["send"]) for d in got["depths"][:3]], [(1, 1), (16, 16), (64, 64)])
+        self.assertEqual(got["depths"][-1]["errno"], 22)
+        for side in ("sends_past_depth", "receives_past_depth"):
+            self.assertEqual(got[side], {"tried": True, "depth": 16, "taken": 16, "errno": 12, "past": False})
+
+
+class Plan(Base):
+    def test_the_known_table(self):
+        """JACCL's use of regions, as published: peers, depth, regions, what is left of 100."""
+        plans = self.json("plan", "--peers", "2,3", "--depth", "4,5,6,8", WEFT_VERBS_LIBRARY="/nonexistent")["plans"]
+        got = {(p["peers"], p["depth"]): (p["region_a_buffer"]["needed"], p["region_a_buffer"]["left"]) for p in plans}
+        for key, value in {(2, 4): (64, 36), (2, 6): (96, 4), (2, 8): (128, -28), (3, 4): (96, 4), (3, 5): (120, -20)}.items():
+            self.assertEqual(got[key], value)
+        for p in plans:
+            self.assertEqual(p["pool"], {"needed": 1, "left": 99, "fits": True})
+            self.assertEqual(p["region_a_buffer"]["fits"], p["region_a_buffer"]["left"] >= 0)
+        self.assertRegex(self.weft("plan", "--peers", "2", "--depth", "8"), r"\n +2 +8 +128 .* 128 +-28: too many +1 +99 +2 +8")
+
+    def test_thousands_of_buffers(self):
+        plan = self.json("plan", "--peers", "2", "--sizes", "512K", "--depth", "4096")["plans"][0]
+        self.assertEqual((plan["buffers"], plan["bytes"]), (8192, 4 << 30))
+        self.assertEqual(plan["pool"]["needed"], 4)
+
+    def test_queue_pairs(self):
+        def need(*args):
+            return self.json("plan", *args)["plans"][0]["queue_pairs"]
+        self.assertEqual(need("--peers", "2", "--lanes", "8")["needed"], 9)
+        self.assertEqual(need("--peers", "4", "--lanes", "8"), {"needed": 27, "left": -17, "fits": False})
+        self.assertEqual(need("--peers", "3", "--device", "sv0")["needed"], 2)
+        self.assertEqual(need("--peers", "3", "--device", "sv0", "--qps", "1")["left"], -1)
+
+    def test_against_a_device(self):
+        plan = self.json("plan", "--device", "sv0")
+        self.assertEqual((plan["against"], plan["regions"], plan["queue_pairs"]), ("sv0", 65536, 16384))
+        self.assertIn("no device mlx5_0", self.weft("plan", "--device", "mlx5_0", code=1))
+
+    def test_wrong_usage(self):
+        for args in (["--peers", "1"], ["--peers", "2,"], ["--peers", "2K"], ["--depth", ""], ["--sizes", "2G"], ["--lanes", "1,2"],
+                     ["--peers", ",".join("2" * 33)]):
+            self.assertIn("expected", self.weft("plan", *args, code=2))
+
+
+class Thunderbolt(Base):
+    PROFILE, TOPOLOGY = "tb5", ("mesh", "2")
+
+    def test_devices(self):
+        device = self.json("devices")[0]
+        self.assertEqual((device["device"], device["interface"], device["link"], device["transport"]),
+                         ("rdma_en2", "en2", "Thunderbolt", "tb"))
+        self.assertEqual(device["limits"]["queue_pairs"], {"total": 10, "used": None})
+        self.assertEqual(device["limits"]["regions"]["total"], 100)
+
+    def test_doctor(self):
+        self.assertEqual(self.json("doctor"), {"ok": True, "usable_devices": 1, "findings": self.json("doctor")["findings"]})
+        self.softverbs("fault", "pull", "--fabric", "test", "0:rdma_en2")
+        p = subprocess.run([WEFT, "doctor", "--json"], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, 1)
+        self.assertEqual([f["id"] for f in json.loads(p.stdout)["findings"] if f["stops"]], ["port-down"])
+        self.softverbs("fault", "plug", "--fabric", "test", "0:rdma_en2")
+        for verb, finding in (("alloc_pd", "no-domains"), ("create_qp", "no-queue-pairs")):
+            self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", verb, "--errno", "16")
+            p = subprocess.run([WEFT, "doctor", "--json"], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
+            self.assertEqual([f["id"] for f in json.loads(p.stdout)["findings"] if f["stops"]], [finding])
+            self.softverbs("fault", "clear", "--fabric", "test")
+
+    def test_probe_regions(self):
+        got = self.json("probe", "regions", "--size", "64K")
+        self.assertEqual((got["device"], got["regions"], got["errno"], got["region_bytes"]), ("rdma_en2", 100, 12, 65536))
+        self.assertTrue(got["again"])
+        self.assertIn("| rdma_en2 | 100 | 100 | 64 KiB |", self.weft("probe", "regions", "--size", "64K", "--markdown"))
+
+    def test_probe_memory(self):
+        kinds = {k["kind"]: k for k in self.json("probe", "memory")["kinds"]}
+        self.assertTrue(kinds["memfd, as the pool"]["registers"] and kinds["posix_memalign, a page's start"]["registers"])
+        if not OWN_MALLOC:
+            self.assertEqual(kinds["malloc"]["errno"], 22)
+            self.assertIn("| malloc | errno 22 |", self.weft("probe", "memory", "--markdown"))
+
+    def test_probe_queue(self):
+        got = self.json("probe", "queue")
+        self.assertEqual(got["queue_pairs"], {"tried": 12, "made": 10, "errno": 16})
+        self.assertEqual(got["domains"], {"tried": 13, "made": 11, "errno": 12})
+        self.assertIn({"asked": 256, "send": 1023, "receive": 1023, "errno": 0}, got["depths"])
+        self.assertIn("cannot be reached", got["past_not_tried"])
+
+    def test_probe_queue_between_hosts(self):
+        """This profile takes more frames than the depth, and says nothing: the probe does."""
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "queue", "--listen", where, host="1")
+        got = self.json("probe", "queue", "--peer", where)
+        self.assertEqual((server.wait(LIMIT), server.stdout.read()), (0, ""))
+        for side in ("sends_past_depth", "receives_past_depth"):
+            self.assertEqual(got[side], {"tried": True, "depth": 63, "taken": 64, "errno": 0, "past": True})
+
+    def test_probe_pool_needs_the_other_end_of_the_cable(self):
+        self.assertIn("cannot be reached on this link", self.weft("probe", "pool", code=1))
+
+    def test_probe_pool_between_hosts(self):
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "pool", "--listen", where, "--json", host="1")
+        got = self.json("probe", "pool", "--peer", where, "--count", "200", "--size", "20K")
+        out, err = server.communicate(timeout=LIMIT)
+        self.assertEqual(server.returncode, 0, err)
+        for one in (got, json.loads(out)):
+            self.assertTrue(one["ok"])
+            self.assertEqual([o["tried"] for o in one["operations"]], [True, True, False, False, False, False])
+            self.assertEqual([o["good"] for o in one["operations"]][:2], [200, 200])
+
+    def test_probe_link_between_hosts(self):
+        self.assertIn("--listen and --peer do it", self.weft("probe", "link", code=1))
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        got = self.json("probe", "link", "--peer", where, "--size", "64K")
+        self.assertEqual((server.wait(LIMIT), server.stdout.read()), (0, ""))
+        self.assertEqual([m["depth"] for m in got["measures"]], [1, 2, 4, 8, 16, 32, 64])
+        self.assertEqual(sum(m["damaged"] for m in got["measures"]), 0)
+        self.assertEqual(got["depth_unit_bytes"], 4096)
+
+    def test_probe_link_of_another_kind(self):
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "pool", "--listen", where, host="1")
+        self.weft("probe", "link", "--peer", where, code=1)
+        self.assertEqual(server.wait(LIMIT), 1)
+        self.assertIn("is no `weft probe pool`", server.stderr.read())
+
+    def interrupt(self, probe, number):
+        """While data moves."""
+        def busy():
+            return any(d["sent"] > 5 for d in json.loads(self.softverbs("ls", "--json", "--all"))[0]["devices"])
+
+        until("data moves", busy, LIMIT)
+        probe.send_signal(number)
+        self.assertEqual(probe.wait(LIMIT), 1)
+        self.assertIn(f"stopped by signal {int(number)}", probe.stderr.read())
+
+    def test_probe_link_interrupted(self):
+        self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "20ms")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        client = self.start("probe", "link", "--peer", where)
+        self.interrupt(client, signal.SIGTERM)
+        self.assertEqual(server.wait(LIMIT), 1)
+
+    def test_interrupted_it_leaves_nothing(self):
+        # Slowly: for far longer than it takes to see that it goes.
+        self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "50ms")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "pool", "--listen", where, host="1")
+        client = self.start("probe", "pool", "--peer", where, "--count", "1024", "--size", "512K")
+        self.interrupt(client, signal.SIGINT)
+        self.assertEqual(server.wait(LIMIT), 1)
+        self.assertIn("has gone", server.stderr.read())
+
+
+class Strict(Base):
+    PROFILE, TOPOLOGY = "tb5-strict", ("mesh", "2")
+
+    def test_probe_memory(self):
+        kinds = {k["kind"]: k for k in self.json("probe", "memory")["kinds"]}
+        if not OWN_MALLOC:
+            self.assertEqual(kinds["posix_memalign, a page's start"]["errno"], 22)
+        self.assertEqual(kinds["mmap, private"]["access"], "LOCAL_WRITE REMOTE_WRITE REMOTE_READ")
+
+    def test_probe_queue_between_hosts(self):
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "queue", "--listen", where, host="1")
+        got = self.json("probe", "queue", "--peer", where)
+        self.assertEqual(server.wait(LIMIT), 0)
+        for side in ("sends_past_depth", "receives_past_depth"):
+            self.assertEqual(got[side], {"tried": True, "depth": 63, "taken": 60, "errno": 12, "past": False})
+
+    def test_probe_link_counts_what_is_lost(self):
+        """And goes on: what a loss leaves behind meets no message of another size."""
+        self.softverbs("fault", "add", "--fabric", "test", "drop", "--chance", "2%")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        got = self.json("probe", "link", "--peer", where, "--count", "16")
+        self.assertEqual(server.wait(LIMIT), 0)
+        self.assertEqual([m["message_bytes"] for m in got["measures"]], [4096 << i for i in range(8)])  # 16 of 1M are too much
+        self.assertGreater(sum(m["lost"] for m in got["measures"]), 0)
+
+    def test_probe_pool_sends_again_what_is_lost(self):
+        self.softverbs("fault", "add", "--fabric", "test", "drop", "--nth", "3")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "pool", "--listen", where, host="1")
+        got = self.json("probe", "pool", "--peer", where, "--count", "8", "--size", "4K")
+        server.communicate(timeout=LIMIT)
+        self.assertTrue(got["ok"])
+        self.assertGreaterEqual(sum(o["lost"] for o in got["operations"]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:])
