@@ -127,7 +127,7 @@ class Perftest(Base):
                 found.append([float(word) for word in line.split()])
         return found
 
-    def run_it(self, program, *options, sizes, iterations, hosts=(0, 1), again=False):
+    def run_it(self, program, *options, sizes, iterations, hosts=(0, 1), tries=3):
         argv = [program, "-F", "-n", iterations, *options]
         if program.endswith("_lat") and "-x" not in options:
             argv += ["-C"]
@@ -141,15 +141,17 @@ class Perftest(Base):
                 self.assertNotIn(wrong, started.text(started.err) + started.text(started.out), self.told())
         self.assertIn("ibv_wr* API     : " + ("ON" if self.NEW_POST else "OFF"), outputs[1])
         rows = self.rows(outputs[1])
+        # perftest reckons with the processor's cycle counter, which it first compares with the clock. Where it was held up meanwhile,
+        # or the whole machine was, it says that they do not agree and its figures are infinite, or all of them are nothing.
+        unsure = "Correlation coefficient" in "".join(p.text(p.err) for p in self.started[-2:])
+        nothing = program.endswith("_bw") and any(not any(row[2:5]) for row in rows)
+        if (unsure or nothing) and tries > 1:
+            return self.run_it(program, *options, sizes=sizes, iterations=iterations, hosts=hosts, tries=tries - 1)
         self.assertEqual([int(r[0]) for r in rows], list(sizes), self.told())
         for row in rows:
             self.assertGreaterEqual(int(row[1]), iterations, self.told())
             if program.endswith("_bw"):
                 peak, average, rate = row[2:5]
-                if not (peak or average or rate or again):
-                    # perftest reckons with the processor's cycle counter; in a machine that was moved or held meanwhile that
-                    # jumps, and all three come out as nothing. Not twice.
-                    return self.run_it(program, *options, sizes=sizes, iterations=iterations, hosts=hosts, again=True)
                 self.assertTrue(0 < average and 0 < rate and (peak == 0 or peak >= 0.98 * average), self.told())
                 # MB is 2^20 here; both figures are rounded
                 self.assertAlmostEqual(rate * 1e6 * row[0] / 2 ** 20, average, delta=0.05 * average + 0.02, msg=self.told())

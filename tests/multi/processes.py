@@ -11,10 +11,17 @@ def clean_env(**more):
     return env
 
 
-def state(pid):
-    """The letter in /proc/PID/stat: "T" stopped, "Z" ended and not reaped, ...; OSError when there is no such process."""
+STATE, EXIT_SIGNAL = 0, 35  # of what stat() gives: a letter, "T" stopped, "Z" ended and not reaped, ...; what tells the parent of the end
+
+
+def stat(pid):
+    """/proc/PID/stat behind the name; OSError when there is no such process."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
-        return f.read().rsplit(")", 1)[1].split()[0]
+        return f.read().rsplit(")", 1)[1].split()
+
+
+def state(pid):
+    return stat(pid)[STATE]
 
 
 def alive(pid):
