@@ -86,18 +86,36 @@ static int post_send(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_
     return ibv_post_send(qp->qp, &wr, &bad);
 }
 
-int tb_cable_repost(struct tb_cable *c, uint32_t slot)
+/* One call for all of them. */
+int tb_cable_receive_owed(struct tb_cable *c)
 {
-    int err = post_receive(&c->control, c->device, c->frames + (uint64_t)slot * TB_FRAME_BYTES, TB_FRAME_BYTES,
-                           tb_wr_id(TB_REQUEST_RECEIVE, c, c->node, slot));
+    struct ibv_sge sge[TB_OWED];
+    struct ibv_recv_wr wr[TB_OWED], *bad;
+    uint32_t n = c->owed_count;
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *frame = c->frames + (uint64_t)c->owed[i] * TB_FRAME_BYTES;
+        sge[i] = (struct ibv_sge){.addr = (uintptr_t)frame, .length = TB_FRAME_BYTES, .lkey = tb_lkey(c->device, frame)};
+        wr[i] = (struct ibv_recv_wr){.wr_id = tb_wr_id(TB_REQUEST_RECEIVE, c, c->node, c->owed[i]), .next = i + 1 < n ? &wr[i + 1] : NULL,
+                                     .sg_list = &sge[i], .num_sge = 1};
+    }
+    c->owed_count = 0;
+    int err = n ? ibv_post_recv(c->control.qp, wr, &bad) : 0;
     return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
+}
+
+int tb_cable_receive(struct tb_cable *c, uint32_t slot)
+{
+    c->owed[c->owed_count++] = (uint16_t)slot;
+    return c->owed_count == TB_OWED ? tb_cable_receive_owed(c) : 0;
 }
 
 int tb_cable_start(struct tb_cable *c)
 {
     int err = 0;
+    c->owed_count = 0;
     for (uint32_t i = 0; i < c->receives && !err; i++)
-        err = tb_cable_repost(c, i);
+        err = tb_cable_receive(c, i);
+    err = err ? err : tb_cable_receive_owed(c);
     c->open = err == 0;
     return err;
 }

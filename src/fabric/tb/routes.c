@@ -237,7 +237,8 @@ void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
                 continue;
             c->held[slot] = 0;
             c->held_count--;
-            if (tb_cable_repost(c, slot) != 0)
+            tb->owes_receives = true;
+            if (tb_cable_receive(c, slot) != 0)
                 base_log(BASE_LOG_WARN, "%s", base_error());
         }
     }

@@ -13,6 +13,7 @@
 #define LOOK   (5 * WEFT_MS)   /* ports are not looked at more often: that may be a call into the system; ... */
 #define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
+#define FETCHED 512u
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
 
 /* What a pair of nodes with one cable takes, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came early,
@@ -222,6 +223,14 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
     return false;
 }
 
+static void receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
+{
+    struct tb_link *l = tb_link_of(tb, c->node);
+    tb->owes_receives = true;
+    if (tb_cable_receive(c, slot) != 0 && l)
+        tb_break(l, "%s", base_error());
+}
+
 /* A frame has been passed on: the receive it came into is free. */
 static void passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
@@ -230,30 +239,19 @@ static void passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
         return; /* that cable is gone */
     from->held[slot] = 0;
     from->held_count--;
-    struct tb_link *l = tb_link_of(tb, from->node);
-    if (tb_cable_repost(from, slot) != 0 && l)
-        tb_break(l, "%s", base_error());
+    receive_again(tb, from, slot);
 }
 
-/* Receives are posted again when what came has been answered: there are enough, and the answer is waited for. */
-static void repost_all(struct tb *tb)
+/* Receives that wait to be posted again are, when there is nothing else to do: there are enough, and the answer is waited for. */
+static void receive_owed(struct tb *tb)
 {
-    for (uint32_t i = 0; i < tb->again_count; i++) {
-        struct tb_again *a = &tb->again[i];
-        if (!a->cable->open || a->generation != a->cable->generation)
-            continue;
-        struct tb_link *l = tb_link_of(tb, a->cable->node);
-        if (tb_cable_repost(a->cable, a->slot) != 0 && l)
+    tb->owes_receives = false;
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        struct tb_cable *c = tb->cables[i];
+        struct tb_link *l = c && c->open ? tb_link_of(tb, c->node) : NULL;
+        if (c && c->open && tb_cable_receive_owed(c) != 0 && l)
             tb_break(l, "%s", base_error());
     }
-    tb->again_count = 0;
-}
-
-static void repost_later(struct tb *tb, struct tb_cable *c, uint32_t slot)
-{
-    if (tb->again_count == TB_AGAIN)
-        repost_all(tb);
-    tb->again[tb->again_count++] = (struct tb_again){.cable = c, .generation = c->generation, .slot = slot};
 }
 
 static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now)
@@ -277,7 +275,7 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now)
         if (slot >= c->receives)
             return;
         if (!on_frame(tb, c, slot, wc->byte_len, now))
-            repost_later(tb, c, slot);
+            receive_again(tb, c, slot);
         return;
     case TB_REQUEST_FORWARD:
         tb_cable_left(c);
@@ -331,6 +329,18 @@ static void pump_all(struct tb *tb, int64_t now)
         atomic_store_explicit(&tb->due, due, memory_order_relaxed);
 }
 
+/* All of the frame at once: it lies in another processor's cache, from where one line after another takes its time. */
+static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
+    const struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
+    if (!c || slot >= c->receives || wc->wr_id >> 56 != TB_REQUEST_RECEIVE || wc->status != IBV_WC_SUCCESS)
+        return;
+    const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
+    for (uint32_t i = 0; i < wc->byte_len && i < FETCHED; i += 64)
+        __builtin_prefetch(frame + i);
+}
+
 static int service(struct tb *tb)
 {
     struct ibv_wc wc[BATCH];
@@ -349,12 +359,17 @@ static int service(struct tb *tb)
             continue;
         do {
             got = ibv_poll_cq(d->cq, BATCH, wc);
+            if (got > 0)
+                fetch_frame(tb, &wc[0]);
             if (got > 0 && !now)
                 now = base_now_ns();
             if (got > 0)
                 tb_watch(tb, d, now, LOOK_BUSY);
-            for (int k = 0; k < got; k++)
+            for (int k = 0; k < got; k++) {
+                if (k + 1 < got)
+                    fetch_frame(tb, &wc[k + 1]);
                 handle(tb, &wc[k], now);
+            }
             n += got > 0 ? got : 0;
         } while (got == BATCH && n < 8 * BATCH);
     }
@@ -363,7 +378,8 @@ static int service(struct tb *tb)
         now = base_now_ns();
     if (n || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
         pump_all(tb, now);
-    repost_all(tb);
+    if (n == 0 && tb->owes_receives)
+        receive_owed(tb);
     return n;
 }
 

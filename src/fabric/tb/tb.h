@@ -20,6 +20,7 @@
 #define TB_CABLE_LANES 8u    /* of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES    128u  /* control frames posted on a cable; the windows of its users share them */
+#define TB_OWED        8u    /* of them that may wait to be posted again, together */
 #define TB_SENDS       128u
 #define TB_BACKLOG_WAIT (1u << 20)  /* bytes kept for a peer before its senders wait */
 #define TB_BACKLOG_MAX  (64u << 20) /* and before handlers get -ENOBUFS */
@@ -52,6 +53,8 @@ struct tb_cable {
     uint8_t *frames;         /* [TB_RECEIVES], registered */
     uint16_t held[TB_RECEIVES]; /* receives whose frame is being passed on: over which cable, + 1. These two under tb->receiving */
     uint32_t held_count;
+    uint16_t owed[TB_OWED];  /* receives that are to be posted again; these two likewise */
+    uint32_t owed_count;
     base_spin lock;          /* of control's send queue, and of these */
     bool ready;              /* both sides are: frames may be sent */
     uint32_t flight_in, flight_out; /* control sends that have not left, oldest first */
@@ -100,13 +103,6 @@ struct tb_link {
     char why[160];           /* written before `broken` */
 };
 
-/* A receive that is to be posted again. */
-struct tb_again {
-    struct tb_cable *cable;
-    uint32_t generation, slot;
-};
-#define TB_AGAIN 16u
-
 struct tb {
     struct weft *w;
     struct fab_look look;    /* for devices */
@@ -134,8 +130,7 @@ struct tb {
     uint64_t passed_on, dropped; /* frames for others */
     int64_t passed_at;       /* when the last of them went, or a way may have come */
     _Atomic int64_t due;     /* the earliest of the links'; may be too early */
-    struct tb_again again[TB_AGAIN]; /* under `receiving` */
-    uint32_t again_count;
+    bool owes_receives;      /* some cable does; under `receiving` */
     uint32_t looks;          /* that found nothing, under `receiving` */
 };
 
@@ -163,7 +158,8 @@ bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame
 bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
-int tb_cable_repost(struct tb_cable *c, uint32_t slot);
+int tb_cable_receive(struct tb_cable *c, uint32_t slot); /* again, now or with the next ones; under tb->receiving, as is: */
+int tb_cable_receive_owed(struct tb_cable *c);
 
 /* wr_id: what it was, of which making of the cable's queue pairs, whose, which. */
 enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
