@@ -79,7 +79,7 @@ static uint64_t sum_of(const struct tb_bulk *b, uint64_t offset, uint32_t bytes)
     uint64_t sum = bytes;
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
         __builtin_prefetch(at + i + AHEAD * TB_FRAME_BYTES); /* no processor sees this step by itself */
-        sum = base_hash(at + i, 64, sum);
+        sum += base_hash(at + i, 64, i); /* none waits for the one before it */
     }
     return sum;
 }
