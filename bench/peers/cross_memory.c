@@ -4,6 +4,8 @@
  * device whose data moves that way.
  *
  *   write_bw   one process copies into the other's memory, again and again; the other sleeps
+ *   check_bw   as write_bw, but both sum every byte, piece by piece, where it left and where it came, and the sums
+ *              are compared: the limit of what is checked end to end
  *   write_lat  each in turn copies a few bytes into the other's memory, which the other polls: half a
  *              round trip
  *   send_lat   as write_lat, but then hands over a cache line of shared memory, and the other polls that
@@ -14,6 +16,7 @@
  * ones, touched.
  */
 #include "../spec.h"
+#include "base/hash.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -26,7 +29,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LINE = 64 };
+enum { LINE = 64, PIECE = 512 << 10, AHEAD = 7 };
 
 struct side {
     _Atomic uint64_t turn __attribute__((aligned(LINE))); /* how often the other side has handed over */
@@ -38,12 +41,18 @@ struct pair {
     struct side side[2];
     _Atomic int failed; /* an errno */
     _Atomic int ready;
+    uint64_t sums[AHEAD]; /* of pieces, where they left */
 };
+
+static bool copy_to(const struct pair *p, int to, void *from, void *at, uint64_t bytes)
+{
+    struct iovec here = {from, bytes}, there = {at, bytes};
+    return process_vm_writev(p->side[to].pid, &here, 1, &there, 1, 0) == (ssize_t)bytes;
+}
 
 static bool copy(const struct pair *p, int to, void *from, uint64_t bytes)
 {
-    struct iovec here = {from, bytes}, there = {p->side[to].buffer, bytes};
-    return process_vm_writev(p->side[to].pid, &here, 1, &there, 1, 0) == (ssize_t)bytes;
+    return copy_to(p, to, from, p->side[to].buffer, bytes);
 }
 
 static cpu_set_t allowed; /* at the start, before this process took a core for itself */
@@ -126,9 +135,61 @@ static double latency(struct pair *p, const struct spec *s, bool shared)
     return value;
 }
 
+static uint64_t pieces_of(const struct spec *s)
+{
+    return (s->bytes + PIECE - 1) / PIECE;
+}
+
+static uint64_t sum_piece(const struct spec *s, const uint8_t *buffer, uint64_t i, uint64_t *at, uint64_t *bytes)
+{
+    *at = i % pieces_of(s) * PIECE;
+    *bytes = s->bytes - *at < PIECE ? s->bytes - *at : PIECE;
+    return buffer ? base_hash(buffer + *at, *bytes, 0) : 0;
+}
+
+/* Turns are pieces here: of side 1, those that have come; of side 0, those that are known to be right. */
+static void judge_pieces(struct pair *p, const struct spec *s, const uint8_t *buffer)
+{
+    for (uint64_t i = 0, at, bytes; i < (s->warmup + s->iterations) * pieces_of(s); i++) {
+        while (atomic_load_explicit(&p->side[1].turn, memory_order_acquire) <= i) {
+        }
+        if (sum_piece(s, buffer, i, &at, &bytes) != p->sums[i % AHEAD]) {
+            p->failed = EBADMSG;
+            return;
+        }
+        atomic_store_explicit(&p->side[0].turn, i + 1, memory_order_release);
+    }
+}
+
+static bool send_pieces(struct pair *p, const struct spec *s, uint8_t *buffer, uint64_t from, uint64_t to)
+{
+    for (uint64_t i = from, at, bytes; i < to; i++) {
+        while (i - atomic_load_explicit(&p->side[0].turn, memory_order_acquire) >= AHEAD && !p->failed) {
+        }
+        sum_piece(s, NULL, i, &at, &bytes);
+        if (p->failed || !copy_to(p, 1, buffer + at, (uint8_t *)p->side[1].buffer + at, bytes)) {
+            return false;
+        }
+        p->sums[i % AHEAD] = sum_piece(s, buffer, i, &at, &bytes);
+        atomic_store_explicit(&p->side[1].turn, i + 1, memory_order_release);
+    }
+    while (atomic_load_explicit(&p->side[0].turn, memory_order_acquire) != to && !p->failed) {
+    }
+    return !p->failed;
+}
+
+static double checked(struct pair *p, const struct spec *s, uint8_t *buffer)
+{
+    uint64_t pieces = pieces_of(s);
+    bool good = send_pieces(p, s, buffer, 0, s->warmup * pieces);
+    uint64_t begin = spec_now_ns();
+    good = good && send_pieces(p, s, buffer, s->warmup * pieces, (s->warmup + s->iterations) * pieces);
+    return good ? spec_gbs(spec_now_ns() - begin, s->bytes, s->iterations) : -1;
+}
+
 static double measure(struct pair *p, const struct spec *s)
 {
-    const bool bandwidth = !strcmp(s->test, "write_bw"), shared = !strcmp(s->test, "send_lat");
+    const bool bandwidth = !strcmp(s->test, "write_bw"), check = !strcmp(s->test, "check_bw"), shared = !strcmp(s->test, "send_lat");
     void *buffer;
     if (posix_memalign(&buffer, 4096, s->bytes < 4096 ? 4096 : s->bytes)) {
         return -1;
@@ -147,10 +208,11 @@ static double measure(struct pair *p, const struct spec *s)
         memset(buffer, 0, s->bytes < 4096 ? 4096 : s->bytes); /* pages of its own */
         p->side[1].pid = getpid();
         atomic_store(&p->ready, 1);
-        if (bandwidth) {
-            for (;;) {
-                pause();
-            }
+        if (check) {
+            judge_pieces(p, s, buffer);
+        }
+        while (bandwidth || check) {
+            pause();
         }
         _exit(!turns(p, 1, 0, s->warmup + s->iterations, s->bytes, shared, NULL));
     }
@@ -163,7 +225,10 @@ static double measure(struct pair *p, const struct spec *s)
         sched_yield();
     }
     double value = -1;
-    if (bandwidth) {
+    if (check) {
+        value = checked(p, s, buffer);
+        kill(child, SIGKILL);
+    } else if (bandwidth) {
         bool good = true;
         for (uint64_t i = 0; i < s->warmup && good; i++) {
             good = copy(p, 1, buffer, s->bytes);
@@ -200,7 +265,7 @@ int main(int count, char **word)
             return 2;
         }
         const bool small = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat");
-        if ((!small && strcmp(s.test, "write_bw")) || !s.bytes ||
+        if ((!small && strcmp(s.test, "write_bw") && strcmp(s.test, "check_bw")) || !s.bytes ||
             (small && (s.bytes > LINE || s.iterations < 2))) {
             spec_missing(&s, "no such test");
             continue;

@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-from rig import Row, scaled, values
+from rig import Row, Side, run, scaled, values
 from suites import rc
 
 NAME = "tb"
@@ -32,6 +32,8 @@ def rows(context):
             Row("rate", "puts of 64 B", "M/s", "higher", 8, **wanted),
             Row("bulk 1M", "put of 1 MiB", "GB/s", "higher", 0.9, **wanted),
             Row("bulk 64M", "put of 64 MiB", "GB/s", "higher", 0.9, **wanted),
+            Row("bulk 1M sampled", "put of 1 MiB, frames checked by samples", "GB/s", "higher", 0.97, **wanted),
+            Row("bulk 64M sampled", "put of 64 MiB, frames checked by samples", "GB/s", "higher", 0.97, **wanted),
             Row("links", "puts of 1 MiB over three cables (others: over one)", "GB/s", "higher", 2.5, against=("tb, one cable",))]
 
 
@@ -55,7 +57,7 @@ class OnCable(rc.OnDevice):
 
 class Weft(OnCable):
     cables = 3
-    transport, check, lanes = "tb", "full", LANES
+    transport, lanes = "tb", LANES
 
     def __init__(self, context):
         super().__init__(context)
@@ -65,11 +67,17 @@ class Weft(OnCable):
         return super().missing() or self.context.need(self.program)
 
     def measure(self, group, scale):
+        found = self.run_test(group, scale, "full")
+        if group.startswith("bulk"):
+            found.update({f"{group} sampled": value for value in self.run_test(group, scale, "frames").values()})
+        return found
+
+    def run_test(self, group, scale, check):
         test, size, iterations, *_ = TESTS[group]
         count = scaled(iterations, scale, 10)
         nodes, program = (2, self.program) if group != "links" else (4, self.links)
         env = {"WEFT_SIZE": str(nodes), "WEFT_COORD": "unix:@weft-bench-%x" % int.from_bytes(os.urandom(8), "big"),
-               "WEFT_TRANSPORT": self.transport, "WEFT_TB_CHECK": self.check, "WEFT_TB_LANES": self.lanes}
+               "WEFT_TRANSPORT": self.transport, "WEFT_TB_CHECK": check, "WEFT_TB_LANES": self.lanes}
         word = f"{test}:{size}:{count}:{max(1, count // 10)}"
         out = self.pair([([program, word], {"WEFT_RANK": str(rank)}) for rank in range(nodes)], env)
         if group == "links":
@@ -77,17 +85,12 @@ class Weft(OnCable):
         return values(out, lambda line: group)
 
 
-class Sampled(Weft):
-    """64 bytes of every frame are checked, not all."""
-    peer, check = "tb, frames checked by samples", "frames"
-
-
 class Small(Weft):
     """The lanes that weft has by default: a cable's own messages cost less than softverbs', and small ones are sooner repaired."""
     peer, lanes = "tb, lanes by default", "32K:32,128K:16,128K:16"
 
     def measure(self, group, scale):
-        return super().measure(group, scale) if group.startswith("bulk") else {}
+        return self.run_test(group, scale, "full") if group.startswith("bulk") else {}
 
 
 class One(Weft):
@@ -101,6 +104,9 @@ class One(Weft):
 class Rc(Weft):
     peer, transport = "rc on a generic device", "rc"
     profile, topology = "generic", ["switch", "4"]
+
+    def measure(self, group, scale):
+        return self.run_test(group, scale, "full")
 
 
 class Perftest(OnCable, rc.Perftest):
@@ -119,7 +125,8 @@ class Perftest(OnCable, rc.Perftest):
         fields = self.run_pair(argv, size)
         if program == "ib_send_lat":
             return {group: float(fields[4]) * factor}
-        return {group: float(fields[4]) if group == "rate" else float(fields[4]) * size / 1e3}
+        value = float(fields[4]) if group == "rate" else float(fields[4]) * size / 1e3
+        return {group: value, **({f"{group} sampled": value} if group.startswith("bulk") else {})}
 
 
 class Cached(Perftest):
@@ -127,8 +134,26 @@ class Cached(Perftest):
     peer, size = "perftest, messages of 4 MiB", 4 << 20
 
     def measure(self, group, scale):
-        return super().measure(group, 10 * scale) if group == "bulk 64M" else {}
+        return {group: super().measure(group, 10 * scale)[group]} if group == "bulk 64M" else {}
+
+
+class Copy(Side):
+    """No device can be quicker here: one processor copies and sums, the other fetches what came from its cache, and sums that."""
+    peer, limit = "copied and summed at both ends", True
+
+    def __init__(self, context):
+        self.context, self.program = context, context.program("peer_cross_memory")
+
+    def missing(self):
+        return self.context.need(self.program)
+
+    def measure(self, group, scale):
+        if not group.startswith(("bulk", "links")):
+            return {}
+        _, size, iterations, *_ = TESTS[group]
+        count = scaled(iterations, scale, 10)
+        return values(run([self.program, f"check_bw:{size}:{count}:{max(1, count // 10)}"]), lambda line: group)
 
 
 def sides(context):
-    return [Weft(context), Perftest(context), Cached(context), Sampled(context), Small(context), One(context), Rc(context)]
+    return [Weft(context), Perftest(context), Cached(context), Copy(context), Small(context), One(context), Rc(context)]

@@ -5,6 +5,8 @@
  */
 #include "fabric/tb/tb.h"
 
+#define LOOK_EVERY 16u /* operations, while much is under way */
+
 struct room {
     struct tb_link *l;
     bool message; /* messages wait for their handlers, the rest does not */
@@ -64,9 +66,12 @@ static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
 
 static int leave(struct tb_link *l, int rc)
 {
-    if (BASE_LIKELY(rc == 0))
+    if (BASE_LIKELY(rc == 0) && !tb_peer_gathers(&l->peer))
         tb_pump_locked(l, base_now_ns());
+    bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
+    if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
+        tb_service(l->tb->w);
     return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
 }
 

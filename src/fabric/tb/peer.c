@@ -407,6 +407,16 @@ static struct tb_work *new_put(uint64_t to, const void *src, uint64_t len, weft_
 
 int tb_peer_put_signal(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op)
 {
+    struct tb_words m = words(TB_SIGNAL, 0);
+    if (!p->works && len && len <= TB_PAYLOAD_BYTES && tb_stream_fits(&p->stream) >= PUT_HEAD + tb_padded((uint32_t)len) + sizeof m) {
+        m.offset = word;
+        m.a = add;
+        say_bytes(p, TB_PUT, to, src, len);
+        say(p, &m);
+        if (op)
+            tb_stream_op(&p->stream, op);
+        return 0;
+    }
     struct tb_work *k = new_put(to, src, len, op);
     if (!k)
         return -ENOMEM;
@@ -798,6 +808,11 @@ void tb_peer_pump(struct tb_peer *p, int64_t now)
     push_works(p);
     tb_bulk_pump(&p->bulk, now);
     tb_stream_pump(&p->stream, now);
+}
+
+bool tb_peer_gathers(const struct tb_peer *p)
+{
+    return !p->works && !p->messages && !p->serves && !p->bulk.active && tb_stream_gathers(&p->stream);
 }
 
 int64_t tb_peer_due(const struct tb_peer *p)

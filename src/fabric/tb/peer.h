@@ -111,6 +111,7 @@ void tb_peer_lane_landed(struct tb_peer *p, uint32_t lane, int64_t now);
 void tb_peer_lane_left(struct tb_peer *p, uint32_t lane);
 void tb_peer_granted(struct tb_peer *p, uint32_t messages); /* so many more messages have been handled */
 void tb_peer_pump(struct tb_peer *p, int64_t now);
+bool tb_peer_gathers(const struct tb_peer *p); /* the operation that just began waits for company: nothing to pump */
 int64_t tb_peer_due(const struct tb_peer *p); /* when pump wants to be called at the latest; INT64_MAX: never */
 
 #endif

@@ -288,6 +288,17 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     s->want_ack = s->want_ack && s->asked != s->next;
 }
 
+bool tb_stream_gathers(const struct tb_stream *s)
+{
+    return s->fill && s->fill < TB_PAYLOAD_BYTES && s->unleft >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
+           s->unsaid < SAY_EVERY && s->hunger == TB_FED;
+}
+
+bool tb_stream_crowded(const struct tb_stream *s)
+{
+    return s->next - s->first >= TB_WINDOW / 2;
+}
+
 int64_t tb_stream_due(const struct tb_stream *s)
 {
     int64_t due = INT64_MAX;

@@ -106,6 +106,10 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
 void tb_stream_left(struct tb_stream *s, uint32_t slot);
 /* Send what is due. */
 void tb_stream_pump(struct tb_stream *s, int64_t now);
+/* What was committed last waits for company: a pump would send nothing before a buffer leaves, or the frame is full. */
+bool tb_stream_gathers(const struct tb_stream *s);
+/* So much is under way that it is time to hear what has arrived. */
+bool tb_stream_crowded(const struct tb_stream *s);
 /* When pump wants to be called, if nothing happens before; INT64_MAX: never. */
 int64_t tb_stream_due(const struct tb_stream *s);
 

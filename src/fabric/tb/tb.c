@@ -383,7 +383,7 @@ static int service(struct tb *tb)
     return n;
 }
 
-static int tb_service(struct weft *w)
+int tb_service(struct weft *w)
 {
     struct tb *tb = w->tb;
     if (!tb->device_count || !base_spin_try(&tb->receiving))
