@@ -9,6 +9,8 @@
  *   write_lat  each in turn copies a few bytes into the other's memory, which the other polls: half a
  *              round trip
  *   send_lat   as write_lat, but then hands over a cache line of shared memory, and the other polls that
+ *   frame_lat  as send_lat, up to a page, and both look at what they send and get: it is summed where it left and
+ *              where it came, and the sum handed over
  *
  * A latency is the median of single round trips, as perftest's "typical" is; each is timed, as there.
  *
@@ -29,10 +31,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LINE = 64, PIECE = 512 << 10, AHEAD = 7 };
+enum { LINE = 64, PAGE = 4096, PIECE = 512 << 10, AHEAD = 7 };
 
 struct side {
     _Atomic uint64_t turn __attribute__((aligned(LINE))); /* how often the other side has handed over */
+    uint64_t sum;                                         /* with it, of frame_lat */
     void *buffer;                                         /* where it is in that side's memory */
     pid_t pid;
 };
@@ -71,13 +74,25 @@ static void place(int core)
     }
 }
 
-/* Turns of one side. `shared`: the turn is told by a line of shared memory, else by the copied bytes
- * themselves. at[i], where there is an `at`: when turn i began. */
-static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, bool shared,
+/* What has come is what was sent; or the pair fails. */
+static bool right(struct pair *p, int me, uint64_t bytes)
+{
+    if (base_hash(p->side[me].buffer, bytes, 0) != p->side[me].sum && !p->failed) {
+        p->failed = EBADMSG;
+    }
+    return !p->failed;
+}
+
+/* What tells of a turn: the copied bytes themselves, a line of shared memory, such a line with the sum of the bytes. */
+enum told { BY_BYTES, BY_LINE, BY_SUM };
+
+/* Turns of one side. at[i], where there is an `at`: when turn i began. */
+static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, enum told told,
                   uint64_t *at)
 {
     volatile uint8_t *mine = (volatile uint8_t *)p->side[me].buffer + bytes - 1;
-    uint8_t source[64];
+    const bool shared = told != BY_BYTES;
+    uint8_t source[PAGE];
     for (uint64_t i = from; i < to; i++) {
         memset(source, (int)(i % 251 + 1), bytes);
         if (at) {
@@ -92,9 +107,15 @@ static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t b
                 }
             }
         }
+        if (me == 1 && told == BY_SUM && !right(p, me, bytes)) {
+            return false;
+        }
         if (!copy(p, !me, source, bytes)) {
             p->failed = errno ? errno : EIO;
             return false;
+        }
+        if (told == BY_SUM) {
+            p->side[!me].sum = base_hash(source, bytes, 0);
         }
         if (shared) {
             atomic_store_explicit(&p->side[!me].turn, i + 1, memory_order_release);
@@ -107,6 +128,9 @@ static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t b
                 while (*mine != source[0] && !p->failed) {
                 }
             }
+            if (told == BY_SUM && !right(p, me, bytes)) {
+                return false;
+            }
         }
     }
     return !p->failed;
@@ -118,12 +142,12 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static double latency(struct pair *p, const struct spec *s, bool shared)
+static double latency(struct pair *p, const struct spec *s, enum told told)
 {
     double value = -1;
     uint64_t *at = calloc(s->iterations, sizeof(*at));
-    if (at && turns(p, 0, 0, s->warmup, s->bytes, shared, NULL) &&
-        turns(p, 0, s->warmup, s->warmup + s->iterations, s->bytes, shared, at)) {
+    if (at && turns(p, 0, 0, s->warmup, s->bytes, told, NULL) &&
+        turns(p, 0, s->warmup, s->warmup + s->iterations, s->bytes, told, at)) {
         for (uint64_t i = 0; i + 1 < s->iterations; i++) {
             at[i] = at[i + 1] - at[i];
         }
@@ -189,7 +213,8 @@ static double checked(struct pair *p, const struct spec *s, uint8_t *buffer)
 
 static double measure(struct pair *p, const struct spec *s)
 {
-    const bool bandwidth = !strcmp(s->test, "write_bw"), check = !strcmp(s->test, "check_bw"), shared = !strcmp(s->test, "send_lat");
+    const bool bandwidth = !strcmp(s->test, "write_bw"), check = !strcmp(s->test, "check_bw");
+    const enum told told = !strcmp(s->test, "frame_lat") ? BY_SUM : !strcmp(s->test, "send_lat") ? BY_LINE : BY_BYTES;
     void *buffer;
     if (posix_memalign(&buffer, 4096, s->bytes < 4096 ? 4096 : s->bytes)) {
         return -1;
@@ -214,7 +239,7 @@ static double measure(struct pair *p, const struct spec *s)
         while (bandwidth || check) {
             pause();
         }
-        _exit(!turns(p, 1, 0, s->warmup + s->iterations, s->bytes, shared, NULL));
+        _exit(!turns(p, 1, 0, s->warmup + s->iterations, s->bytes, told, NULL));
     }
     if (child < 0) {
         free(buffer);
@@ -241,7 +266,7 @@ static double measure(struct pair *p, const struct spec *s)
         p->failed = good ? 0 : errno;
         kill(child, SIGKILL);
     } else {
-        value = latency(p, s, shared);
+        value = latency(p, s, told);
     }
     int status;
     waitpid(child, &status, 0);
@@ -264,9 +289,11 @@ int main(int count, char **word)
         if (spec_parse(&s, word[i])) {
             return 2;
         }
-        const bool small = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat");
-        if ((!small && strcmp(s.test, "write_bw") && strcmp(s.test, "check_bw")) || !s.bytes ||
-            (small && (s.bytes > LINE || s.iterations < 2))) {
+        const bool large = !strcmp(s.test, "write_bw") || !strcmp(s.test, "check_bw");
+        const uint64_t most = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat") ? LINE
+                              : !strcmp(s.test, "frame_lat")                              ? PAGE
+                                                                                          : 0;
+        if (!s.bytes || (!large && (s.bytes > most || s.iterations < 2))) {
             spec_missing(&s, "no such test");
             continue;
         }

@@ -140,6 +140,7 @@ class Cached(Perftest):
 class Copy(Side):
     """No device can be quicker here: one processor copies and sums, the other fetches what came from its cache, and sums that."""
     peer, limit = "copied and summed at both ends", True
+    tests = {"put 64": "frame_lat", "put 4096": "frame_lat", "bulk 1M": "check_bw", "bulk 64M": "check_bw", "links": "check_bw"}
 
     def __init__(self, context):
         self.context, self.program = context, context.program("peer_cross_memory")
@@ -148,11 +149,11 @@ class Copy(Side):
         return self.context.need(self.program)
 
     def measure(self, group, scale):
-        if not group.startswith(("bulk", "links")):
+        if group not in self.tests:
             return {}
         _, size, iterations, *_ = TESTS[group]
         count = scaled(iterations, scale, 10)
-        return values(run([self.program, f"check_bw:{size}:{count}:{max(1, count // 10)}"]), lambda line: group)
+        return values(run([self.program, f"{self.tests[group]}:{size}:{count}:{max(1, count // 10)}"]), lambda line: group)
 
 
 def sides(context):
