@@ -141,6 +141,8 @@ struct rc_link {
     int64_t since_ns;        /* there is no queue pair that works; 0: there is, or none was wanted */
     int64_t retry_ns;        /* not to be tried before */
     int64_t called_ns;       /* when the last call went */
+    uint64_t stood_at;       /* `done` when it was looked at ... */
+    int64_t stood_ns;        /* ... first with this value, or with nothing to wait for */
     uint32_t tries;
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES]; /* as the peer's call says */
 

@@ -15,7 +15,7 @@
  * A generation is one attempt at a queue pair, numbered the same at both ends: who begins takes the next number, who is
  * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
  *
- * A queue pair breaks when a request or a receive fails, or when the peer calls for a newer one. With w->reconnect_ns it is
+ * A queue pair breaks when a request or a receive fails, when a read or write comes to no end, or when the peer calls for a newer one. With w->reconnect_ns it is
  * destroyed and called for again, at once and then ever more seldom, until so much time has passed without one that works;
  * then, and without it at once, the peer counts as dead. Time in which a call waits for its answer does not count: whether the
  * peer lives is judged by its heartbeats (peer.c). The call says how many frames were received: see rc_again.c.
@@ -28,6 +28,8 @@
 #include <string.h>
 
 #define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
+#define STANDSTILL_LOOK WEFT_SECOND
+#define PATIENCE       10 /* times what the retries of a request may take */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 
@@ -256,8 +258,8 @@ static void up(struct rc_link *l)
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair %u", l->link->node,
              again ? "is there again" : "is there", l->qp.here.qpn);
-    if (l->tracks) /* release: as in rc_look_again() */
-        atomic_store_explicit(&l->rc->attention, true, memory_order_release);
+    /* It is tended from now on. release: as in rc_look_again() */
+    atomic_store_explicit(&l->rc->attention, true, memory_order_release);
     fab_wake_here(l->w);
 }
 
@@ -367,18 +369,37 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
     }
 }
 
+/* Reads and writes need nothing of the peer but its device: a queue pair ends them, well or not, when its retries are over. Not
+ * all do: rdma_rxe of Linux 6.1 sometimes begins a retry and then neither sends nor complains. */
+static int64_t look_for_standstill(struct rc_link *l, int64_t now)
+{
+    base_spin_lock(&l->lock);
+    bool waits = l->up && l->signalled > l->done && rc_slot_at(l, l->done)->kind != RC_SLOT_FRAME && rc_slot_at(l, l->done)->kind != RC_SLOT_TELL;
+    int64_t patience = PATIENCE * (l->qp.retry + 1) * (INT64_C(4096) << l->qp.timeout);
+    if (!waits || l->done != l->stood_at) {
+        l->stood_at = l->done;
+        l->stood_ns = now;
+    } else if (now - l->stood_ns > patience) {
+        rc_lose_locked(l, "%s has neither done a read or write nor failed in %lld s, %u times what its retries may take", l->rc->device->name,
+                       (long long)((now - l->stood_ns) / WEFT_SECOND), PATIENCE);
+    }
+    base_spin_unlock(&l->lock);
+    return l->state == RC_UP ? now + STANDSTILL_LOOK : INT64_MAX;
+}
+
 /* What is to be done for a link now; when to look again. */
 static int64_t tend(struct rc_link *l, int64_t now)
 {
     if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))
         return INT64_MAX;
+    int64_t standstill = look_for_standstill(l, now);
     look_for_loss(l);
     base_spin_lock(&l->lock);
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
     if (l->state == RC_COLD && wanted && now >= l->retry_ns)
         call(l);
-    int64_t rails = rc_tracks_tend(l, now), own = l->state == RC_COLD && wanted ? l->retry_ns : INT64_MAX;
+    int64_t rails = rc_tracks_tend(l, now), own = l->state == RC_COLD && wanted ? l->retry_ns : standstill;
     return rails < own ? rails : own;
 }
 

@@ -383,6 +383,43 @@ static void test_gives_up(void **state)
     }
 }
 
+/* --- a device that neither does a request nor fails it --- */
+
+static void standstill(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    weft_link_stats stats;
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, 2);
+    if (weft_rank(w) == 0) {
+        uint64_t v = 1, back = 0;
+        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        softverbs("fault add withhold --time 100s --host 0 --count 1");
+        v = 2;
+        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
+        CHECK(back == 2);
+        OK(weft_link_stat(w, 1, &stats));
+        CHECK(stats.breaks == 1 && stats.connects == 2);
+        softverbs("fault add withhold --time 100s --host 0 --count 1");
+        OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
+        OK(weft_link_stat(w, 1, &stats));
+        CHECK(stats.breaks == 2);
+        atomic_store(&stage->done, 1);
+    }
+    wait_for(&stage->done, 1);
+}
+
+static void test_standstill(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"WEFT_LOG=error", "WEFT_LIVENESS=300ms", NULL};
+    int failed = nodes_failed_with(2, standstill, shared_words(4096), settings);
+    softverbs("fault clear");
+    assert_int_equal(failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_cable),
         cmocka_unit_test(test_refusal),
         cmocka_unit_test(test_gives_up),
+        cmocka_unit_test(test_standstill),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
