@@ -124,6 +124,12 @@ struct rc_ask { /* something the home node's processor does, and answers */
 #define RC_ASKS   256u       /* under way at a time */
 #define RC_NO_ASK UINT32_MAX /* a token: no answer is wanted */
 
+/* How far the requests of a queue pair were when they were looked at ... */
+struct rc_stand {
+    uint64_t done;
+    int64_t since_ns;        /* ... first with this value, or with nothing to wait for */
+};
+
 struct rc_link {
     struct weft *w;
     struct rc *rc;
@@ -141,8 +147,7 @@ struct rc_link {
     int64_t since_ns;        /* there is no queue pair that works; 0: there is, or none was wanted */
     int64_t retry_ns;        /* not to be tried before */
     int64_t called_ns;       /* when the last call went */
-    uint64_t stood_at;       /* `done` when it was looked at ... */
-    int64_t stood_ns;        /* ... first with this value, or with nothing to wait for */
+    struct rc_stand stand;
     uint32_t tries;
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES]; /* as the peer's call says */
 
@@ -257,6 +262,8 @@ void rc_want_locked(struct rc_link *l); /* a queue pair: the progress thread wil
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */
 void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len);
 int64_t rc_upkeep(struct weft *w, int64_t now_ns);
+#define RC_STANDSTILL "%s has neither done a read or write nor failed in %lld s, many times what its retries may take"
+bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now); /* for too long */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
 
 /* rc_atomic.c */

@@ -371,18 +371,19 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
 
 /* Reads and writes need nothing of the peer but its device: a queue pair ends them, well or not, when its retries are over. Not
  * all do: rdma_rxe of Linux 6.1 sometimes begins a retry and then neither sends nor complains. */
+bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
+{
+    if (!waits || done != s->done)
+        *s = (struct rc_stand){done, now};
+    return now - s->since_ns > PATIENCE * (q->retry + 1) * (INT64_C(4096) << q->timeout);
+}
+
 static int64_t look_for_standstill(struct rc_link *l, int64_t now)
 {
     base_spin_lock(&l->lock);
-    bool waits = l->up && l->signalled > l->done && rc_slot_at(l, l->done)->kind != RC_SLOT_FRAME && rc_slot_at(l, l->done)->kind != RC_SLOT_TELL;
-    int64_t patience = PATIENCE * (l->qp.retry + 1) * (INT64_C(4096) << l->qp.timeout);
-    if (!waits || l->done != l->stood_at) {
-        l->stood_at = l->done;
-        l->stood_ns = now;
-    } else if (now - l->stood_ns > patience) {
-        rc_lose_locked(l, "%s has neither done a read or write nor failed in %lld s, %u times what its retries may take", l->rc->device->name,
-                       (long long)((now - l->stood_ns) / WEFT_SECOND), PATIENCE);
-    }
+    enum rc_slot_kind oldest = l->up && l->signalled > l->done ? (enum rc_slot_kind)rc_slot_at(l, l->done)->kind : RC_SLOT_FRAME;
+    if (rc_stands_still(&l->stand, &l->qp, oldest != RC_SLOT_FRAME && oldest != RC_SLOT_TELL, l->done, now))
+        rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)((now - l->stand.since_ns) / WEFT_SECOND));
     base_spin_unlock(&l->lock);
     return l->state == RC_UP ? now + STANDSTILL_LOOK : INT64_MAX;
 }

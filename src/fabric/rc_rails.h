@@ -67,6 +67,7 @@ struct rc_track {
     bool owes_gone, owes_over; /* the side connection did not take it */
     uint32_t over_generation;
     bool was_up, said;
+    struct rc_stand stand;
     /* --- under the link's lock --- */
     uint32_t generation;
     struct verbs_qp qp;

@@ -359,6 +359,36 @@ static void test_breaks(void **state)
         run(2, breaks, shared_words(4096), (const char *const[]){devices[i], "WEFT_LOG=error", "WEFT_RECONNECT=60s", NULL});
 }
 
+/* --- one device neither does a request nor fails it: its pieces go by another --- */
+
+static void standstill(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    uint32_t peer = 1 - weft_rank(w);
+    weft_gaddr all;
+    OK(weft_alloc(w, 2 * LARGE, &all));
+    uint8_t *from = weft_ptr(w, all, LARGE), *back = weft_ptr(w, all + LARGE, LARGE);
+    meet(&stage->here, 2);
+    wait_for_rails(w, peer, all, 3);
+    meet(&stage->there, 2);
+    if (weft_rank(w) == 0) {
+        uint64_t before = stats(w, peer).rail_breaks;
+        fill(from, LARGE, 5);
+        softverbs("fault add withhold --device 0:sv1 --time 100s --count 1");
+        OK(weft_put_now(w, on_node(all, peer), from, LARGE));
+        OK(weft_get_now(w, back, on_node(all, peer), LARGE));
+        CHECK(filled(back, LARGE, 5));
+        CHECK(stats(w, peer).rail_breaks == before + 1 && stats(w, peer).breaks == 0);
+    }
+    meet(&stage->done, 2);
+}
+
+static void test_standstill(void **state)
+{
+    (void)state;
+    run(2, standstill, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_LIVENESS=300ms", NULL});
+}
+
 /* --- a peer that dies --- */
 
 static void dies(weft *w, void *arg)
@@ -624,6 +654,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_carry),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_breaks),
+        cmocka_unit_test(test_standstill),
         cmocka_unit_test(test_dies),
         cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refused),
