@@ -140,7 +140,8 @@ class Cached(Perftest):
 class Copy(Side):
     """No device can be quicker here: one processor copies and sums, the other fetches what came from its cache, and sums that."""
     peer, limit = "copied and summed at both ends", True
-    tests = {"put 64": "frame_lat", "put 4096": "frame_lat", "bulk 1M": "check_bw", "bulk 64M": "check_bw", "links": "check_bw"}
+    tests = {"put 64": ("frame_lat", 64, 1), "put 4096": ("frame_lat", 3840, 1), "get": ("frame_lat", 64, 2), "add": ("frame_lat", 64, 2),
+             "bulk 1M": ("check_bw", 1 << 20, 1), "bulk 64M": ("check_bw", 64 << 20, 1), "links": ("check_bw", 1 << 20, 1)}
 
     def __init__(self, context):
         self.context, self.program = context, context.program("peer_cross_memory")
@@ -151,9 +152,10 @@ class Copy(Side):
     def measure(self, group, scale):
         if group not in self.tests:
             return {}
-        _, size, iterations, *_ = TESTS[group]
-        count = scaled(iterations, scale, 10)
-        return values(run([self.program, f"{self.tests[group]}:{size}:{count}:{max(1, count // 10)}"]), lambda line: group)
+        test, size, ways = self.tests[group]
+        count = scaled(TESTS[group][2], scale, 10)
+        found = values(run([self.program, f"{test}:{size}:{count}:{max(1, count // 10)}"]), lambda line: group)
+        return {group: ways * value for group, value in found.items()}
 
 
 def sides(context):
