@@ -112,12 +112,23 @@ enum ibv_qp_state state_of(struct t *t, struct ibv_qp *qp)
 }
 
 /* A device tells of an error first in the completion, and may change the state a moment later. */
+static bool draining(struct t *t, struct ibv_qp *qp)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+
+    memset(&attr, 0, sizeof attr);
+    want_ok(t, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+    return attr.sq_draining;
+}
+
 void wait_state(struct t *t, struct ibv_qp *qp, enum ibv_qp_state state)
 {
     double end = now() + WAIT_S * t->slow;
     enum ibv_qp_state is;
 
-    while ((is = state_of(t, qp)) != state) {
+    /* While the send queue is still being drained, not every device takes the next step. */
+    while ((is = state_of(t, qp)) != state || (state == IBV_QPS_SQD && draining(t, qp))) {
         if (now() > end || is == IBV_QPS_ERR) /* from where none comes back by itself */
             fail(t, "the QP's state: expected %d, is %d", (int)state, (int)is);
         nap(1);
