@@ -328,7 +328,7 @@ uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64
     uint64_t tail;
     /* Who did not look for so long was stopped itself, and so perhaps were the owners (Ctrl-Z stops a whole job): their
      * leases begin again. */
-    bool stopped = watch->looked && now_ns - watch->looked > 2 * lease_ns;
+    bool stopped = watch->looked && now_ns - watch->looked - lease_ns > lease_ns; /* twice; leases may be without end */
     watch->looked = now_ns;
     for (uint32_t i = 0; stopped && i < s->slots; i++)
         watch->since[i] = now_ns;
