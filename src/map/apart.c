@@ -456,7 +456,9 @@ int map_serve(void)
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     int rc = job->rank ? serve(job) : base_fail(-EINVAL, "WEFT_RANK is not set: --as-node is how the launcher starts nodes");
     if (rc) {
-        map_say(job, "node %u: %s", job->rank, weft_error());
+        /* An owner that has ended says why itself, and whoever started it says so when it was killed. */
+        if (!job->w || weft_alive(job->w, 0))
+            map_say(job, "node %u: %s", job->rank, weft_error());
         if (job->w) {
             end_commands(job);
             exit(1); /* threads may be at work on all of this; the fabric gives its devices back */
