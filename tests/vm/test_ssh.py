@@ -35,12 +35,15 @@ StrictModes no
 PasswordAuthentication no
 UsePAM no
 LogLevel ERROR
+KexAlgorithms curve25519-sha256
 """
 
-# The first machine tests; the second serves until the first has tested. Accounts are this host's, which may be locked.
+# The first machine tests; the second serves until the first has tested. Accounts are this host's, which may be locked, and whose
+# shell may begin with what somebody has set up there. Neither is of this test, nor are keys that take an emulated processor seconds.
 BOTH = """
 if [ $VM_INDEX = 1 ]; then exec python3 "$@"; fi
 grep -q ^sshd: /etc/passwd || echo sshd:x:999:65534::/run/sshd:/usr/sbin/nologin >>/etc/passwd
+sed -i 's,^root:.*,root:x:0:0:root:/root:/bin/sh,' /etc/passwd
 rm -f /etc/shadow; echo 'root:*:20000:0:99999:7:::' >/etc/shadow
 mkdir -p /run/sshd
 exec {sshd} -D -e -f {folder}/sshd_config
