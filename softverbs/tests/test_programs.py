@@ -198,8 +198,7 @@ for _kind, _connections in (("send", ("RC", "UC", "UD")), ("write", ("RC", "UC")
             _sizes = [s for s in ALL_SIZES if s <= 4096] if _c == "UD" else ALL_SIZES
             _one = 4096 if _c == "UD" else 65536
             # Of the tables of all sizes some, with one interface or the other; all of them when there is time.
-            _all = {"send_bw_rc": OLD, "write_bw_uc": NEW, "read_bw_rc": NEW, "send_lat_rc": NEW, "send_lat_uc": OLD,
-                    "write_lat_rc": OLD, "read_lat_rc": NEW}.get(_n, ())
+            _all = {"send_bw_rc": OLD, "write_bw_uc": NEW, "read_lat_rc": NEW}.get(_n, ())
             perftest(BOTH if LONG else _all, _n + "_all_sizes", _p, "-c", _c, sizes=_sizes, iterations=20)
             perftest(BOTH, _n, _p, "-c", _c, "-x", "1", sizes=(_one,))
             perftest(OLD, _n + "_gid_0", _p, "-c", _c, "-x", "0", sizes=(_one,))

@@ -43,6 +43,14 @@ struct walker {
     const char *wrong; /* cmocka's asserts are for the main thread only */
 };
 
+/* As repeats() of cluster_test.h: fewer where every step is slow. */
+static unsigned often(unsigned n)
+{
+    const char *by = getenv("TEST_DIVIDE");
+    int divisor = by ? atoi(by) : 1;
+    return divisor > 1 ? n / (unsigned)divisor : n;
+}
+
 static uint64_t random_size(uint64_t r)
 {
     uint64_t low = r >> 32;
@@ -194,13 +202,13 @@ static unsigned walk_all(unsigned threads, unsigned steps, uint64_t pool_bytes)
 static void random_one_thread(void **state)
 {
     (void)state;
-    walk_all(1, 1000000, 64 * MIB);
+    walk_all(1, often(1000000), 64 * MIB);
 }
 
 static void random_four_threads(void **state)
 {
     (void)state;
-    walk_all(4, 1000000, 128 * MIB);
+    walk_all(4, often(1000000), 128 * MIB);
 }
 
 static void random_in_a_pool_too_small(void **state)
