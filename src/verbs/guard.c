@@ -31,7 +31,7 @@ struct guard_device {
 struct verbs_guard {
     struct verbs_library lib;
     pthread_mutex_t lock;   /* of calls */
-    int fd, bell, quiet[2]; /* quiet: never readable */
+    int fd, bell, quiet[2]; /* quiet: never readable, and never waited for */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
     struct guard_page *page;
@@ -738,7 +738,7 @@ int verbs_guard_start(struct verbs_guard **out, const char *command)
     g->fd = g->bell = g->quiet[0] = g->quiet[1] = -1;
     int rc = fill(g);
     if (!rc)
-        rc = base_pipe(g->quiet, 0);
+        rc = base_pipe(g->quiet, O_NONBLOCK);
     if (!rc && socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
         rc = base_fail(-errno, "a socket to the guard: %s", base_strerror(errno));
     if (!rc) {
