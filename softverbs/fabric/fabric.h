@@ -132,7 +132,7 @@ struct sf_cq {
     int32_t channel_fd;     /* the writing end of its channel in the owner's table, or -1 */
     int32_t context;        /* entry in contexts: who hears of an overrun */
     uint32_t timed;         /* completions carry the time */
-    uint32_t reserved;
+    _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error */
     /* A line for producers, one that the consumer looks at all the time, one for the consumer: looking takes a line away
      * from who writes to it. */
     struct sf_lock lock __attribute__((aligned(64))); /* of producers */
@@ -140,7 +140,6 @@ struct sf_cq {
     uint64_t seen;          /* `consumed`, as a producer last looked */
     _Atomic uint64_t produced __attribute__((aligned(64)));
     _Atomic uint64_t consumed __attribute__((aligned(64)));
-    _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error */
     _Atomic uint32_t waiting; /* 1: perhaps a queue pair that completes here waits for time; who looks clears it first */
 };
 
