@@ -165,9 +165,6 @@ int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t he
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
-/* A program that only puts and waits delivers messages too, every so many waits. */
-#define WAITS_PER_PROGRESS 16u
-
 struct flush_wait {
     struct weft *w;
     struct fab_link *l;

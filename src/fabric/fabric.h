@@ -55,7 +55,7 @@ struct fab_lane {
 #define FAB_RAILS_MAX 4u
 
 #define FAB_TRANSPORTS_MAX 4u
-#define FAB_TRANSPORT_FDS  8u
+#define FAB_TRANSPORT_FDS  16u
 
 enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 
@@ -321,8 +321,12 @@ static inline uint64_t fab_polled(struct weft *w)
     atomic_store_explicit(&w->polls, polls, memory_order_relaxed);
     return polls;
 }
+/* A program that only puts and waits delivers messages too, every so many waits. */
+#define WAITS_PER_PROGRESS 16u
 /* Only what needs no handler. */
 int fab_service(struct weft *w);
+/* Only that which does. */
+int fab_messages(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);

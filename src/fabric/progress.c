@@ -52,11 +52,11 @@ int fab_service(struct weft *w)
     return n;
 }
 
-int fab_progress(struct weft *w)
+int fab_messages(struct weft *w)
 {
-    int n = fab_service(w);
+    int n = 0;
     if (!base_spin_try(&w->progress))
-        return n;
+        return 0;
     handler_depth++;
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
@@ -68,6 +68,12 @@ int fab_progress(struct weft *w)
     if (BASE_UNLIKELY(sleepers))
         fab_wake_here(w);
     return n;
+}
+
+int fab_progress(struct weft *w)
+{
+    int n = fab_service(w);
+    return n + fab_messages(w);
 }
 
 int weft_progress(weft *w)

@@ -58,7 +58,8 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-    fab_polled(w);
+    /* What comes without a handler need not wait for messages to be looked at; but they are, however much comes. */
+    bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
     if (w->oversubscribed) {
         /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
          * others come soon. */
@@ -75,8 +76,13 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
         while (!done && now < deadline && now - start < w->spin_ns) {
             bool moving = false;
             for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
-                moving = fab_progress(w) > 0 || moving;
-                done = ready(arg);
+                int n = fab_service(w);
+                done = hurry && n > 0 && ready(arg);
+                if (!done) {
+                    n += fab_messages(w);
+                    done = ready(arg);
+                }
+                moving = n > 0 || moving;
                 if (!done)
                     base_relax();
             }

@@ -18,7 +18,7 @@ static uint32_t units(const struct tb_device *d, uint32_t messages, uint32_t byt
 static int make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uint32_t receives, uint32_t bytes)
 {
     struct verbs_qp_options options = {
-        .type = IBV_QPT_UC, .send_cq = d->cq, .recv_cq = d->cq, .send_depth = units(d, sends, bytes),
+        .type = IBV_QPT_UC, .send_cq = d->of[TB_SENT].cq, .recv_cq = d->of[TB_RECEIVED].cq, .send_depth = units(d, sends, bytes),
         .recv_depth = units(d, receives, bytes), .sge = 1, .signal_all = true,
     };
     return verbs_qp_create(qp, d->d, &options);

@@ -2,7 +2,7 @@
  *
  * The devices of the tb transport. Everything that can be checked is checked before a protection domain is taken; what a node
  * takes of a device it keeps for its life, and gives back in the order the device wishes: queue pairs (cable.c), regions,
- * completion queue, channel, domain, context.
+ * completion queues, channels, domain, context.
  */
 #include "fabric/tb/tb.h"
 
@@ -45,9 +45,9 @@ static int take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
     bool alone = d->traits.link == VERBS_THUNDERBOLT; /* one cable */
-    uint32_t users = alone ? 1 : tb->w->size - 1, a_cable = TB_SENDS + TB_RECEIVES + 16;
+    uint32_t users = alone ? 1 : tb->w->size - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
     for (uint32_t i = 0; i < tb->lane_count; i++)
-        a_cable += 2 * tb->lanes[i].depth;
+        a_cable += tb->lanes[i].depth;
     uint64_t entries = (uint64_t)users * a_cable;
     if (entries > d->traits.cqe)
         return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and %u peers need %llu (WEFT_TB_LANES)", d->name,
@@ -55,10 +55,13 @@ static int take(struct tb *tb, struct tb_device *dev)
     int err = verbs_device_use(d);
     if (err)
         return err;
-    err = verbs_cq_create(&dev->cq, &dev->channel, d, (uint32_t)entries);
-    if (err)
-        return err;
-    dev->fd = dev->channel->fd;
+    for (unsigned i = 0; i < TB_DIRECTIONS; i++) {
+        struct tb_completions *c = &dev->of[i];
+        err = verbs_cq_create(&c->cq, &c->channel, d, (uint32_t)entries);
+        if (err)
+            return err;
+        c->fd = c->channel->fd;
+    }
     err = verbs_register(&dev->private, d, tb->memory, tb->memory_bytes, 0);
     if (!err)
         err = verbs_register(&dev->pool, d, tb->w->pool_base, tb->w->pool_bytes, d->traits.regions - dev->private.count);
@@ -74,7 +77,8 @@ static void give(struct tb_device *dev)
 {
     verbs_unregister(&dev->pool);
     verbs_unregister(&dev->private);
-    verbs_cq_destroy(&dev->cq, &dev->channel, dev->d);
+    for (unsigned i = 0; i < TB_DIRECTIONS; i++)
+        verbs_cq_destroy(&dev->of[i].cq, &dev->of[i].channel, dev->d);
 }
 
 static bool wanted(const struct tb *tb, const struct verbs_device *d)

@@ -14,6 +14,7 @@
 #define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED 512u
+#define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
 
 /* What a pair of nodes with one cable takes, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came early,
@@ -195,8 +196,8 @@ void tb_pump_locked(struct tb_link *l, int64_t now)
         atomic_store_explicit(&tb->due, due, memory_order_relaxed);
 }
 
-/* True: the frame goes on, and its receive with it. */
-static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now)
+/* True: the frame goes on, and its receive with it. One that came alone is answered at once. */
+static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
     struct tb_frame f;
@@ -214,8 +215,11 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
         return false; /* damaged, or of nobody we know: it will be sent again if it matters */
     base_spin_lock(&l->lock);
     int rc = l->closed ? -EBADMSG : tb_peer_frame(&l->peer, frame, bytes, now);
+    if (rc == 0 && alone)
+        tb_pump_locked(l, now);
     base_spin_unlock(&l->lock);
-    l->touched = true;
+    tb->answered = rc == 0 && alone;
+    l->touched = l->touched || !tb->answered;
     if (rc == 0)
         fab_heard(l->link);
     else if (rc != -EBADMSG)
@@ -254,7 +258,7 @@ static void receive_owed(struct tb *tb)
     }
 }
 
-static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now)
+static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alone)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), node = (uint32_t)(wc->wr_id >> 16 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
     struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
@@ -274,7 +278,7 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now)
     case TB_REQUEST_RECEIVE:
         if (slot >= c->receives)
             return;
-        if (!on_frame(tb, c, slot, wc->byte_len, now))
+        if (!on_frame(tb, c, slot, wc->byte_len, now, alone))
             receive_again(tb, c, slot);
         return;
     case TB_REQUEST_FORWARD:
@@ -341,42 +345,50 @@ static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
         __builtin_prefetch(frame + i);
 }
 
-static int service(struct tb *tb)
+static int take_completions(struct tb *tb, struct tb_device *d, struct tb_completions *c, int64_t *now)
 {
     struct ibv_wc wc[BATCH];
+    int n = 0, got;
+    if (c->has_early) {
+        c->has_early = false;
+        *now = *now ? *now : base_now_ns();
+        handle(tb, &c->early, *now, false);
+        n++;
+    }
+    if (d->cables == 0) /* a port without a cable: nothing comes */
+        return n;
+    do {
+        got = ibv_poll_cq(c->cq, BATCH, wc);
+        if (got <= 0)
+            break;
+        fetch_frame(tb, &wc[0]);
+        *now = *now ? *now : base_now_ns();
+        tb_watch(tb, d, *now, LOOK_BUSY);
+        for (int k = 0; k < got; k++) {
+            if (k + 1 < got)
+                fetch_frame(tb, &wc[k + 1]);
+            handle(tb, &wc[k], *now, n == 0 && got == 1);
+        }
+        n += got;
+    } while (got == BATCH && n < 8 * BATCH);
+    return n;
+}
+
+static int service(struct tb *tb)
+{
     int n = 0;
     int64_t now = 0;
-    for (uint32_t i = 0; i < tb->device_count; i++) {
-        struct tb_device *d = &tb->devices[i];
-        int got = 0;
-        if (d->has_early) {
-            d->has_early = false;
-            now = now ? now : base_now_ns();
-            handle(tb, &d->early, now);
-            n++;
-        }
-        if (d->cables == 0) /* a port without a cable: nothing comes */
-            continue;
-        do {
-            got = ibv_poll_cq(d->cq, BATCH, wc);
-            if (got > 0)
-                fetch_frame(tb, &wc[0]);
-            if (got > 0 && !now)
-                now = base_now_ns();
-            if (got > 0)
-                tb_watch(tb, d, now, LOOK_BUSY);
-            for (int k = 0; k < got; k++) {
-                if (k + 1 < got)
-                    fetch_frame(tb, &wc[k + 1]);
-                handle(tb, &wc[k], now);
-            }
-            n += got > 0 ? got : 0;
-        } while (got == BATCH && n < 8 * BATCH);
-    }
+    tb->answered = false;
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
+    /* Nobody waits for a send to leave: they are looked after when nothing has come, or too often something has. */
+    tb->busy = n == 0 || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
+    for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
+        n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
     /* What is due has some time: a look at the clock costs more than one at the queue. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_now_ns();
-    if (n || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
+    if (n > tb->answered || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
         pump_all(tb, now);
     if (n == 0 && tb->owes_receives)
         receive_owed(tb);
@@ -532,13 +544,15 @@ static bool tb_idle(struct weft *w)
     if (!base_spin_try(&tb->receiving))
         return false;
     for (uint32_t i = 0; i < tb->device_count; i++) {
-        struct tb_device *d = &tb->devices[i];
-        if (!d->has_early) {
-            ibv_req_notify_cq(d->cq, 0);
-            /* What came before the wish is not told of: look once more. */
-            d->has_early = ibv_poll_cq(d->cq, 1, &d->early) > 0;
+        for (unsigned k = 0; k < TB_DIRECTIONS; k++) {
+            struct tb_completions *c = &tb->devices[i].of[k];
+            if (!c->has_early) {
+                ibv_req_notify_cq(c->cq, 0);
+                /* What came before the wish is not told of: look once more. */
+                c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
+            }
+            quiet = quiet && !c->has_early;
         }
-        quiet = quiet && !d->has_early;
     }
     base_spin_unlock(&tb->receiving);
     return quiet && inboxes_empty(tb);
@@ -547,7 +561,7 @@ static bool tb_idle(struct weft *w)
 static int tb_fd(struct weft *w, uint32_t i)
 {
     struct tb *tb = w->tb;
-    return i < tb->device_count ? tb->devices[i].fd : -1;
+    return i / TB_DIRECTIONS < tb->device_count ? tb->devices[i / TB_DIRECTIONS].of[i % TB_DIRECTIONS].fd : -1;
 }
 
 static void tb_woken(struct weft *w)
@@ -555,7 +569,8 @@ static void tb_woken(struct weft *w)
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving); /* a signal may just have ended them (ending.c): then this waits for the end of the process */
     for (uint32_t i = 0; i < tb->device_count; i++)
-        verbs_cq_woken(tb->devices[i].channel, tb->devices[i].d);
+        for (unsigned k = 0; k < TB_DIRECTIONS; k++)
+            verbs_cq_woken(tb->devices[i].of[k].channel, tb->devices[i].d);
     base_spin_unlock(&tb->receiving);
 }
 

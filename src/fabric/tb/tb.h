@@ -25,19 +25,26 @@ _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPT
 #define TB_BACKLOG_WAIT (1u << 20)  /* bytes kept for a peer before its senders wait */
 #define TB_BACKLOG_MAX  (64u << 20) /* and before handlers get -ENOBUFS */
 
+enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
+
 struct tb_lane_option {
     uint32_t message, depth; /* bytes; messages */
 };
 
-struct tb_device {
-    struct verbs_device *d;
+/* Of a device's sends, or of its receives. One queue for both would be written by this processor and by who delivers, in turns. */
+struct tb_completions {
     struct ibv_comp_channel *channel;
     int fd;                  /* the channel's; a signal may just be taking that away (ending.c) from who polls this */
     struct ibv_cq *cq;
-    struct verbs_regions pool, private;
-    uint32_t cables;         /* that use it; a Thunderbolt port has one */
     struct ibv_wc early;     /* found while going to sleep, not looked at yet */
     bool has_early;
+};
+
+struct tb_device {
+    struct verbs_device *d;
+    struct tb_completions of[TB_DIRECTIONS];
+    struct verbs_regions pool, private;
+    uint32_t cables;         /* that use it; a Thunderbolt port has one */
     int64_t looked_at;       /* when its port was looked at last */
 };
 
@@ -132,7 +139,8 @@ struct tb {
     int64_t passed_at;       /* when the last of them went, or a way may have come */
     _Atomic int64_t due;     /* the earliest of the links'; may be too early */
     bool owes_receives;      /* some cable does; under `receiving` */
-    uint32_t looks;          /* that found nothing, under `receiving` */
+    bool answered;           /* the last that came needs nothing more; likewise */
+    uint32_t looks, busy;    /* that found nothing; that found something, in a row. Under `receiving` */
 };
 
 /* device.c */
