@@ -71,7 +71,7 @@ static int leave(struct tb_link *l, int rc)
     bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
-        tb_service(l->tb->w);
+        tb_make_room(l->tb);
     return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
 }
 

@@ -374,15 +374,15 @@ static int take_completions(struct tb *tb, struct tb_device *d, struct tb_comple
     return n;
 }
 
-static int service(struct tb *tb)
+/* Nobody waits for a send to leave: they are looked after when nothing has come, or too often something has, or somebody has many. */
+static int service(struct tb *tb, bool sends)
 {
     int n = 0;
     int64_t now = 0;
     tb->answered = false;
     for (uint32_t i = 0; i < tb->device_count; i++)
         n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
-    /* Nobody waits for a send to leave: they are looked after when nothing has come, or too often something has. */
-    tb->busy = n == 0 || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
+    tb->busy = sends || n == 0 || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
     /* What is due has some time: a look at the clock costs more than one at the queue. */
@@ -395,14 +395,23 @@ static int service(struct tb *tb)
     return n;
 }
 
-int tb_service(struct weft *w)
+static int try_service(struct tb *tb, bool sends)
 {
-    struct tb *tb = w->tb;
     if (!tb->device_count || !base_spin_try(&tb->receiving))
         return 0;
-    int n = service(tb);
+    int n = service(tb, sends);
     base_spin_unlock(&tb->receiving);
     return n;
+}
+
+static int tb_service(struct weft *w)
+{
+    return try_service(w->tb, false);
+}
+
+void tb_make_room(struct tb *tb)
+{
+    try_service(tb, true);
 }
 
 /* On the progress thread. */
@@ -590,7 +599,7 @@ static void tb_last_words(struct weft *w, struct fab_link *link)
     int n;
     do {
         base_spin_lock(&tb->receiving);
-        n = tb->device_count ? service(tb) : 0;
+        n = tb->device_count ? service(tb, true) : 0;
         base_spin_unlock(&tb->receiving);
         n += deliver_inbox(w, l);
     } while (n > 0);

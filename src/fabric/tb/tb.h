@@ -224,7 +224,7 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine */
 void tb_pump_locked(struct tb_link *l, int64_t now); /* let its machine send what it can */
-int tb_service(struct weft *w); /* look at the queues, unless somebody does; no lock is held */
+void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless somebody does; no lock is held */
 
 /* operations.c: what struct fab_transport says of them */
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
