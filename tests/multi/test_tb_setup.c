@@ -303,7 +303,10 @@ static void vigil(weft *w, void *arg)
     meet(&v->here, 3);
     if (me == 0) {
         uint8_t *mine = weft_ptr(w, on_node(area, 0), 4u << 20);
-        CHECK(kill(v->pid, v->how) == 0);
+        if (v->how == SIGSTOP)
+            stop_asleep(v->pid); /* else it might still take what is put */
+        else
+            CHECK(kill(v->pid, v->how) == 0);
         uint32_t began = 0;
         for (int rc = 0; began < 6 && rc == 0; began += rc == 0) {
             rc = weft_put(w, on_node(area, 1), mine, began % 2 ? 1u << 20 : 3000, &ops[began]);
