@@ -35,6 +35,7 @@ MARK = f"weft-map-test-{os.getpid()}"
 SIZE = 200_000_000 if LONG else 6_000_000
 PARALLEL = shutil.which("parallel")
 DIVIDE = int(os.environ.get("TEST_DIVIDE", "1"))  # as in cluster_test.h: where starting a process is slow
+of_bytes = unittest.skipIf(os.environ.get("TEST_THREADS"), "of bytes and files, not of threads")
 seed = int(os.environ.get("WEFT_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 rng = random.Random(seed)
 
@@ -197,6 +198,7 @@ class Map(unittest.TestCase):
         self.check(Map.bytes * 2, "--block", "300K", Map.text, Map.text, "--", "cat")
 
     @unittest.skipUnless(PARALLEL, "GNU parallel is not installed")
+    @of_bytes
     def test_like_gnu_parallel(self):
         for block in (200_000, 1_000_000):
             for command in (["wc"], ["sort"], ["tr", "a-z", "A-Z"], ["grep", "-c", "ab"], ["head", "-n3"], ["md5sum"],
@@ -222,6 +224,7 @@ class Map(unittest.TestCase):
         # /proc says that its files are empty.
         self.check(read("/proc/version"), "/proc/version", "--", "cat")
 
+    @of_bytes
     def test_many_files(self):
         """More files than may be open at once; every fifth is empty."""
         few = tempfile.mkdtemp(dir=Map.dir)
@@ -249,6 +252,7 @@ class Map(unittest.TestCase):
         self.check(data, "--block", "10K", "-", "--", "cat", input=data)
         self.check(b"1\n" * 30 + b"0\n", "--block", "1", path, "--", "wc", "-l")
 
+    @of_bytes
     def test_separators(self):
         for separator, given in ((b"END", "END"), (b"\0", "\\0"), (b"\r\n", "\\r\\n"), (b"aab", "aab")):
             parts = [b"a" * rng.randrange(2000) + b"\n" * rng.randrange(3) + separator for _ in range(400 // DIVIDE)]
@@ -494,6 +498,7 @@ class Map(unittest.TestCase):
             self.assertEqual((code, os.path.exists(new)), (1, False), err)
             self.assertIn(f"{new} is not made: ", err)
 
+    @of_bytes
     def test_closed_standard_files(self):
         """What main() puts in the place of a closed one fails so, too."""
         some = self.path("some", b"a\n")
@@ -504,6 +509,7 @@ class Map(unittest.TestCase):
             self.assertEqual((p.returncode, p.stdout), (1, b""), (args, p.stderr))
             self.assertIn(b"standard input" if "0>" in line else b"standard output", p.stderr)
 
+    @of_bytes
     def test_full_disk(self):
         code, _, err = run("--output", "/dev/full", Map.text, "--", "cat")
         self.assertEqual(code, 1)
@@ -514,6 +520,7 @@ class Map(unittest.TestCase):
         self.assertIn("cannot write to standard output: No space left on device", err)
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("mount"), "only root can mount")
+    @of_bytes
     def test_full_file_system(self):
         disk = os.path.join(Map.dir, "disk")
         os.mkdir(disk)
