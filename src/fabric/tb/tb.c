@@ -14,6 +14,7 @@
 #define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED 512u
+#define PAUSE (WEFT_MS / 2)    /* so long nobody looked */
 #define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
 
@@ -345,13 +346,22 @@ static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
         __builtin_prefetch(frame + i);
 }
 
+/* The time of this look. After a pause nothing is judged by it before all that came meanwhile has been taken in. */
+static int64_t look_time(struct tb *tb)
+{
+    int64_t now = base_now_ns();
+    tb->paused = now - tb->looked_at >= PAUSE;
+    tb->looked_at = now;
+    return now;
+}
+
 static int take_completions(struct tb *tb, struct tb_device *d, struct tb_completions *c, int64_t *now)
 {
     struct ibv_wc wc[BATCH];
     int n = 0, got;
     if (c->has_early) {
         c->has_early = false;
-        *now = *now ? *now : base_now_ns();
+        *now = *now ? *now : look_time(tb);
         handle(tb, &c->early, *now, false);
         n++;
     }
@@ -362,12 +372,12 @@ static int take_completions(struct tb *tb, struct tb_device *d, struct tb_comple
         if (got <= 0)
             break;
         fetch_frame(tb, &wc[0]);
-        *now = *now ? *now : base_now_ns();
+        *now = *now ? *now : look_time(tb);
         tb_watch(tb, d, *now, LOOK_BUSY);
         for (int k = 0; k < got; k++) {
             if (k + 1 < got)
                 fetch_frame(tb, &wc[k + 1]);
-            handle(tb, &wc[k], *now, n == 0 && got == 1);
+            handle(tb, &wc[k], *now, n == 0 && got == 1 && !tb->paused);
         }
         n += got;
     } while (got == BATCH && n < 8 * BATCH);
@@ -379,10 +389,10 @@ static int service(struct tb *tb, bool sends)
 {
     int n = 0;
     int64_t now = 0;
-    tb->answered = false;
+    tb->answered = tb->paused = false;
     for (uint32_t i = 0; i < tb->device_count; i++)
         n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
-    tb->busy = sends || n == 0 || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
+    tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
     /* What is due has some time: a look at the clock costs more than one at the queue. */
