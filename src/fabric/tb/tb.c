@@ -14,7 +14,7 @@
 #define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED 512u
-#define PAUSE (WEFT_MS / 2)    /* so long nobody looked */
+#define PAUSE (WEFT_MS / 2)    /* so long nothing came: perhaps nobody looked */
 #define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
 

@@ -140,7 +140,7 @@ struct tb {
     _Atomic int64_t due;     /* the earliest of the links'; may be too early */
     bool owes_receives;      /* some cable does; under `receiving` */
     bool answered;           /* the last that came needs nothing more; likewise */
-    bool paused;             /* long before this look nobody looked; likewise */
+    bool paused;             /* long before this look nothing had come, or nobody looked; likewise */
     int64_t looked_at;       /* when something had come last; likewise */
     uint32_t looks, busy;    /* that found nothing; that found something, in a row. Under `receiving` */
 };
