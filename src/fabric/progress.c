@@ -218,8 +218,11 @@ static void *progress_thread(void *arg)
             next = run_ticks(w);
             ticked = now;
         }
-        busy = fab_progress(w) > 0;
-        if (busy) {
+        /* A thread that waits, and was at it since the last look, does this better: it is asleep when it is not. */
+        uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
+        bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
+        busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
+        if (busy && !pollers) {
             again = false;
             if (now - looked > LOOK_NS) {
                 looked = now;
@@ -234,7 +237,7 @@ static void *progress_thread(void *arg)
         next = judge < next ? judge : next;
         give_up_broken(w);
         int timeout_ms = (int)((next + 999999) / 1000000);
-        uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
+        polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool polled = polls != polls_before && polls != atomic_load_explicit(&w->rested, memory_order_relaxed);
         if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;

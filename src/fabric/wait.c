@@ -34,8 +34,8 @@ void fab_wake(struct weft *w, uint32_t node)
         l->transport->wake(w, l);
 }
 
-/* One sleep, unless it is ready now. */
-static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at_most)
+/* One sleep, unless it is ready now. `rung`: somebody has ended it. */
+static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
 {
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
@@ -49,6 +49,7 @@ static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at
     bool now = ready(arg);
     if (!now)
         base_futex_wait(&bell->seq, seen, at_most);
+    *rung = atomic_load_explicit(&bell->seq, memory_order_relaxed) != seen;
     atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
     return now;
 }
@@ -86,7 +87,10 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
                 if (!done)
                     base_relax();
             }
-            now = done ? now : base_now_ns();
+            if (done)
+                break;
+            now = base_now_ns();
+            fab_polled(w); /* and goes on doing so */
             if (moving) /* asleep, this thread would leave the work to another */
                 start = now;
         }
@@ -101,23 +105,27 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
-    if (spin(w, ready, arg, deadline))
-        return 0;
-    /* A message may have come while `pollers` told its sender not to wake anyone: look once more, and have the
-     * progress thread take over. */
-    fab_progress(w);
-    /* seq_cst pairs with the progress thread's: it sees this, or we see that it has gone to be lazy. */
-    atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
-    if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
-        fab_kick(w);
     for (;;) {
-        fab_service(w); /* the progress thread may be in a handler that takes its time */
-        if (ready(arg))
+        if (spin(w, ready, arg, deadline))
             return 0;
-        int64_t left = deadline - base_now_ns();
-        if (left <= 0)
-            return -ETIMEDOUT;
-        if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS))
-            return 0;
+        /* A message may have come while `pollers` told its sender not to wake anyone: look once more, and have the
+         * progress thread take over. */
+        fab_progress(w);
+        /* seq_cst pairs with the progress thread's: it sees this, or we see that it has gone to be lazy. */
+        atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
+        if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
+            fab_kick(w);
+        bool rung = false;
+        while (!rung || w->oversubscribed || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+            fab_service(w); /* the progress thread may be in a handler that takes its time */
+            if (ready(arg))
+                return 0;
+            int64_t left = deadline - base_now_ns();
+            if (left <= 0)
+                return -ETIMEDOUT;
+            if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
+                return 0;
+        }
+        /* Not ready, but things move, and would wake this thread again and again: it moves them itself, unless another does. */
     }
 }
