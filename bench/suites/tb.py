@@ -21,7 +21,7 @@ TESTS = {
     "links": ("links", 1 << 20, 1000, "ib_send_bw", 1 << 20, 1.0),
 }
 DEEP = {64: 64, 1 << 20: 14, 4 << 20: 2, 64 << 20: 2}  # messages of perftest's in flight
-LANES = "32K:32,512K:7"  # what pays here, where a message costs a call into the system; by default they are smaller
+LANES = "32K:32,512K:14"  # what pays here, where a message costs a call into the system; by default they are smaller
 
 
 def rows(context):

@@ -463,13 +463,18 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     return say(b, &m);
 }
 
-static void send_pieces(struct tb_bulk *b, uint32_t lane)
+/* Half a lane's pieces are told of before the other half leaves: the peer judges them, and posts receives anew, meanwhile. */
+static void send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];
+    uint32_t half = (l->depth + 1) / 2, sent = 0;
     while (l->again_next != l->again_end && send_piece(b, lane, l->again_next))
         l->again_next++;
-    while (l->again_next == l->again_end && l->out_next != l->out_end && send_piece(b, lane, l->out_next))
+    while (l->again_next == l->again_end && l->out_next != l->out_end && send_piece(b, lane, l->out_next)) {
         l->out_next++;
+        if (++sent % half == 0 && l->out_next != l->out_end)
+            tb_stream_pump(b->stream, now);
+    }
 }
 
 void tb_bulk_left(struct tb_bulk *b, uint32_t lane)
@@ -789,7 +794,7 @@ void tb_bulk_pump(struct tb_bulk *b, int64_t now)
         repair(b, i, now);
         while (post_run(b, i, now))
             ;
-        send_pieces(b, i);
+        send_pieces(b, i, now);
         answer_quiesce(b, i, now);
     }
     b->active = !at_rest(b);
