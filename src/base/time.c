@@ -13,6 +13,53 @@ int64_t base_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* The processor's counter, and how far it goes while the clock need not be looked at again: 6 to 33 us at 1 to 5 GHz, 15 us where
+ * it tells its frequency. One that stands still while the processor sleeps makes the time that much older. */
+#if defined(__x86_64__)
+static uint64_t ticks(void)
+{
+    return __builtin_ia32_rdtsc();
+}
+static uint64_t ticks_recent(void)
+{
+    return 1u << 15;
+}
+#elif defined(__aarch64__)
+static uint64_t ticks(void)
+{
+    uint64_t t;
+    __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(t));
+    return t;
+}
+static uint64_t ticks_recent(void)
+{
+    uint64_t hz;
+    __asm__("mrs %0, cntfrq_el0" : "=r"(hz));
+    return hz >> 16;
+}
+#else
+static uint64_t ticks(void)
+{
+    return 0;
+}
+static uint64_t ticks_recent(void)
+{
+    return 0;
+}
+#endif
+
+int64_t base_recent_ns(void)
+{
+    static BASE_THREAD_LOCAL uint64_t at;
+    static BASE_THREAD_LOCAL int64_t ns;
+    uint64_t now = ticks();
+    if (BASE_UNLIKELY(ns == 0 || now - at >= ticks_recent())) {
+        at = now;
+        ns = base_now_ns();
+    }
+    return ns;
+}
+
 void base_sleep_ns(int64_t ns)
 {
     if (ns <= 0)

@@ -67,7 +67,7 @@ static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
 static int leave(struct tb_link *l, int rc)
 {
     if (BASE_LIKELY(rc == 0) && !tb_peer_gathers(&l->peer))
-        tb_pump_locked(l, base_now_ns());
+        tb_pump_locked(l, base_recent_ns());
     bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
@@ -135,7 +135,7 @@ bool tb_flushed(struct weft *w, struct fab_link *link)
     base_spin_lock(&l->lock);
     bool yes = l->closed || tb_peer_flushed(&l->peer);
     if (!yes)
-        tb_pump_locked(l, base_now_ns());
+        tb_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);
     return yes;
 }

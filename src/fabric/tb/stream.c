@@ -317,7 +317,7 @@ static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t 
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
         if (!slot->again && slot->at && !slot->arrived) {
-            int64_t took = now - slot->at;
+            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
             s->rto = s->rto < RTO_LEAST ? RTO_LEAST : s->rto;

@@ -14,6 +14,7 @@
 #define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED 512u
+#define FETCHED_EARLY 128u
 #define PAUSE (WEFT_MS / 2)    /* so long nothing came: perhaps nobody looked */
 #define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
@@ -279,6 +280,7 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alo
     case TB_REQUEST_RECEIVE:
         if (slot >= c->receives)
             return;
+        c->expected = (uint16_t)(slot + 1 < c->receives ? slot + 1 : 0);
         if (!on_frame(tb, c, slot, wc->byte_len, now, alone))
             receive_again(tb, c, slot);
         return;
@@ -346,10 +348,23 @@ static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
         __builtin_prefetch(frame + i);
 }
 
+/* What comes next is written before it is told of: who looks without a pause has it by then. */
+static void fetch_next(const struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        const struct tb_cable *c = tb->cables[i];
+        if (!c || !c->open)
+            continue;
+        const uint8_t *frame = c->frames + (uint64_t)c->expected * TB_FRAME_BYTES;
+        for (uint32_t k = 0; k < FETCHED_EARLY; k += 64)
+            __builtin_prefetch(frame + k);
+    }
+}
+
 /* The time of this look. After a pause nothing is judged by it before all that came meanwhile has been taken in. */
 static int64_t look_time(struct tb *tb)
 {
-    int64_t now = base_now_ns();
+    int64_t now = base_recent_ns();
     tb->paused = now - tb->looked_at >= PAUSE;
     tb->looked_at = now;
     return now;
@@ -397,9 +412,11 @@ static int service(struct tb *tb, bool sends)
         n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
     /* What is due has some time: a look at the clock costs more than one at the queue. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
-        now = base_now_ns();
+        now = base_recent_ns();
     if (n > tb->answered || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
         pump_all(tb, now);
+    if (n == 0)
+        fetch_next(tb);
     if (n == 0 && tb->owes_receives)
         receive_owed(tb);
     return n;

@@ -60,6 +60,7 @@ struct tb_cable {
     uint8_t *frames;         /* [TB_RECEIVES], registered */
     uint16_t held[TB_RECEIVES]; /* receives whose frame is being passed on: over which cable, + 1. These two under tb->receiving */
     uint32_t held_count;
+    uint16_t expected;       /* receive: most likely the next that is written to; likewise */
     uint16_t owed[TB_OWED];  /* receives that are to be posted again; these two likewise */
     uint32_t owed_count;
     base_spin lock;          /* of control's send queue, and of these */
