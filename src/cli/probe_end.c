@@ -143,9 +143,15 @@ static int make(struct probe_end *e)
     return 0;
 }
 
+/* What the two say to each other then differs. */
+static uint32_t magic(const struct probe_end *e)
+{
+    return e->lane ? MAGIC + 2 : MAGIC;
+}
+
 static int say_hello(struct probe_end *e, int failed)
 {
-    struct hello h = {.magic = MAGIC + e->lane, .count = e->count, .size = e->size, .failed = failed != 0};
+    struct hello h = {.magic = magic(e), .count = e->count, .size = e->size, .failed = failed != 0};
     if (failed) {
         snprintf(h.error, sizeof h.error, "%.*s", (int)sizeof h.error - 1, base_error());
     } else {
@@ -164,7 +170,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     int rc = move(e, h, sizeof *h, false);
     if (rc)
         return rc;
-    if (h->magic != MAGIC + e->lane)
+    if (h->magic != magic(e))
         return base_fail(-EPROTO, "the other end is no `weft probe %s` of this version", e->p->kind);
     h->error[sizeof h->error - 1] = '\0';
     for (char *c = h->error; *c; c++)

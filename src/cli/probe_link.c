@@ -6,6 +6,7 @@
  * One end sends over an unreliable queue pair, the other receives: as many receives as sends may be under way. A Thunderbolt port
  * holds a send until there is a receive; elsewhere the receiver tells over the stream how many it has posted. What is lost leaves
  * its receive behind, which must not meet a message of another size: so after each measure the sender sends until all are used.
+ * Then the same the other way: the end that leads asks the other to send.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@
 #define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost */
 #define STALL       INT64_C(10000000000)
 #define DONE        INT64_C(-1)            /* on the stream, between what the receiver has posted and its report */
+#define GIVEN_UP    INT64_C(-1)            /* there, instead of a size and a depth; these negative: send the like */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u                   /* one in so many lost: no deeper */
 enum { SIZES = 9, DEPTHS = 7, POLL = 16 };
@@ -36,10 +38,12 @@ struct result {
     uint64_t sent, lost, damaged, bytes_per_second;
 };
 
+enum { THERE, BACK, WAYS };
+
 struct link_probe {
     struct probe_end end;
     uint32_t sizes[SIZES], granted; /* granted: of both ends, in the device's unit */
-    struct result results[SIZES][DEPTHS];
+    struct result results[SIZES][DEPTHS][WAYS];
     char harm[256];
     uint32_t lane_size[3], lane_depth[3]; /* proposed: the largest, two of it; between; for what is not large. 0: none */
     uint64_t best;
@@ -189,27 +193,29 @@ static int receive_all(struct probe_end *e, struct intake *in)
     return rc;
 }
 
-static int follow(struct link_probe *l)
+static bool sensible(const struct probe_end *e, uint32_t size, uint32_t depth)
+{
+    return size >= FRAME && size <= e->size && size % FRAME == 0 && depth >= 1 && depth <= depths[DEPTHS - 1] &&
+           (uint64_t)depth * size <= e->bytes;
+}
+
+/* What the other end sends, as it has just said: size and depth. */
+static int receive(struct link_probe *l, int64_t word)
 {
     struct probe_end *e = &l->end;
-    int64_t word;
-    for (;;) {
-        int rc = probe_end_hear(e, &word);
-        if (rc || word <= 0)
-            return rc ? rc : word == 0 ? 0 : base_fail(-ECONNABORTED, "the other end has given up");
-        struct intake in = {.size = (uint32_t)(word >> 32)};
-        uint32_t depth = (uint32_t)word, room = e->q.recv_depth / units(e, in.size ? in.size : 1);
-        if (in.size < FRAME || in.size > e->size || in.size % FRAME || depth < 1 || (uint64_t)depth * in.size > e->bytes)
-            return base_fail(-EPROTO, "the other end names sizes that make no sense");
-        in.receives = holds_sends(e) ? depth : RECEIVES;
-        in.receives = in.receives < room ? in.receives : room;
-        in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
-        while (in.posted < in.receives && post(e, false, in.posted, in.size) == 0)
-            in.posted++;
-        in.receives = in.posted;
-        if ((rc = probe_end_say(e, in.posted)) || (rc = in.posted ? receive_all(e, &in) : 0))
-            return rc;
-    }
+    struct intake in = {.size = (uint32_t)(word >> 32)};
+    uint32_t depth = (uint32_t)word, room = e->q.recv_depth / units(e, in.size ? in.size : 1);
+    if (word <= 0 || !sensible(e, in.size, depth))
+        return word == GIVEN_UP ? base_fail(-ECONNABORTED, "the other end has given up")
+                                : base_fail(-EPROTO, "the other end names sizes that make no sense");
+    in.receives = holds_sends(e) ? depth : RECEIVES;
+    in.receives = in.receives < room ? in.receives : room;
+    in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
+    while (in.posted < in.receives && post(e, false, in.posted, in.size) == 0)
+        in.posted++;
+    in.receives = in.posted;
+    int rc = probe_end_say(e, in.posted);
+    return rc || in.posted == 0 ? rc : receive_all(e, &in);
 }
 
 /* --- the end that sends --- */
@@ -307,6 +313,61 @@ static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct resul
     return fill(l, size, depth, report[3]);
 }
 
+/* The same from the other end. */
+static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct result *r)
+{
+    struct probe_end *e = &l->end;
+    int64_t word, report[4] = {0};
+    int rc = probe_end_trade(e, -((int64_t)size << 32 | depth), &word);
+    if (!rc)
+        rc = receive(l, word);
+    for (unsigned i = 0; i < 4 && !rc; i++)
+        if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
+            rc = base_fail(-ECONNABORTED, "the other end has given up");
+    if (rc == -ECONNABORTED)
+        return harm(l, rc, "the other end gave up sending", size, depth);
+    if (rc)
+        return rc;
+    *r = (struct result){.tried = true, .refused = report[0] != 0, .sent = (uint64_t)report[1], .lost = (uint64_t)report[2],
+                         .bytes_per_second = (uint64_t)report[3]};
+    return 0;
+}
+
+/* The other end leads. */
+static int follow(struct link_probe *l)
+{
+    struct probe_end *e = &l->end;
+    int64_t word;
+    int rc;
+    while ((rc = probe_end_hear(e, &word)) == 0 && word != 0) {
+        if (word == GIVEN_UP || word > 0) {
+            if ((rc = receive(l, word)))
+                return rc;
+            continue;
+        }
+        uint64_t asked = -(uint64_t)word;
+        uint32_t size = (uint32_t)(asked >> 32), depth = (uint32_t)asked;
+        struct result r = {0};
+        if (!sensible(e, size, depth))
+            return base_fail(-EPROTO, "the other end names sizes that make no sense");
+        if ((rc = one(l, size, depth, &r))) {
+            probe_end_say(e, GIVEN_UP);
+            return rc;
+        }
+        int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
+        for (unsigned i = 0; i < 4 && !rc; i++)
+            rc = probe_end_say(e, report[i]);
+        if (rc)
+            return rc;
+    }
+    return rc;
+}
+
+static bool too_much(const struct result *r)
+{
+    return r->refused || r->lost > r->sent / LOSS_MOST;
+}
+
 static int lead(struct link_probe *l)
 {
     const struct probe *p = l->end.p;
@@ -314,20 +375,35 @@ static int lead(struct link_probe *l)
     for (unsigned i = 0; i < SIZES && !rc; i++) {
         for (unsigned k = 0; k < DEPTHS && !rc; k++) {
             uint32_t size = l->sizes[i], depth = depths[k], frames = size / FRAME;
-            struct result *r = &l->results[i][k];
+            struct result *r = l->results[i][k];
             if (size > l->end.size || (p->size && size != p->size) || (p->count && depth != p->count) || depth * frames > FRAMES_MOST ||
                 (uint64_t)depth * units(&l->end, size) > l->granted || (uint64_t)depth * size > l->end.bytes)
                 continue;
-            rc = one(l, size, depth, r);
-            if (r->refused || r->lost > r->sent / LOSS_MOST)
+            rc = one(l, size, depth, &r[THERE]);
+            if (!rc)
+                rc = one_back(l, size, depth, &r[BACK]);
+            if (too_much(&r[THERE]) || too_much(&r[BACK]))
                 break; /* more would only lose more */
         }
     }
-    probe_end_say(&l->end, rc ? -1 : 0);
+    probe_end_say(&l->end, rc ? GIVEN_UP : 0);
     return rc;
 }
 
 /* --- what it comes to --- */
+
+/* Both ways: a lane has one size and depth. Where only one was tried, that one. */
+static struct result together(const struct result of[WAYS])
+{
+    const struct result *a = &of[THERE], *b = &of[BACK];
+    if (!b->tried)
+        return *a;
+    return (struct result){
+        .tried = true, .refused = a->refused || b->refused, .sent = a->sent + b->sent, .lost = a->lost + b->lost,
+        .damaged = a->damaged + b->damaged,
+        .bytes_per_second = a->bytes_per_second < b->bytes_per_second ? a->bytes_per_second : b->bytes_per_second,
+    };
+}
 
 /* The least under way of those that are nearly as fast as the fastest that lost least. */
 static uint64_t choose(const struct link_probe *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
@@ -335,7 +411,7 @@ static uint64_t choose(const struct link_probe *l, uint32_t size_most, uint32_t 
     uint64_t best = 0, least = UINT64_MAX;
     bool clean = false;
     for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
-        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
+        const struct result both = together(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
         if (!r->tried || r->refused || r->damaged || l->sizes[i / DEPTHS] > size_most || (clean && r->lost))
             continue;
         if (!clean && r->lost == 0) {
@@ -346,7 +422,7 @@ static uint64_t choose(const struct link_probe *l, uint32_t size_most, uint32_t 
     }
     *size = *depth = 0;
     for (unsigned i = 0; i < SIZES * DEPTHS && best; i++) {
-        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
+        const struct result both = together(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
         uint32_t s = l->sizes[i / DEPTHS], d = depths[i % DEPTHS];
         if (!r->tried || r->refused || r->damaged || s > size_most || (clean && r->lost) || r->bytes_per_second < best - best / 20 ||
             (uint64_t)s * d >= least)
@@ -370,8 +446,9 @@ static const char *lanes_text(const struct link_probe *l, char *out, size_t len)
     return out;
 }
 
-static void cell(const struct result *r, char *out, size_t len)
+static void cell(const struct result of[WAYS], char *out, size_t len)
 {
+    const struct result both = together(of), *r = &both;
     if (!r->tried)
         snprintf(out, len, "-");
     else if (r->damaged)
@@ -379,7 +456,8 @@ static void cell(const struct result *r, char *out, size_t len)
     else if (r->refused)
         snprintf(out, len, "refused");
     else
-        snprintf(out, len, r->lost ? "%.2f, %llu lost" : "%.2f", (double)r->bytes_per_second / 1e9, (unsigned long long)r->lost);
+        snprintf(out, len, r->lost ? "%.2f %.2f, %llu lost" : "%.2f %.2f", (double)of[THERE].bytes_per_second / 1e9,
+                 (double)of[BACK].bytes_per_second / 1e9, (unsigned long long)r->lost);
 }
 
 static struct cli_table *table_of(const struct link_probe *l)
@@ -396,8 +474,8 @@ static struct cli_table *table_of(const struct link_probe *l)
         snprintf(cells[0], sizeof cells[0], "%u KiB", l->sizes[i] >> 10);
         row[0] = cells[0];
         for (unsigned k = 0; k < DEPTHS; k++) {
-            any = any || l->results[i][k].tried;
-            cell(&l->results[i][k], cells[1 + k], sizeof cells[1 + k]);
+            any = any || l->results[i][k][THERE].tried;
+            cell(l->results[i][k], cells[1 + k], sizeof cells[1 + k]);
             row[1 + k] = cells[1 + k];
         }
         if (any && cli_table_add(t, row)) {
@@ -412,12 +490,15 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
-        const struct result *r = &l->results[i / DEPTHS][i % DEPTHS];
-        if (r->tried)
-            json_array_append_new(list, json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->sizes[i / DEPTHS], "depth",
-                                                  (int)depths[i % DEPTHS], "bytes_per_second", (json_int_t)r->bytes_per_second, "sent",
-                                                  (json_int_t)r->sent, "lost", (json_int_t)r->lost, "damaged", (json_int_t)r->damaged,
-                                                  "refused", r->refused));
+        for (unsigned way = 0; way < WAYS; way++) {
+            const struct result *r = &l->results[i / DEPTHS][i % DEPTHS][way];
+            if (r->tried)
+                json_array_append_new(list, json_pack("{s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->sizes[i / DEPTHS],
+                                                      "depth", (int)depths[i % DEPTHS], "way", way == BACK ? "back" : "there",
+                                                      "bytes_per_second", (json_int_t)r->bytes_per_second, "sent",
+                                                      (json_int_t)r->sent, "lost", (json_int_t)r->lost, "damaged",
+                                                      (json_int_t)r->damaged, "refused", r->refused));
+        }
     }
     return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
                      "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
@@ -436,11 +517,11 @@ static int report(const struct probe *p, struct link_probe *l)
         l->lane_size[1] = 0;
     lanes_text(l, lanes, sizeof lanes);
     if (!p->json)
-        printf("%s to %s, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
+        printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
                l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
     int status = probe_print(p, table_of(l), json_of(l, lanes));
     if (!status && !p->json && lanes[0]) {
-        printf("\nWEFT_TB_LANES=%s    # %.2f GB/s with the least under way\n", lanes, (double)l->best / 1e9);
+        printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way\n", lanes, (double)l->best / 1e9);
         status = cli_flush("probe link");
     }
     if (!status && l->harm[0])
@@ -483,7 +564,7 @@ static void *other_end(void *arg)
 static int finish(const struct probe *p, struct link_probe *l, struct verbs_device *d)
 {
     work(l, d);
-    if (l->rc && !l->harm[0])
+    if (l->rc && (!l->harm[0] || !l->end.leads))
         return probe_error(p, "%s%s", l->why, l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to
                                                   ? " (--listen and --peer do it with another host)" : "");
     return l->end.leads ? report(p, l) : 0;
@@ -531,7 +612,7 @@ int probe_link(const struct probe *p)
         probe_end_close(&l[0].end); /* the other may wait for a word from here */
         if (threaded)
             pthread_join(thread, NULL);
-        if (l[0].rc == -ECONNRESET && l[1].rc) /* which has more to say */
+        if ((l[0].rc == -ECONNRESET || l[0].rc == -ECONNABORTED) && l[1].rc) /* which has more to say */
             probe_error(p, "the other end: %s", l[1].why);
     }
     free(l);

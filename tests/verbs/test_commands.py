@@ -152,12 +152,13 @@ class Generic(Base):
         """Two ends here; what is proposed are settings that weft takes."""
         got = self.json("probe", "link", "--count", "4")
         self.assertEqual((got["device"], got["other"], got["harm"]), ("sv0", "sv0", None))
-        self.assertEqual([(m["message_bytes"], m["depth"]) for m in got["measures"]], [(4096 << i, 4) for i in range(9)])
+        self.assertEqual([(m["message_bytes"], m["depth"], m["way"]) for m in got["measures"]],
+                         [(4096 << i, 4, way) for i in range(9) for way in ("there", "back")])
         self.assertTrue(all(m["sent"] and m["bytes_per_second"] and not m["damaged"] for m in got["measures"]))
         self.assertRegex(got["lanes"], r"^(\d+K:4,)*\d+K:4$")
         self.assertIn(got["lanes"], self.weft("config", WEFT_TB_LANES=got["lanes"]))
         self.assertRegex(self.weft("probe", "link", "--size", "64K", "--count", "8", "--markdown"),
-                         r"\| 64 KiB \| - \| - \| - \| [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 ")
+                         r"\| 64 KiB \| - \| - \| - \| [\d.]+ [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 ")
 
     def test_probe_link_stops_at_the_first_harm(self):
         self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_recv", "--nth", "1", "--errno", "12")
@@ -294,7 +295,8 @@ class Thunderbolt(Base):
         server = self.start("probe", "link", "--listen", where, host="1")
         got = self.json("probe", "link", "--peer", where, "--size", "64K")
         self.assertEqual((server.wait(LIMIT), server.stdout.read()), (0, ""))
-        self.assertEqual([m["depth"] for m in got["measures"]], [1, 2, 4, 8, 16, 32, 64])
+        for way in ("there", "back"):
+            self.assertEqual([m["depth"] for m in got["measures"] if m["way"] == way], [1, 2, 4, 8, 16, 32, 64])
         self.assertEqual(sum(m["damaged"] for m in got["measures"]), 0)
         self.assertEqual(got["depth_unit_bytes"], 4096)
 
@@ -358,8 +360,21 @@ class Strict(Base):
         server = self.start("probe", "link", "--listen", where, host="1")
         got = self.json("probe", "link", "--peer", where, "--count", "16")
         self.assertEqual(server.wait(LIMIT), 0)
-        self.assertEqual([m["message_bytes"] for m in got["measures"]], [4096 << i for i in range(8)])  # 16 of 1M are too much
-        self.assertGreater(sum(m["lost"] for m in got["measures"]), 0)
+        for way in ("there", "back"):
+            measures = [m for m in got["measures"] if m["way"] == way]
+            self.assertEqual([m["message_bytes"] for m in measures], [4096 << i for i in range(8)])  # 16 of 1M are too much
+            self.assertGreater(sum(m["lost"] for m in measures), 0)
+
+    def test_probe_link_whose_other_end_cannot_send(self):
+        self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_send", "--errno", "5", "--host", "1")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        p = subprocess.run([WEFT, "probe", "link", "--peer", where, "--json"], capture_output=True, text=True, env=self.env,
+                           timeout=LIMIT, check=False)
+        _, err = server.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, server.returncode), (1, 1), p.stderr + err)
+        self.assertIn("the other end gave up sending, with messages of 4 KiB, 1 under way", p.stderr)
+        self.assertIn("a send is refused", err)
 
     def test_probe_pool_sends_again_what_is_lost(self):
         self.softverbs("fault", "add", "--fabric", "test", "drop", "--nth", "3")
