@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A moment of the bulk protocol that no world of tests/tb comes to: a put is whole, but the peer, to which nothing can be sent just
+ * now, has given it up, and uses its number again. The later one must not be told done by the word that was due to the first.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/hash.h"
+#include "fabric/tb/bulk.h"
+
+#define POOL    (UINT64_C(1) << 20)
+#define MESSAGE (32u << 10)
+#define AT      (64u << 10)
+
+static struct {
+    struct tb_stream stream;
+    struct tb_bulk bulk;
+    uint8_t *pool, *frames;
+    bool full;             /* the device takes no frame */
+    uint32_t came, receives;
+    struct tb_words said[64]; /* in the frames that left */
+    uint32_t said_count;
+} t;
+
+static bool on_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
+{
+    (void)ctx;
+    (void)slot;
+    if (t.full)
+        return false;
+    for (uint32_t at = TB_HEADER_BYTES; at < bytes;) {
+        struct tb_record r;
+        memcpy(&r, (uint8_t *)frame + at, sizeof r);
+        if (r.kind >= TB_OPEN && t.said_count < 64)
+            memcpy(&t.said[t.said_count++], (uint8_t *)frame + at, sizeof t.said[0]);
+        at += tb_padded(r.length);
+    }
+    return true;
+}
+
+static int on_records(void *ctx, const uint8_t *payload, uint32_t bytes)
+{
+    (void)ctx;
+    (void)payload;
+    (void)bytes;
+    return 0;
+}
+
+static void on_complete(void *ctx, weft_op *op, int status)
+{
+    (void)ctx;
+    (void)op;
+    (void)status;
+}
+
+static bool on_receive(void *ctx, uint32_t lane, uint64_t offset)
+{
+    (void)ctx;
+    (void)lane;
+    t.receives += offset == AT;
+    return true;
+}
+
+static bool on_send(void *ctx, uint32_t lane, uint64_t offset)
+{
+    (void)ctx;
+    (void)lane;
+    (void)offset;
+    return true;
+}
+
+static bool on_fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes)
+{
+    (void)ctx;
+    (void)transfer;
+    (void)generation;
+    (void)to;
+    (void)from;
+    (void)bytes;
+    return true;
+}
+
+static void on_came(void *ctx, uint64_t word, uint64_t add, uint32_t what)
+{
+    (void)ctx;
+    (void)word;
+    (void)add;
+    (void)what;
+    t.came++;
+}
+
+static void on_done(void *ctx, void *cookie)
+{
+    (void)ctx;
+    (void)cookie;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&t, 0, sizeof t);
+    t.pool = aligned_alloc(4096, POOL);
+    t.frames = aligned_alloc(4096, TB_SLOTS * TB_FRAME_BYTES);
+    if (!t.pool || !t.frames)
+        return -1;
+    memset(t.pool, 7, POOL);
+    memset(t.frames, 0, TB_SLOTS * TB_FRAME_BYTES);
+    tb_stream_init(&t.stream, &(struct tb_stream_env){.emit = on_emit, .records = on_records, .complete = on_complete}, 0, 1, 1, t.frames);
+    tb_bulk_init(&t.bulk, &t.stream, &(struct tb_bulk_env){.receive = on_receive, .send = on_send, .fetch = on_fetch, .came = on_came,
+                                                           .done = on_done, .again = on_done},
+                 t.pool, POOL, 4096, UINT64_C(1) << 30, TB_CHECK_FULL);
+    return tb_bulk_add_lane(&t.bulk, MESSAGE, 4);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    tb_bulk_end(&t.bulk);
+    tb_stream_end(&t.stream, 0);
+    free(t.pool);
+    free(t.frames);
+    return 0;
+}
+
+static int hear(enum tb_record_kind kind, uint32_t detail, uint16_t generation, const struct tb_words *more)
+{
+    struct tb_words m = *more;
+    m.r = (struct tb_record){.kind = (uint8_t)kind, .detail = (uint16_t)detail, .length = sizeof m, .generation = generation};
+    return tb_bulk_record(&t.bulk, &m, 1);
+}
+
+static void pump(void)
+{
+    tb_bulk_pump(&t.bulk, 1);
+    tb_stream_pump(&t.stream, 1);
+}
+
+static uint32_t said(enum tb_record_kind kind)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t.said_count; i++)
+        n += t.said[i].r.kind == kind;
+    return n;
+}
+
+/* No frame leaves any more, and all that may be under way are. */
+static void fill_stream(void)
+{
+    static const struct tb_record filler = {.kind = TB_SIGNAL, .length = sizeof(struct tb_words)};
+    struct tb_words m = {.r = filler};
+    void *room;
+    t.full = true;
+    while ((room = tb_stream_room(&t.stream, sizeof m))) {
+        memcpy(room, &m, sizeof m);
+        tb_stream_commit(&t.stream, sizeof m);
+    }
+}
+
+/* One that came whole, whose DONE finds no room. */
+static void come_whole(uint32_t id)
+{
+    assert_int_equal(hear(TB_OPEN, id, 1, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
+    pump();
+    assert_int_equal(t.receives, 1);
+    assert_int_equal(said(TB_READY), 1);
+    fill_stream();
+    tb_bulk_landed(&t.bulk, 0, 1);
+    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 0, .a = base_hash(t.pool + AT, MESSAGE, 0)}), 0);
+    assert_int_equal(t.came, 1);
+    pump();
+    assert_int_equal(said(TB_DONE), 0);
+}
+
+static void leave_all(void)
+{
+    for (uint32_t i = 0; i < TB_SLOTS; i++)
+        while (t.stream.slots[i].posted)
+            tb_stream_left(&t.stream, i);
+}
+
+/* What is under way arrives, and there is room again. */
+static void drain(void)
+{
+    t.full = false;
+    for (unsigned i = 0; i < 4; i++) {
+        pump();
+        leave_all();
+        struct tb_frame f = {.magic = TB_MAGIC, .version = TB_VERSION, .type = TB_BARE, .from = 1, .to = 0, .session = 1,
+                             .ack = t.stream.next};
+        _Alignas(8) uint8_t frame[TB_HEADER_BYTES];
+        tb_frame_seal(&f, frame, sizeof frame);
+        assert_int_equal(tb_stream_receive(&t.stream, frame, sizeof frame, 1), 0);
+    }
+    pump();
+}
+
+static void test_number_used_again_before_done_was_said(void **state)
+{
+    (void)state;
+    come_whole(3);
+    assert_int_equal(hear(TB_DROP, 3, 1, &(struct tb_words){0}), 0);
+    assert_int_equal(hear(TB_OPEN, 3, 2, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
+    drain();
+    assert_int_equal(said(TB_DONE), 0); /* the second has not come */
+    assert_int_equal(said(TB_DROPPED), 1);
+    assert_int_equal(said(TB_READY), 2);
+    tb_bulk_landed(&t.bulk, 0, 1);
+    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 1, .a = base_hash(t.pool + AT, MESSAGE, 0)}), 0);
+    drain();
+    assert_int_equal(t.came, 2);
+    assert_int_equal(said(TB_DONE), 1);
+    for (uint32_t i = 0; i < t.said_count; i++)
+        if (t.said[i].r.kind == TB_DONE)
+            assert_int_equal(t.said[i].r.generation, 2);
+}
+
+static void test_done_is_said_when_there_is_room(void **state)
+{
+    (void)state;
+    come_whole(3);
+    /* Until then its number is taken: who uses it again without having given it up makes no sense. */
+    assert_int_equal(hear(TB_OPEN, 4, 2, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
+    assert_true(hear(TB_OPEN, 4, 3, &(struct tb_words){.offset = AT, .a = MESSAGE}) < 0);
+    drain();
+    assert_int_equal(said(TB_DONE), 1);
+}
+
+/* Half a lane's pieces are told of before all have left. */
+static void test_half_is_told_of(void **state)
+{
+    (void)state;
+    struct tb_words m = {.token = 0, .a = 0, .b = 4};
+    assert_true(tb_bulk_put(&t.bulk, AT, AT, 4 * MESSAGE, 0, 0, 0, &t));
+    pump();
+    leave_all();
+    uint32_t before = t.stream.order;
+    assert_int_equal(hear(TB_READY, 0, t.bulk.lanes[0].generation, &m), 0);
+    pump();
+    assert_int_equal(said(TB_SUM), 4);
+    assert_int_equal(t.stream.order - before, 2); /* frames */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_number_used_again_before_done_was_said, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_done_is_said_when_there_is_room, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_half_is_told_of, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
