@@ -413,7 +413,7 @@ static int service(struct tb *tb, bool sends)
     /* What is due has some time: a look at the clock costs more than one at the queue. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
-    if (n > tb->answered || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
+    if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
         pump_all(tb, now);
     if (n == 0)
         fetch_next(tb);
