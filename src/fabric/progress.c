@@ -218,7 +218,7 @@ static void *progress_thread(void *arg)
             next = run_ticks(w);
             ticked = now;
         }
-        /* A thread that waits, and was at it since the last look, does this better: it is asleep when it is not. */
+        /* Not what a thread that waits has been doing since the last look: it would go to sleep, and be woken for each step. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
