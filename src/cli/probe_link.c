@@ -120,6 +120,11 @@ static bool said(const struct probe_end *e)
     return poll(&f, 1, 0) > 0;
 }
 
+static int given_up(void)
+{
+    return base_fail(-ECONNABORTED, "the other end has given up");
+}
+
 /* --- the end that receives --- */
 
 struct intake {
@@ -172,7 +177,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             if ((rc = probe_end_hear(e, &sent)))
                 return rc;
             if (sent < 0)
-                return base_fail(-ECONNABORTED, "the other end has given up");
+                return given_up();
             in->last = base_now_ns(); /* what is quiet from here on */
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
@@ -182,7 +187,8 @@ static int receive_all(struct probe_end *e, struct intake *in)
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
         rc = probe_end_say(e, report[i]);
     for (unsigned round = 0; in->posted && round < FILL_ROUNDS && !rc; round++) {
-        rc = probe_end_hear(e, &word);
+        if ((rc = probe_end_hear(e, &word)) == 0 && word < 0)
+            rc = given_up();
         in->last = base_now_ns();
         while (!rc && in->posted && base_now_ns() - in->last < QUIET)
             if ((n = take(e, in, false, false)) < 0)
@@ -200,14 +206,14 @@ static bool sensible(const struct probe_end *e, uint32_t size, uint32_t depth)
 }
 
 /* What the other end sends, as it has just said: size and depth. */
-static int receive(struct link_probe *l, int64_t word)
+static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 {
     struct probe_end *e = &l->end;
     struct intake in = {.size = (uint32_t)(word >> 32)};
-    uint32_t depth = (uint32_t)word, room = e->q.recv_depth / units(e, in.size ? in.size : 1);
+    uint32_t depth = (uint32_t)word;
     if (word <= 0 || !sensible(e, in.size, depth))
-        return word == GIVEN_UP ? base_fail(-ECONNABORTED, "the other end has given up")
-                                : base_fail(-EPROTO, "the other end names sizes that make no sense");
+        return word == GIVEN_UP ? given_up() : base_fail(-EPROTO, "the other end names sizes that make no sense");
+    uint32_t room = e->q.recv_depth / units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
     in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
@@ -215,7 +221,10 @@ static int receive(struct link_probe *l, int64_t word)
         in.posted++;
     in.receives = in.posted;
     int rc = probe_end_say(e, in.posted);
-    return rc || in.posted == 0 ? rc : receive_all(e, &in);
+    if (!rc && in.posted)
+        rc = receive_all(e, &in);
+    *damaged = in.damaged;
+    return rc;
 }
 
 /* --- the end that sends --- */
@@ -318,12 +327,15 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
 {
     struct probe_end *e = &l->end;
     int64_t word, report[4] = {0};
+    uint64_t damaged = 0;
     int rc = probe_end_trade(e, -((int64_t)size << 32 | depth), &word);
     if (!rc)
-        rc = receive(l, word);
+        rc = receive(l, word, &damaged);
     for (unsigned i = 0; i < 4 && !rc; i++)
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
-            rc = base_fail(-ECONNABORTED, "the other end has given up");
+            rc = given_up();
+    if (damaged && (!rc || rc == -ECONNABORTED)) /* of which it was told */
+        return harm(l, base_fail(-EBADMSG, "messages came damaged"), "messages came damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
@@ -331,6 +343,14 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     *r = (struct result){.tried = true, .refused = report[0] != 0, .sent = (uint64_t)report[1], .lost = (uint64_t)report[2],
                          .bytes_per_second = (uint64_t)report[3]};
     return 0;
+}
+
+/* Say so; the reason stays. */
+static int give_up(struct link_probe *l, int rc)
+{
+    snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
+    probe_end_say(&l->end, GIVEN_UP);
+    return rc;
 }
 
 /* The other end leads. */
@@ -341,7 +361,8 @@ static int follow(struct link_probe *l)
     int rc;
     while ((rc = probe_end_hear(e, &word)) == 0 && word != 0) {
         if (word == GIVEN_UP || word > 0) {
-            if ((rc = receive(l, word)))
+            uint64_t damaged;
+            if ((rc = receive(l, word, &damaged)))
                 return rc;
             continue;
         }
@@ -350,10 +371,8 @@ static int follow(struct link_probe *l)
         struct result r = {0};
         if (!sensible(e, size, depth))
             return base_fail(-EPROTO, "the other end names sizes that make no sense");
-        if ((rc = one(l, size, depth, &r))) {
-            probe_end_say(e, GIVEN_UP);
-            return rc;
-        }
+        if ((rc = one(l, size, depth, &r)))
+            return give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
         for (unsigned i = 0; i < 4 && !rc; i++)
             rc = probe_end_say(e, report[i]);
@@ -386,8 +405,10 @@ static int lead(struct link_probe *l)
                 break; /* more would only lose more */
         }
     }
-    probe_end_say(&l->end, rc ? GIVEN_UP : 0);
-    return rc;
+    if (rc)
+        return give_up(l, rc);
+    probe_end_say(&l->end, 0);
+    return 0;
 }
 
 /* --- what it comes to --- */
@@ -547,7 +568,7 @@ static void work(struct link_probe *l, struct verbs_device *d)
         l->granted = theirs > 0 && theirs < (int64_t)mine ? (uint32_t)theirs : mine;
         l->rc = e->leads ? lead(l) : follow(l);
     }
-    if (l->rc)
+    if (l->rc && !l->why[0])
         snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
 }
 
@@ -612,7 +633,7 @@ int probe_link(const struct probe *p)
         probe_end_close(&l[0].end); /* the other may wait for a word from here */
         if (threaded)
             pthread_join(thread, NULL);
-        if ((l[0].rc == -ECONNRESET || l[0].rc == -ECONNABORTED) && l[1].rc) /* which has more to say */
+        if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* which has more to say */
             probe_error(p, "the other end: %s", l[1].why);
     }
     free(l);

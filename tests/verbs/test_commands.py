@@ -365,16 +365,38 @@ class Strict(Base):
             self.assertEqual([m["message_bytes"] for m in measures], [4096 << i for i in range(8)])  # 16 of 1M are too much
             self.assertGreater(sum(m["lost"] for m in measures), 0)
 
-    def test_probe_link_whose_other_end_cannot_send(self):
-        self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_send", "--errno", "5", "--host", "1")
+    def broken_link(self, *fault):
+        """What both ends say of it."""
+        self.softverbs("fault", "add", "--fabric", "test", *fault)
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")
         p = subprocess.run([WEFT, "probe", "link", "--peer", where, "--json"], capture_output=True, text=True, env=self.env,
                            timeout=LIMIT, check=False)
         _, err = server.communicate(timeout=LIMIT)
         self.assertEqual((p.returncode, server.returncode), (1, 1), p.stderr + err)
-        self.assertIn("the other end gave up sending, with messages of 4 KiB, 1 under way", p.stderr)
-        self.assertIn("a send is refused", err)
+        self.assertIn("stopped: ", p.stderr)
+        self.assertIn(json.loads(p.stdout)["harm"], p.stderr)
+        return p.stderr, err
+
+    def test_probe_link_whose_other_end_cannot_send(self):
+        here, there = self.broken_link("refuse", "--verb", "post_send", "--errno", "5", "--host", "1")
+        self.assertIn("the other end gave up sending, with messages of 4 KiB, 1 under way", here)
+        self.assertIn("a send is refused", there)
+
+    def test_probe_link_whose_other_end_cannot_receive(self):
+        here, there = self.broken_link("refuse", "--verb", "post_recv", "--errno", "12", "--host", "1")
+        self.assertIn("receives are refused, with messages of 4 KiB, 1 under way", here)
+        self.assertIn("the other end has given up", there)
+
+    def test_probe_link_that_cannot_receive(self):
+        here, there = self.broken_link("refuse", "--verb", "post_recv", "--errno", "12", "--host", "0")
+        self.assertIn("the other end gave up sending, with messages of 4 KiB, 1 under way", here)
+        self.assertIn("receives are refused", there)
+
+    def test_probe_link_with_damage_on_the_way_back(self):
+        here, there = self.broken_link("corrupt", "--host", "1")
+        self.assertIn("messages came damaged on their way back", here)
+        self.assertIn("messages came damaged", there)
 
     def test_probe_pool_sends_again_what_is_lost(self):
         self.softverbs("fault", "add", "--fabric", "test", "drop", "--nth", "3")
