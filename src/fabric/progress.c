@@ -222,7 +222,7 @@ static void *progress_thread(void *arg)
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
-        if (busy && !pollers) {
+        if (busy && !(pollers && polls != atomic_load_explicit(&w->polls, memory_order_relaxed))) {
             again = false;
             if (now - looked > LOOK_NS) {
                 looked = now;
@@ -243,9 +243,12 @@ static void *progress_thread(void *arg)
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
             /* seq_cst pairs with fab_wait(), where it goes to sleep */
-            if (polls != atomic_load_explicit(&w->rested, memory_order_seq_cst))
-                look_at_peers(w, fds, nodes, timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
+            bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
+            look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
+            if (rested && again) /* one thread sleeps, another is in a handler for long */
+                base_sleep_ns(SHORT_NS);
+            again = rested;
             judge = fab_judge_silence(w);
             continue;
         }

@@ -116,7 +116,7 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
         if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
             fab_kick(w);
         bool rung = false;
-        while (!rung || w->oversubscribed || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+        while (!rung || w->oversubscribed || w->spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             fab_service(w); /* the progress thread may be in a handler that takes its time */
             if (ready(arg))
                 return 0;

@@ -438,7 +438,8 @@ static int tb_service(struct weft *w)
 
 void tb_make_room(struct tb *tb)
 {
-    try_service(tb, true);
+    if (try_service(tb, true) > 0)
+        fab_wake_here(tb->w);
 }
 
 /* On the progress thread. */
