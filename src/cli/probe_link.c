@@ -23,7 +23,7 @@
 #define SMALL       (32u << 10)            /* from here on data goes over lanes: one of them takes that */
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost */
+#define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
 #define DONE        INT64_C(-1)            /* on the stream, between what the receiver has posted and its report */
 #define GIVEN_UP    INT64_C(-1)            /* there, instead of a size and a depth; these negative: send the like */
@@ -271,6 +271,10 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             return base_fail(-EINTR, "interrupted");
         if (count == 0 && ((now - start > MEASURE && *sent >= 2ull * depth) || (left == depth && now - alive > QUIET)))
             over = true;
+        if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* which has nothing to say now, but that it ends */
+            int rc = probe_end_hear(e, &more);
+            return rc ? rc : given_up();
+        }
         if (left < depth && now - alive > STALL)
             return harm(l, base_fail(-ETIMEDOUT, "%s: a send does not end", e->d->name), "sends stay for ever", size, depth);
     }

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "multi"))
@@ -56,6 +57,12 @@ class Base(unittest.TestCase):
         p = subprocess.run([SOFTVERBS, *args], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
         self.assertEqual(p.returncode, 0, p.stderr)
         return p.stdout
+
+    def until_data_moves(self):
+        def busy():
+            return any(d["sent"] > 5 for d in json.loads(self.softverbs("ls", "--json", "--all"))[0]["devices"])
+
+        until("data moves", busy, LIMIT)
 
     def start(self, *args, host="0"):
         """Ended, if it has to be, and closed with the test."""
@@ -308,11 +315,7 @@ class Thunderbolt(Base):
         self.assertIn("is no `weft probe pool`", server.stderr.read())
 
     def interrupt(self, probe, number):
-        """While data moves."""
-        def busy():
-            return any(d["sent"] > 5 for d in json.loads(self.softverbs("ls", "--json", "--all"))[0]["devices"])
-
-        until("data moves", busy, LIMIT)
+        self.until_data_moves()
         probe.send_signal(number)
         self.assertEqual(probe.wait(LIMIT), 1)
         self.assertIn(f"stopped by signal {int(number)}", probe.stderr.read())
@@ -392,6 +395,21 @@ class Strict(Base):
         here, there = self.broken_link("refuse", "--verb", "post_recv", "--errno", "12", "--host", "0")
         self.assertIn("the other end gave up sending, with messages of 4 KiB, 1 under way", here)
         self.assertIn("receives are refused", there)
+
+    def test_probe_link_whose_other_end_is_killed(self):
+        """While this one sends, for long; it does not wait until a send could be said to stay for ever."""
+        self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "60s", "--host", "1")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        leader = self.start("probe", "link", "--peer", where)
+        self.until_data_moves()
+        time.sleep(1)
+        leader.kill()
+        leader.communicate(timeout=LIMIT)
+        _, err = server.communicate(timeout=LIMIT)
+        self.assertEqual(server.returncode, 1, err)
+        self.assertIn("the other end has gone", err)
+        self.softverbs("reboot", "--fabric", "test", "0")  # what was killed kept its protection domains
 
     def test_probe_link_with_damage_on_the_way_back(self):
         here, there = self.broken_link("corrupt", "--host", "1")
