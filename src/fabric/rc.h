@@ -148,6 +148,7 @@ struct rc_link {
     int64_t retry_ns;        /* not to be tried before */
     int64_t called_ns;       /* when the last call went */
     struct rc_stand stand;
+    uint64_t posted_then;    /* `posted` when that was looked at last */
     uint32_t tries;
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES]; /* as the peer's call says */
 
@@ -262,7 +263,7 @@ void rc_want_locked(struct rc_link *l); /* a queue pair: the progress thread wil
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */
 void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len);
 int64_t rc_upkeep(struct weft *w, int64_t now_ns);
-#define RC_STANDSTILL "%s has neither done a read or write nor failed in %lld s, many times what its retries may take"
+#define RC_STANDSTILL "%s has neither done a request nor failed it in %lld s, many times what its retries may take"
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now); /* for too long */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
 

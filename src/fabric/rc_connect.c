@@ -15,10 +15,11 @@
  * A generation is one attempt at a queue pair, numbered the same at both ends: who begins takes the next number, who is
  * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
  *
- * A queue pair breaks when a request or a receive fails, when a read or write comes to no end, or when the peer calls for a newer one. With w->reconnect_ns it is
- * destroyed and called for again, at once and then ever more seldom, until so much time has passed without one that works;
- * then, and without it at once, the peer counts as dead. Time in which a call waits for its answer does not count: whether the
- * peer lives is judged by its heartbeats (peer.c). The call says how many frames were received: see rc_again.c.
+ * A queue pair breaks when a request or a receive fails, when a request comes to no end, or when the peer calls for a newer
+ * one. With w->reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
+ * passed without one that works; then, and without it at once, the peer counts as dead. Time in which a call waits for its
+ * answer does not count: whether the peer lives is judged by its heartbeats (peer.c). The call says how many frames were
+ * received: see rc_again.c.
  */
 #include "fabric/rc_rails.h"
 
@@ -369,8 +370,8 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
     }
 }
 
-/* Reads and writes need nothing of the peer but its device: a queue pair ends them, well or not, when its retries are over. Not
- * all do: rdma_rxe of Linux 6.1 sometimes begins a retry and then neither sends nor complains. */
+/* A queue pair ends its requests, well or not, when its retries are over. Not all do: rdma_rxe of Linux 6.1 sometimes begins a
+ * retry and then neither sends nor complains. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
 {
     if (!waits || done != s->done)
@@ -378,11 +379,22 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
     return now - s->since_ns > PATIENCE * (q->retry + 1) * (INT64_C(4096) << q->timeout);
 }
 
+/* Reads and writes need nothing of the peer but its device. A frame needs a receive: the peer's credits say that there is one, but
+ * who shares them among its peers gives more as it takes some, and while it is stopped its frames wait, for as long as that is. */
+static bool should_go_on(struct rc_link *l)
+{
+    enum rc_slot_kind oldest = (enum rc_slot_kind)rc_slot_at(l, l->done)->kind;
+    return (oldest != RC_SLOT_FRAME && oldest != RC_SLOT_TELL) || l->link->silent_ns <= l->link->liveness_ns / 2;
+}
+
 static int64_t look_for_standstill(struct rc_link *l, int64_t now)
 {
     base_spin_lock(&l->lock);
-    enum rc_slot_kind oldest = l->up && l->signalled > l->done ? (enum rc_slot_kind)rc_slot_at(l, l->done)->kind : RC_SLOT_FRAME;
-    if (rc_stands_still(&l->stand, &l->qp, oldest != RC_SLOT_FRAME && oldest != RC_SLOT_TELL, l->done, now))
+    bool waits = l->up && l->posted > l->done;
+    if (waits && l->signalled <= l->done && l->posted == l->posted_then)
+        rc_flush_locked(l); /* nobody asked for a completion of these, and they may stand still as well */
+    l->posted_then = l->posted;
+    if (rc_stands_still(&l->stand, &l->qp, waits && l->signalled > l->done && should_go_on(l), l->done, now))
         rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)((now - l->stand.since_ns) / WEFT_SECOND));
     base_spin_unlock(&l->lock);
     return l->state == RC_UP ? now + STANDSTILL_LOOK : INT64_MAX;

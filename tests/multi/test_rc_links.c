@@ -390,6 +390,8 @@ static void standstill(weft *w, void *arg)
     struct stage *stage = arg;
     weft_gaddr mine;
     weft_link_stats stats;
+    static _Atomic uint32_t came;
+    OK(weft_handle(w, 1, count_message, (void *)&came));
     OK(weft_alloc(w, 4096, &mine));
     meet(&stage->here, 2);
     if (weft_rank(w) == 0) {
@@ -406,9 +408,24 @@ static void standstill(weft *w, void *arg)
         OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
         OK(weft_link_stat(w, 1, &stats));
         CHECK(stats.breaks == 2);
+        /* A message is the oldest. It asked for no completion, and was received. */
+        softverbs("fault add withhold --time 100s --host 0 --count 1");
+        OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
+        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_link_stat(w, 1, &stats));
+        CHECK(stats.breaks == 3);
+        /* Nothing is behind it that would tell. */
+        softverbs("fault add withhold --time 100s --host 0 --count 1");
+        OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
+        for (int64_t end = now_ns() + 30 * WEFT_SECOND; stats.breaks == 3 && now_ns() < end; usleep(1000))
+            OK(weft_link_stat(w, 1, &stats));
+        CHECK(stats.breaks == 4);
+        OK(weft_flush(w, 1, WEFT_DEFAULT));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);
+    if (weft_rank(w) == 1)
+        CHECK(came == 2);
 }
 
 static void test_standstill(void **state)
