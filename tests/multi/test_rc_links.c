@@ -91,6 +91,71 @@ static void test_alone_at_it(void **state)
     assert_int_equal(nodes_failed(2, alone_at_it, shared_words(4096)), 0);
 }
 
+/* --- nor does it matter that one thread there is in a handler, in the middle of waiting, and another sleeps --- */
+
+struct busy {
+    weft *w;
+    struct stage *stage;
+    weft_gaddr word; /* of this node */
+    pthread_t poller;
+    _Atomic uint32_t polls, caught;
+};
+
+static void long_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                         void *arg)
+{
+    struct busy *b = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    if (!atomic_load(&b->polls) || !pthread_equal(pthread_self(), b->poller))
+        return; /* the progress thread was first: another message will come */
+    atomic_store(&b->caught, 1);
+    wait_for(&b->stage->done, 1);
+}
+
+static void *poll_for_it(void *arg)
+{
+    struct busy *b = arg;
+    b->poller = pthread_self();
+    atomic_store(&b->polls, 1);
+    while (!atomic_load(&b->caught))
+        CHECK(weft_wait_until(b->w, b->word, WEFT_EQ, 99, NULL, WEFT_MS) == -ETIMEDOUT);
+    return NULL;
+}
+
+static void busy(weft *w, void *arg)
+{
+    struct busy b = {.w = w, .stage = arg};
+    pthread_t thread;
+    uint64_t v = 7;
+    OK(weft_alloc(w, 4096, &b.word)); /* at the same place everywhere: it is the first */
+    OK(weft_handle(w, 1, long_handler, &b));
+    meet(&b.stage->here, 3);
+    if (weft_rank(w) == 0) {
+        for (; !atomic_load(&b.stage->there); usleep(1000))
+            OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
+    } else if (weft_rank(w) == 1) {
+        CHECK(pthread_create(&thread, NULL, poll_for_it, &b) == 0);
+        wait_for(&b.caught, 1);
+        atomic_store(&b.stage->there, 1);
+        OK(weft_wait_until(w, b.word, WEFT_EQ, v, NULL, 40 * WEFT_SECOND));
+        pthread_join(thread, NULL);
+    } else {
+        wait_for(&b.stage->there, 1);
+        usleep(100000); /* it sleeps */
+        CHECK(stats(w, 1).connects == 0);
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(b.word, 1), v, NULL));
+        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        atomic_store(&b.stage->done, 1);
+    }
+    wait_for(&b.stage->done, 1);
+}
+
+static void test_busy(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, busy, shared_words(4096)), 0);
+}
+
 /* --- a queue pair that cannot be made: the operation fails, and says why --- */
 
 static void refused(weft *w, void *arg)
@@ -442,6 +507,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_neighbours),
         cmocka_unit_test(test_alone_at_it),
+        cmocka_unit_test(test_busy),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_silent),
         cmocka_unit_test(test_lost_requests),
