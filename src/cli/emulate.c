@@ -29,13 +29,15 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
     long hosts = strtol(count, &end, 10);
     bool known = n < sizeof kind && (strcmp(kind, "switch") == 0 || strcmp(kind, "mesh") == 0 || strcmp(kind, "ring") == 0);
     if (!known || errno || end == count || hosts < 1 || hosts > 256 || (*end && *end != ':'))
-        return base_fail(-EINVAL, "--softverbs '%s': expected switch:N, mesh:N or ring:N, and perhaps :PROFILE (generic, tb5, "
-                                  "tb5-strict or a file)", text);
+        return base_fail(-EINVAL, "--softverbs '%s': expected switch:N, mesh:N or ring:N, and perhaps :PROFILE (generic, "
+                                  "usual for a switch; tb5, usual else; tb5-strict; or a file)", text);
     if (nodes > (uint32_t)hosts)
         return base_fail(-EINVAL, "--softverbs '%s' has %ld hosts, and there are %u nodes: each needs one of its own", text, hosts,
                          nodes);
     snprintf(e->topology, sizeof e->topology, "%s:%ld", kind, hosts);
-    if (snprintf(e->profile, sizeof e->profile, "%s", *end ? end + 1 : "generic") >= (int)sizeof e->profile || !e->profile[0])
+    /* Cables are Thunderbolt's: what goes by them finds ways through others. */
+    const char *usual = strcmp(kind, "switch") == 0 ? "generic" : "tb5";
+    if (snprintf(e->profile, sizeof e->profile, "%s", *end ? end + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
         return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long", text);
     return 0;
 }

@@ -17,7 +17,7 @@ struct emulation {
     char **argv[2];      /* softverbs run --fabric weft --host N -- PROGRAM ARGUMENT...; of node 0, of the others */
     char topology[64], profile[256];
 };
-/* "switch:8", "mesh:4:tb5", "ring:4:PATH.json". 0, or a negative errno with a sentence. `nodes` must fit on its hosts. */
+/* "switch:8", "mesh:4:tb5-strict", "ring:4:PATH.json". Without a profile a switch is generic, cables are tb5. 0, or a negative errno with a sentence. `nodes` must fit on its hosts. */
 int emulate_parse(struct emulation *e, const char *text, uint32_t nodes);
 /* "switch:8": 8; only of a text that emulate_parse() took. */
 uint32_t emulate_hosts(const struct emulation *e);

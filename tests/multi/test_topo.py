@@ -62,11 +62,11 @@ class Topo(unittest.TestCase):
         self.assertEqual({line.count("does not load") for line in err.splitlines()} - {0}, {1}, err)
 
     def test_forms(self):
-        lines = topo("--softverbs", "mesh:2:tb5", "--time", "1ms").splitlines()
+        lines = topo("--softverbs", "mesh:2", "--time", "1ms").splitlines()
         self.assertRegex(lines[1], r"^ *0  \S+ +256 MiB  rdma_en2$")
         self.assertRegex(lines[5], r"^ *0 +1  up +tb +direct +rdma_en2 +[\d.]+ [mu]s +[\d.]+ [GM]B/s +\d+ +\d+$")
         self.assertEqual(len(lines), 7)
-        svg = ET.fromstring(topo("--softverbs", "ring:4:tb5", "--time", "1ms", "--svg"))
+        svg = ET.fromstring(topo("--softverbs", "ring:4", "--time", "1ms", "--svg"))
         drawn = [e.get("class") for e in svg if e.tag.endswith("line")]
         self.assertEqual(sorted(drawn), ["direct"] * 4 + ["far"] * 2)
         dot = topo("--softverbs", "ring:4:tb5", "--time", "1ms", "--dot")
