@@ -51,7 +51,7 @@ void rc_give_stage(struct rc *rc, void *stage, bool frame)
 
 static int make_memory(struct rc *rc)
 {
-    rc->memory_bytes = base_round_up(RC_STAGES * (uint64_t)RC_STAGE_BYTES + RC_TX_FRAMES * (uint64_t)RC_FRAME_BYTES, BASE_PAGE);
+    rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->size * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));

@@ -38,6 +38,7 @@
 #define RC_STAGE_BYTES   (64u << 10) /* a piece of memory outside the pool on its way */
 #define RC_STAGES        64u
 #define RC_TX_FRAMES     256u  /* of the node, for all its links */
+#define RC_FLUSHES_AT    ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES) /* a word a peer */
 #define RC_BACKLOG_WAIT  (1u << 20)  /* bytes kept for a peer before its senders wait */
 #define RC_BACKLOG_PUTS  (16u << 10) /* the same for puts and gets, of which only the request is kept */
 #define RC_BACKLOG_MAX   (64u << 20) /* bytes kept for a peer before handlers get -ENOBUFS */
@@ -124,10 +125,12 @@ struct rc_ask { /* something the home node's processor does, and answers */
 #define RC_ASKS   256u       /* under way at a time */
 #define RC_NO_ASK UINT32_MAX /* a token: no answer is wanted */
 
-/* How far the requests of a queue pair were when they were looked at ... */
+/* How far the requests of a queue pair were when they were looked at, and for how long they have not come further. */
 struct rc_stand {
     uint64_t done;
-    int64_t since_ns;        /* ... first with this value, or with nothing to wait for */
+    int64_t looked_ns, still_ns;
+    bool asked;              /* the peer, whether it takes what comes */
+    int64_t answered_ns;     /* it does; 0: no answer yet */
 };
 
 struct rc_link {
@@ -148,7 +151,7 @@ struct rc_link {
     int64_t retry_ns;        /* not to be tried before */
     int64_t called_ns;       /* when the last call went */
     struct rc_stand stand;
-    uint64_t posted_then;    /* `posted` when that was looked at last */
+    uint64_t posted_then;    /* `posted` when that was looked at */
     uint32_t tries;
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES]; /* as the peer's call says */
 
@@ -236,7 +239,7 @@ struct rc {
     struct ibv_cq *cq;
     struct verbs_regions pool;   /* the pool's segments */
     struct verbs_regions private; /* stages and frames: no peer may touch them */
-    uint8_t *memory;
+    uint8_t *memory;         /* stages, frames, and where the reads of flushes go */
     uint64_t memory_bytes;
     base_spin lock;          /* of the free lists */
     void *free_stages, *free_frames;

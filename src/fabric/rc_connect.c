@@ -34,7 +34,7 @@
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 
-enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED };
+enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED, RC_QUESTION, RC_REPLY };
 
 /* Over the side connection. What comes is checked before use. */
 struct rc_call {
@@ -245,6 +245,7 @@ static void up(struct rc_link *l)
         for (int i = 0; i < RC_LANES; i++)
             rc_taken_locked(l, (enum rc_lane)i, l->peer_told[i]);
         l->up = !l->closed && !l->lost;
+        l->stand = (struct rc_stand){.done = l->done, .looked_ns = base_now_ns()};
         l->wanted = false;
         l->proved = !rc_waits(l);
         rc_push_locked(l);
@@ -335,7 +336,8 @@ static void called(struct rc_link *l, const struct rc_call *m)
 static bool call_ok(const struct rc_call *m, size_t len)
 {
     return len == sizeof *m && m->magic == CALL_MAGIC && m->connected <= 1 && memchr(m->text, 0, sizeof m->text) &&
-           (m->kind == RC_READY || m->kind == RC_FAILED || (m->kind == RC_CALL && verbs_address_valid(&m->address)));
+           (m->kind == RC_READY || m->kind == RC_FAILED || m->kind == RC_QUESTION || m->kind == RC_REPLY ||
+            (m->kind == RC_CALL && verbs_address_valid(&m->address)));
 }
 
 void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len)
@@ -361,6 +363,10 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
         return; /* stale */
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         up(l);
+    } else if (m.kind == RC_QUESTION) {
+        (void)say(l, RC_REPLY, NULL); /* unheard, it is asked again, or ends with the connection */
+    } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
+        l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
         char why[sizeof m.text + 32];
         for (char *c = m.text; *c; c++)
@@ -371,32 +377,50 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
 }
 
 /* A queue pair ends its requests, well or not, when its retries are over. Not all do: rdma_rxe of Linux 6.1 sometimes begins a
- * retry and then neither sends nor complains. */
+ * retry and then neither sends nor complains. Time in which this thread did not look does not count: completions may have been
+ * there all along. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
 {
+    int64_t since = now - s->looked_ns;
     if (!waits || done != s->done)
-        *s = (struct rc_stand){done, now};
-    return now - s->since_ns > PATIENCE * (q->retry + 1) * (INT64_C(4096) << q->timeout);
+        *s = (struct rc_stand){.done = done};
+    else
+        s->still_ns += since < 2 * STANDSTILL_LOOK ? since : 2 * STANDSTILL_LOOK;
+    s->looked_ns = now;
+    return s->still_ns > PATIENCE * (q->retry + 1) * (INT64_C(4096) << q->timeout);
 }
 
-/* Reads and writes need nothing of the peer but its device. A frame needs a receive: the peer's credits say that there is one, but
- * who shares them among its peers gives more as it takes some, and while it is stopped its frames wait, for as long as that is. */
-static bool should_go_on(struct rc_link *l)
+/* Reads and writes need nothing of the peer but its device. A frame needs a receive, and while the peer is stopped, or in a
+ * handler for long, there may be none left. */
+static bool frames_wait(struct rc_link *l)
 {
-    enum rc_slot_kind oldest = (enum rc_slot_kind)rc_slot_at(l, l->done)->kind;
-    return (oldest != RC_SLOT_FRAME && oldest != RC_SLOT_TELL) || l->link->silent_ns <= l->link->liveness_ns / 2;
+    for (uint64_t i = l->done; i < l->posted; i++) {
+        enum rc_slot_kind kind = (enum rc_slot_kind)rc_slot_at(l, i)->kind;
+        if (kind == RC_SLOT_FRAME || kind == RC_SLOT_TELL)
+            return true;
+    }
+    return false;
 }
 
 static int64_t look_for_standstill(struct rc_link *l, int64_t now)
 {
+    struct rc_stand *s = &l->stand;
+    bool ask = false;
     base_spin_lock(&l->lock);
-    bool waits = l->up && l->posted > l->done;
-    if (waits && l->signalled <= l->done && l->posted == l->posted_then)
+    bool waits = l->up && l->signalled > l->done;
+    if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
+        /* The peer's progress thread answers, and takes what is there before it does anything that may be long. */
+        ask = !s->asked && frames_wait(l);
+        s->asked = s->asked || ask;
+        if (!s->asked || (s->answered_ns && now - s->answered_ns > STANDSTILL_LOOK))
+            rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
+    } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
         rc_flush_locked(l); /* nobody asked for a completion of these, and they may stand still as well */
+    }
     l->posted_then = l->posted;
-    if (rc_stands_still(&l->stand, &l->qp, waits && l->signalled > l->done && should_go_on(l), l->done, now))
-        rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)((now - l->stand.since_ns) / WEFT_SECOND));
     base_spin_unlock(&l->lock);
+    if (ask)
+        s->asked = say(l, RC_QUESTION, NULL) == 0;
     return l->state == RC_UP ? now + STANDSTILL_LOOK : INT64_MAX;
 }
 

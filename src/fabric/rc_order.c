@@ -10,20 +10,15 @@ void rc_flush_locked(struct rc_link *l)
     if (l->closed || l->flush_read != 0 || !rc_has_slot(l))
         return;
     /* A read behind the writes: its completion says that they are there. */
-    struct rc_slot *slot = rc_slot_next(l);
-    *slot = (struct rc_slot){.stage = rc_take_stage(rc, true), .frame = true, .len = 8, .kind = RC_SLOT_FLUSH};
-    if (!slot->stage)
-        return;
-    struct ibv_sge sge = {.addr = (uintptr_t)slot->stage, .length = 8,
-                          .lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory))};
+    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH};
+    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
+    struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
                              .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = l->peer_keys[0]}};
     uint64_t covers = l->last_change;
     if (rc_post(l, &wr, true) == 0) {
         l->flush_read = l->posted;
         l->flush_covers = covers;
-    } else {
-        rc_give_stage(rc, slot->stage, true);
     }
 }
 

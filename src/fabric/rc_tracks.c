@@ -268,7 +268,7 @@ static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
     char why[256] = "";
     base_spin_lock(&l->lock);
     if (rc_stands_still(&t->stand, &t->qp, t->qp.qp && !t->lost && t->posted != t->done, t->done, now))
-        rc_track_lose_locked(l, t, RC_STANDSTILL, rail_of(l, t)->device->name, (long long)((now - t->stand.since_ns) / WEFT_SECOND));
+        rc_track_lose_locked(l, t, RC_STANDSTILL, rail_of(l, t)->device->name, (long long)(t->stand.still_ns / WEFT_SECOND));
     bool lost = t->lost, proved = t->proved;
     (void)rc_stripe_drained(l, t);
     if (lost)

@@ -502,6 +502,53 @@ static void test_standstill(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* --- one that does what it can: its requests wait for a peer that is in a handler, and has no receives left --- */
+
+#define SENDERS 4u
+
+static void slow_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                         void *arg)
+{
+    struct stage *stage = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_store(&stage->there, 1);
+    usleep(8000000); /* longer than a queue pair may stand still */
+}
+
+static void no_receives(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    static _Atomic uint32_t came;
+    weft_gaddr mine;
+    uint64_t v = weft_rank(w), back = 0;
+    OK(weft_handle(w, 1, count_message, (void *)&came));
+    OK(weft_handle(w, 2, slow_handler, stage));
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, SENDERS + 1);
+    if (v != 1)
+        OK(weft_put_now(w, on_node(mine, 1) + v * 8, &v, sizeof v));
+    meet(&stage->here, 2 * (SENDERS + 1)); /* all are connected */
+    if (v == 0)
+        OK(weft_send(w, 1, 2, NULL, 0, NULL, 0, NULL));
+    wait_for(&stage->there, 1);
+    if (v == 1) { /* no call of weft's: handlers run on the progress thread */
+        wait_for(&came, SENDERS * RC_WINDOW - 1);
+    } else {
+        for (uint32_t i = v == 0; i < RC_WINDOW; i++)
+            OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
+        OK(weft_get_now(w, &back, on_node(mine, 1) + v * 8, sizeof back));
+        CHECK(back == v && stats(w, 1).breaks == 0);
+    }
+    meet(&stage->done, SENDERS + 1);
+}
+
+static void test_no_receives(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"WEFT_LOG=error", "WEFT_LIVENESS=300ms", NULL};
+    assert_int_equal(nodes_failed_with(SENDERS + 1, no_receives, shared_words(4096), settings), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -515,6 +562,7 @@ int main(void)
         cmocka_unit_test(test_refusal),
         cmocka_unit_test(test_gives_up),
         cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_no_receives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
