@@ -22,6 +22,7 @@ struct topo_device {
 };
 struct topo_node {
     char host[64];
+    bool reported;         /* this is all there, and its links */
     uint64_t pool_bytes;
     uint32_t device_count;
     struct topo_device devices[TOPO_DEVICES];

@@ -24,6 +24,7 @@
 #define SPIN    (20 * WEFT_US) /* then the processor is for whoever the answer waits for */
 #define LAST    UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
+#define AWAY     (5 * WEFT_SECOND) /* so long a cable may be pulled between two measures */
 
 /* In every node's pool. */
 struct desk {
@@ -68,6 +69,30 @@ static int whole(const struct measurer *m)
     return 0;
 }
 
+/* Does a way lead to that node? One that was pulled may come back; a measure during which it was is none. */
+static int way(const struct measurer *m, uint32_t node)
+{
+    weft_link_stats s;
+    if (weft_link_stat(m->w, node, &s) == 0 && s.via == UINT32_MAX)
+        return base_fail(-ENETDOWN, "no way leads to node %u: its cables are pulled, or their ports down", node);
+    return 0;
+}
+
+/* A barrier needs all of them. */
+static int ways(const struct measurer *m)
+{
+    int64_t deadline = base_deadline(AWAY);
+    int rc = 0;
+    for (uint32_t i = 0; i < m->size && !rc; i++)
+        while (i != m->rank && !rc && way(m, i)) {
+            rc = whole(m);
+            if (!rc && base_now_ns() > deadline)
+                rc = way(m, i);
+            base_sleep_ns(10 * WEFT_MS);
+        }
+    return rc;
+}
+
 static int tell(struct measurer *m, uint32_t peer, uint64_t value)
 {
     uint32_t i = m->told % NUMBERS;
@@ -100,6 +125,8 @@ static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t sinc
     if (++*turns % 256)
         return 0;
     int rc = whole(m);
+    if (!rc)
+        rc = way(m, peer);
     return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer", peer) : rc;
 }
 
@@ -175,7 +202,8 @@ static int answer(struct measurer *m, uint32_t leader)
         if (!rc)
             rc = pass(m, &turns, leader, since, deadline);
     }
-    return rc;
+    told(m);
+    return rc == -ENETDOWN ? 0 : rc; /* this measure is over; who leads says why */
 }
 
 static void lead(struct measurer *m, uint32_t peer, struct topo_link *link)
@@ -197,7 +225,9 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
         for (uint32_t to = 0; to < m->size; to++) {
             if (from == to)
                 continue;
-            int rc = weft_barrier(m->w, 2 * m->time_ns + 2 * PATIENCE);
+            int rc = ways(m);
+            if (!rc)
+                rc = weft_barrier(m->w, 2 * m->time_ns + 2 * PATIENCE);
             if (!rc && from == m->rank)
                 lead(m, to, &links[to]);
             else if (!rc && to == m->rank)
@@ -206,8 +236,6 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
                 return rc;
         }
     }
-    for (uint32_t i = 0; i < m->size; i++)
-        weft_link_stat(m->w, i, &links[i].stats);
     return 0;
 }
 
@@ -245,6 +273,7 @@ static void check(struct topo_node *nodes, struct topo_link *links, uint32_t siz
     for (uint32_t i = 0; i < size; i++) {
         struct topo_node *n = &nodes[i];
         n->host[sizeof n->host - 1] = '\0';
+        n->reported = *(const uint8_t *)&n->reported == 1;
         n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
         for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
             struct topo_device *d = &n->devices[k];
@@ -264,13 +293,26 @@ static uint64_t links_at(uint32_t size)
     return (uint64_t)size * sizeof(struct topo_node);
 }
 
-static int hand_in(struct measurer *m, const struct topo_node *node, const struct topo_link *links)
+static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link *links)
 {
     uint64_t row = (uint64_t)m->size * sizeof *links;
-    int rc = weft_put_now(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
-    if (!rc)
-        rc = weft_put_now(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
-    return rc ? rc : weft_barrier(m->w, PATIENCE);
+    for (uint32_t i = 0; i < m->size; i++)
+        weft_link_stat(m->w, i, &links[i].stats);
+    int rc = weft_put_now(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
+    node->reported = true;
+    return rc ? rc : weft_put_now(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
+}
+
+/* Not all could be measured, because somebody cannot be reached: those that can say what they have. */
+static void gather(struct measurer *m)
+{
+    int64_t deadline = base_deadline(2 * AWAY);
+    for (uint32_t i = 0; i < m->size; i++) {
+        const struct topo_node *n = weft_ptr(m->w, m->report + i * sizeof *n, sizeof *n);
+        while (!__atomic_load_n((const uint8_t *)&n->reported, __ATOMIC_ACQUIRE) && base_now_ns() < deadline && !cli_stopped() &&
+               weft_alive(m->w, i) && way(m, i) == 0)
+            base_sleep_ns(10 * WEFT_MS);
+    }
 }
 
 static int print_report(struct measurer *m, enum topo_format format)
@@ -280,6 +322,14 @@ static int print_report(struct measurer *m, enum topo_format format)
     struct topo_link *links = (struct topo_link *)(void *)(at + links_at(m->size));
     bool whole = true;
     check(nodes, links, m->size);
+    for (uint32_t i = 0; i < m->size; i++)
+        for (uint32_t k = 0; k < m->size; k++) {
+            struct topo_link *l = &links[(uint64_t)i * m->size + k];
+            if (!nodes[i].reported)
+                snprintf(l->why, sizeof l->why, "node %u has not reported", i);
+            else if (!l->measured && !l->why[0])
+                snprintf(l->why, sizeof l->why, "not measured");
+        }
     for (uint64_t i = 0; i < (uint64_t)m->size * m->size; i++)
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
     int status = topo_print(&(struct topo){m->size, nodes, links}, format);
@@ -336,8 +386,17 @@ int topo_node(enum topo_format format, int64_t time_ns)
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for %u links", m.size);
     if (!rc)
         rc = all_pairs(&m, links);
-    if (!rc)
+    bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !cli_stopped();
+    if (cut_off) {
+        cli_error("topo", "node %u: %s", m.rank, base_error());
+        (void)hand_in(&m, &node, links); /* else node 0 says that this one has not reported */
+        if (m.rank == 0)
+            gather(&m);
+        rc = 0;
+    } else if (!rc) {
         rc = hand_in(&m, &node, links);
+        rc = rc ? rc : weft_barrier(m.w, PATIENCE);
+    }
     if (rc && cli_stopped()) /* whoever stopped us knows; and who was told of our end before was told by us */
         status = 128 + cli_stopped();
     else if (rc)

@@ -19,6 +19,7 @@ sys.dont_write_bytecode = True
 from processes import clean_env, until  # noqa: E402
 
 WEFT = os.path.abspath(sys.argv[1])
+SOFTVERBS = os.path.join(os.path.dirname(WEFT), "../../softverbs/cli/softverbs")
 LIMIT = 120  # seconds until something that should have ended is called a failure
 # Who is not given a processor for long is silent, and on these hosts of their own would be dead.
 ENV = clean_env(WEFT_LIVENESS="30s")
@@ -129,6 +130,43 @@ class Topo(unittest.TestCase):
         p.terminate()  # others may be ignored here: by nohup, by a shell's background
         out, _ = p.communicate(timeout=LIMIT)
         self.assertEqual((p.returncode, out), (128 + signal.SIGTERM, ""))
+
+    def test_a_cable_pulled(self):
+        """The only one, in the middle: it is said soon, and what is known is printed all the same."""
+        # pylint: disable=consider-using-with
+        p = subprocess.Popen([WEFT, "topo", "--softverbs", "mesh:2", "--time", "10s", "--json"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True, env=ENV)
+        self.addCleanup(p.__exit__, None, None, None)
+        self.addCleanup(p.kill)
+
+        def fabric():
+            with open(f"/proc/{p.pid}/task/{p.pid}/children", encoding="utf-8") as f:
+                pids = f.read().split()
+            for pid in pids:
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as e, open(f"/proc/{pid}/comm", encoding="utf-8") as c:
+                        where = [v[14:].decode() for v in e.read().split(b"\0") if v.startswith(b"SOFTVERBS_DIR=")]
+                        if where and c.read() == "weft\n":
+                            return where[0]
+                except OSError:  # it has ended
+                    pass
+            return None
+
+        until("the nodes are there", fabric, LIMIT)
+        env = {**ENV, "SOFTVERBS_DIR": fabric()}
+
+        def measuring():
+            out = subprocess.run([SOFTVERBS, "ls", "--fabric", "weft", "--json"], env=env, capture_output=True, text=True, check=False)
+            return out.returncode == 0 and json.loads(out.stdout)[0]["devices"][0]["sent"] > 1000
+
+        until("they measure", measuring, LIMIT)
+        subprocess.run([SOFTVERBS, "fault", "pull", "--fabric", "weft", "0:rdma_en2"], env=env, check=True, capture_output=True)
+        out, err = p.communicate(timeout=60)
+        self.assertEqual(p.returncode, 1, err)
+        self.assertIn("no way leads to node 1: its cables are pulled", err)
+        got = {(l["from"], l["to"]): l for l in json.loads(out)["links"]}
+        self.assertEqual((got[0, 1]["state"], got[1, 0]["why"]), ("failed", "node 1 has not reported"))
+        self.assertIn("no way leads", got[0, 1]["why"])
 
     def test_a_node_that_dies(self):
         p, nodes = self.started()
