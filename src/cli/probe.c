@@ -41,7 +41,8 @@ static const char help[] =
     "  weft probe pool --peer mac2.local:7700    # on the one at the other end of the cable\n"
     "  weft probe link --peer mac2.local:7700    # the other with link --listen\n"
     "\n"
-    "Exit status: 0; 1 when there is no such device, or it did what it should not; 2 when the command line is wrong.\n";
+    "Exit status: 0; 1 when there is no such device, or it did what it should not; 2 when the command line is wrong; 128\n"
+    "and the signal's number when it was interrupted.\n";
 
 int probe_error(const struct probe *p, const char *format, ...)
 {
@@ -192,5 +193,8 @@ int cli_probe(int argc, char **argv)
         return rc;
     cli_catch_signals();
     rc = k->run(&p);
-    return cli_stopped() ? probe_error(&p, "stopped by signal %d; everything was freed", cli_stopped()) : rc;
+    if (!cli_stopped())
+        return rc;
+    probe_error(&p, "stopped by signal %d; everything was freed", cli_stopped());
+    return 128 + cli_stopped();
 }

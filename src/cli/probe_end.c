@@ -183,6 +183,18 @@ static int read_hello(struct probe_end *e, struct hello *h)
     return 0;
 }
 
+/* The one that a user has in mind when each end took the best of its devices. */
+static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
+{
+    char why[768];
+    bool unreachable = why_not == -ETIMEDOUT || why_not == -EHOSTUNREACH || why_not == -ENETUNREACH;
+    if (!unreachable || !(e->p->listen || e->p->peer))
+        return rc;
+    snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, base_error());
+    return base_fail(rc, "%s here and %s there may not be joined by a cable: --device chooses, at each end, one that is (`weft devices` "
+                     "lists them). %s", e->d->name, e->theirs, why);
+}
+
 static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
@@ -222,8 +234,8 @@ int probe_end_open(struct probe_end *e, struct verbs_device *d)
     if ((said = probe_end_trade(e, rc, &their)))
         return rc ? rc : said;
     if (rc == 0 && their)
-        rc = base_fail(-ECONNABORTED, "the other end cannot connect: %s", base_strerror((int)their));
-    return rc;
+        return not_joined(e, base_fail(-ECONNABORTED, "the other end cannot connect: %s", base_strerror((int)their)), their);
+    return not_joined(e, rc, rc);
 }
 
 void probe_end_close(struct probe_end *e)

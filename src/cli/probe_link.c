@@ -46,9 +46,9 @@ struct link_probe {
     struct result results[SIZES][DEPTHS][WAYS];
     char harm[256];
     uint32_t lane_size[3], lane_depth[3]; /* proposed: the largest, two of it; between; for what is not large. 0: none */
-    uint64_t best;
+    uint64_t best, lane_sent, lane_lost; /* of what is proposed: the largest's speed; messages in all */
     int rc;
-    char why[512];
+    char why[1024];
 };
 
 static bool holds_sends(const struct probe_end *e)
@@ -66,6 +66,13 @@ static int harm(struct link_probe *l, int code, const char *what, uint32_t size,
 {
     snprintf(l->harm, sizeof l->harm, "%s, with messages of %u KiB, %u under way", what, size >> 10, depth);
     return code;
+}
+
+/* Asked where nothing moves. Of all reasons for that the likeliest is a cable that was pulled. */
+static int port_up(const struct probe_end *e)
+{
+    return verbs_port_up(e->d) ? 0 : base_fail(-ENETDOWN, "port %u of %s is down: look at the cable, at both of its ends, and probe again",
+                                               e->d->port, e->d->name);
 }
 
 /* Every frame begins with the message's number and its own. */
@@ -160,7 +167,7 @@ static int take(struct probe_end *e, struct intake *in, bool more, bool counts)
 /* One measure. */
 static int receive_all(struct probe_end *e, struct intake *in)
 {
-    int64_t sent = -1, word;
+    int64_t sent = -1, word, asked = 0; /* asked: when the port was */
     int rc = 0, n;
     in->last = base_now_ns();
     while (sent < 0 || (in->received < (uint64_t)sent && base_now_ns() - in->last < QUIET)) {
@@ -179,6 +186,11 @@ static int receive_all(struct probe_end *e, struct intake *in)
             if (sent < 0)
                 return given_up();
             in->last = base_now_ns(); /* what is quiet from here on */
+        }
+        if (n == 0 && base_now_ns() - (asked > in->last ? asked : in->last) > QUIET) {
+            if ((rc = port_up(e)))
+                return rc;
+            asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
             return base_fail(-ETIMEDOUT, "nothing comes any more, and the other end does not say why");
@@ -234,7 +246,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
 {
     struct probe_end *e = &l->end;
     uint32_t slots[POLL], free_slots[64] = {0}, left = depth;
-    int64_t start = base_now_ns(), alive = start, more;
+    int64_t start = base_now_ns(), alive = start, asked = 0, more; /* asked: when the port was */
     bool over = false;
     for (uint32_t i = 0; i < depth; i++)
         free_slots[i] = i;
@@ -271,6 +283,12 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             return base_fail(-EINTR, "interrupted");
         if (count == 0 && ((now - start > MEASURE && *sent >= 2ull * depth) || (left == depth && now - alive > QUIET)))
             over = true;
+        if (left < depth && now - (asked > alive ? asked : alive) > QUIET) {
+            int rc = port_up(e);
+            if (rc)
+                return rc;
+            asked = now;
+        }
         if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* which has nothing to say now, but that it ends */
             int rc = probe_end_hear(e, &more);
             return rc ? rc : given_up();
@@ -289,7 +307,9 @@ static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t lef
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
             return harm(l, base_fail(-EIO, "receives stay, whatever is sent"), "nothing arrives any more", size, depth);
-        int rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
+        int rc = round ? port_up(&l->end) : 0;
+        if (!rc)
+            rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
         if (!rc)
             rc = probe_end_trade(&l->end, 1, &left);
         if (rc)
@@ -525,14 +545,13 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
                                                       (json_int_t)r->damaged, "refused", r->refused));
         }
     }
-    return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
+    return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:I, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
                      "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
-                     lanes[0] ? json_string(lanes) : json_null(), "harm", l->harm[0] ? json_string(l->harm) : json_null());
+                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->lane_lost, "harm", l->harm[0] ? json_string(l->harm) : json_null());
 }
 
-static int report(const struct probe *p, struct link_probe *l)
+static void propose(struct link_probe *l)
 {
-    char lanes[96];
     l->best = choose(l, UINT32_MAX, &l->lane_size[0], &l->lane_depth[0]);
     if (l->lane_size[0] > 4 * SMALL)
         choose(l, l->lane_size[0] / 4, &l->lane_size[1], &l->lane_depth[1]);
@@ -540,17 +559,43 @@ static int report(const struct probe *p, struct link_probe *l)
         choose(l, SMALL, &l->lane_size[2], &l->lane_depth[2]);
     if (l->lane_size[1] <= SMALL)
         l->lane_size[1] = 0;
+    for (unsigned i = 0; i < 3 * SIZES * DEPTHS; i++) {
+        unsigned lane = i % 3, size = i / 3 / DEPTHS, depth = i / 3 % DEPTHS;
+        const struct result r = together(l->results[size][depth]);
+        if (l->lane_size[lane] == l->sizes[size] && l->lane_depth[lane] == depths[depth]) {
+            l->lane_sent += r.sent;
+            l->lane_lost += r.lost;
+        }
+    }
+}
+
+/* With what speaks against it. */
+static int print_proposal(const struct link_probe *l, const char *lanes)
+{
+    printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way", lanes, (double)l->best / 1e9);
+    if (l->lane_lost)
+        printf("; but nothing as good lost none, and these lost %llu of %llu messages: mend the link and probe again",
+               (unsigned long long)l->lane_lost, (unsigned long long)l->lane_sent);
+    if (l->end.d->traits.rc)
+        printf("; for the tb transport only: rc, which weft takes on %s, ignores it", l->end.d->name);
+    printf("\n");
+    return cli_flush("probe link");
+}
+
+static int report(const struct probe *p, struct link_probe *l)
+{
+    char lanes[96];
+    if (!l->harm[0]) /* else what was not measured might have been better, and what was may be wrong */
+        propose(l);
     lanes_text(l, lanes, sizeof lanes);
     if (!p->json)
         printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
                l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
     int status = probe_print(p, table_of(l), json_of(l, lanes));
-    if (!status && !p->json && lanes[0]) {
-        printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way\n", lanes, (double)l->best / 1e9);
-        status = cli_flush("probe link");
-    }
+    if (!status && !p->json && lanes[0])
+        status = print_proposal(l, lanes);
     if (!status && l->harm[0])
-        status = probe_error(p, "stopped: %s", l->harm);
+        status = probe_error(p, "stopped: %s; no WEFT_TB_LANES is proposed of a part of the measures", l->harm);
     return status;
 }
 
@@ -571,6 +616,12 @@ static void work(struct link_probe *l, struct verbs_device *d)
     if (!l->rc) {
         l->granted = theirs > 0 && theirs < (int64_t)mine ? (uint32_t)theirs : mine;
         l->rc = e->leads ? lead(l) : follow(l);
+        /* Whatever it looked like, and whichever end saw it first. */
+        if (l->rc && !cli_stopped() && port_up(e)) {
+            l->rc = -ENETDOWN;
+            snprintf(l->harm, sizeof l->harm, "%.*s", (int)sizeof l->harm - 1, base_error());
+            snprintf(l->why, sizeof l->why, "%s", l->harm);
+        }
     }
     if (l->rc && !l->why[0])
         snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());

@@ -207,11 +207,16 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     return 0;
 }
 
+static bool can(const struct probe_end *e, unsigned round)
+{
+    return (rounds[round].opcode != IBV_WR_RDMA_WRITE || e->can_write) && (rounds[round].opcode != IBV_WR_RDMA_READ || e->can_read);
+}
+
 static int all_rounds(struct pool *pool)
 {
     struct probe_end *e = &pool->end;
     for (unsigned i = 0; i < ROUNDS; i++) {
-        if ((rounds[i].opcode == IBV_WR_RDMA_WRITE && !e->can_write) || (rounds[i].opcode == IBV_WR_RDMA_READ && !e->can_read))
+        if (!can(e, i))
             continue;
         int rc = one_round(e, i, &pool->results[i]);
         if (rc)
@@ -251,10 +256,26 @@ static json_t *result_json(const struct pool *pool, unsigned i)
                      (json_int_t)r->lost, "ok", r->tried && r->bad == NOTHING && r->good == pool->end.count);
 }
 
+/* Of a round that was not. */
+static void why_not(const struct pool *pool, unsigned round, char *out, size_t len)
+{
+    const struct verbs_traits *t = &pool->end.d->traits;
+    bool here = rounds[round].opcode == IBV_WR_RDMA_WRITE ? t->write : t->read;
+    if (!can(&pool->end, round)) {
+        snprintf(out, len, "not tried: %s cannot", here ? "the other end's device" : "the device");
+        return;
+    }
+    unsigned before = round;
+    while (before-- > 0)
+        if (pool->results[before].tried && pool->results[before].bad != NOTHING)
+            break;
+    snprintf(out, len, "not tried: %s went wrong, and more might do harm", before < round ? rounds[before].name : "what was before");
+}
+
 static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
 {
     const struct result *r = &pool->results[i];
-    char buffers[48], bytes[32], lost[32], said[128] = "not tried: the device cannot";
+    char buffers[48], bytes[32], lost[32], said[128];
     snprintf(buffers, sizeof buffers, "%u/%u", r->good, pool->end.count);
     base_format_bytes(r->good * pool->end.size, bytes, sizeof bytes);
     snprintf(lost, sizeof lost, "%lld", (long long)r->lost);
@@ -262,6 +283,8 @@ static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
         snprintf(said, sizeof said, "every byte right, neighbours untouched");
     else if (r->tried)
         snprintf(said, sizeof said, "WRONG at offset %lld of %s region", (long long)r->bad, r->bad_is_theirs ? "the other" : "this");
+    else
+        why_not(pool, i, said, sizeof said);
     const char *cells[] = {rounds[i].name, buffers, bytes, lost, said};
     return cli_table_add(t, cells);
 }

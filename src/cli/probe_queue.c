@@ -35,7 +35,7 @@ struct queue_report {
     struct depth depths[DEPTHS];
     unsigned depth_count;
     struct past sends, receives;
-    char why_not[512]; /* the past was not tried */
+    char why_not[1024]; /* the past was not tried */
 };
 
 static enum ibv_qp_type kind_of(const struct verbs_device *d)

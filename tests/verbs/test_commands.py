@@ -137,7 +137,7 @@ class Generic(Base):
                              env=self.env, timeout=LIMIT, check=False)
         self.assertEqual(got.returncode, 1, got.stdout + got.stderr)
         self.assertRegex(got.stdout, r"send +4/8 .*WRONG at offset \d+ of the other region")
-        self.assertRegex(got.stdout, r"receive +0/8 .*not tried")
+        self.assertRegex(got.stdout, r"receive +0/8 .*not tried: send went wrong, and more might do harm")
 
     def test_probe_pool_fails_with_a_reason(self):
         self.assertIn("no device mlx", self.weft("probe", "pool", "--to", "mlx", code=1))
@@ -165,7 +165,7 @@ class Generic(Base):
         self.assertRegex(got["lanes"], r"^(\d+K:4,)*\d+K:4$")
         self.assertIn(got["lanes"], self.weft("config", WEFT_TB_LANES=got["lanes"]))
         self.assertRegex(self.weft("probe", "link", "--size", "64K", "--count", "8", "--markdown"),
-                         r"\| 64 KiB \| - \| - \| - \| [\d.]+ [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 ")
+                         r"\| 64 KiB \| - \| - \| - \| [\d.]+ [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 .*; for the tb transport only: rc, which weft takes on sv0, ignores it\n")
 
     def test_probe_link_stops_at_the_first_harm(self):
         self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_recv", "--nth", "1", "--errno", "12")
@@ -296,6 +296,17 @@ class Thunderbolt(Base):
             self.assertEqual([o["tried"] for o in one["operations"]], [True, True, False, False, False, False])
             self.assertEqual([o["good"] for o in one["operations"]][:2], [200, 200])
 
+    def test_probe_pool_says_what_the_device_cannot(self):
+        self.softverbs("fault", "add", "--fabric", "test", "corrupt", "--nth", "5")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "pool", "--listen", where, host="1")
+        client = self.start("probe", "pool", "--peer", where, "--count", "8", "--size", "4K")
+        out, err = client.communicate(timeout=LIMIT)
+        server.communicate(timeout=LIMIT)
+        self.assertEqual(client.returncode, 1, err)
+        self.assertRegex(out, r"receive +0/8 .*not tried: send went wrong")
+        self.assertRegex(out, r"be written +0/8 .*not tried: the device cannot")
+
     def test_probe_link_between_hosts(self):
         self.assertIn("--listen and --peer do it", self.weft("probe", "link", code=1))
         where = "unix:" + os.path.join(self.folder.name, "meet")
@@ -307,6 +318,25 @@ class Thunderbolt(Base):
         self.assertEqual(sum(m["damaged"] for m in got["measures"]), 0)
         self.assertEqual(got["depth_unit_bytes"], 4096)
 
+    def test_probe_link_whose_cable_is_pulled(self):
+        """Both ends say which port is down, at once, and nothing is proposed."""
+        self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "5ms")  # so that it goes on for long
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        client = self.start("probe", "link", "--peer", where)
+        time.sleep(2)  # some measures are there
+        self.softverbs("fault", "pull", "--fabric", "test", "0:rdma_en2")
+        pulled = time.monotonic()
+        out, err = client.communicate(timeout=LIMIT)
+        self.assertLess(time.monotonic() - pulled, 8)
+        self.assertEqual(client.returncode, 1, out + err)
+        self.assertIn("4 KiB", out)
+        self.assertNotIn("WEFT_TB_LANES", out)
+        self.assertIn("stopped: port 1 of rdma_en2 is down: look at the cable", err)
+        _, err = server.communicate(timeout=LIMIT)
+        self.assertEqual(server.returncode, 1, err)
+        self.assertIn("port 1 of rdma_en2 is down", err)
+
     def test_probe_link_of_another_kind(self):
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "pool", "--listen", where, host="1")
@@ -317,7 +347,7 @@ class Thunderbolt(Base):
     def interrupt(self, probe, number):
         self.until_data_moves()
         probe.send_signal(number)
-        self.assertEqual(probe.wait(LIMIT), 1)
+        self.assertEqual(probe.wait(LIMIT), 128 + number)
         self.assertIn(f"stopped by signal {int(number)}", probe.stderr.read())
 
     def test_probe_link_interrupted(self):
@@ -337,6 +367,24 @@ class Thunderbolt(Base):
         self.interrupt(client, signal.SIGINT)
         self.assertEqual(server.wait(LIMIT), 1)
         self.assertIn("has gone", server.stderr.read())
+
+
+class Ring(Base):
+    PROFILE, TOPOLOGY = "tb5", ("ring", "3")
+
+    def test_probe_of_devices_that_no_cable_joins(self):
+        """Either end takes its first device; the cable is in the other one of the second host."""
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        for kind in ("link", "pool"):
+            server = self.start("probe", kind, "--listen", where, host="1")
+            said = self.weft("probe", kind, "--peer", where, code=1)
+            self.assertIn("rdma_en2 here and rdma_en2 there may not be joined by a cable: --device chooses", said)
+            self.assertIn("cannot be reached on this link", said)
+            _, err = server.communicate(timeout=LIMIT)
+            self.assertIn("--device chooses", err)
+        server = self.start("probe", "link", "--listen", where, "--device", "rdma_en3", host="1")
+        got = self.json("probe", "link", "--peer", where, "--device", "rdma_en2", "--size", "4K", "--count", "1")
+        self.assertEqual((server.wait(LIMIT), got["harm"]), (0, None))
 
 
 class Strict(Base):
@@ -367,6 +415,14 @@ class Strict(Base):
             measures = [m for m in got["measures"] if m["way"] == way]
             self.assertEqual([m["message_bytes"] for m in measures], [4096 << i for i in range(8)])  # 16 of 1M are too much
             self.assertGreater(sum(m["lost"] for m in measures), 0)
+
+    def test_probe_link_says_of_its_proposal_that_messages_were_lost(self):
+        self.softverbs("fault", "add", "--fabric", "test", "drop", "--every", "10")
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        out = self.weft("probe", "link", "--peer", where, "--size", "64K", "--count", "4")
+        self.assertEqual(server.wait(LIMIT), 0)
+        self.assertRegex(out, r"WEFT_TB_LANES=64K:4,64K:4 .*these lost [1-9]\d* of \d+ messages: mend the link and probe again\n")
 
     def broken_link(self, *fault):
         """What both ends say of it."""
