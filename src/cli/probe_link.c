@@ -25,6 +25,8 @@
 #define MEASURE     INT64_C(60000000)
 #define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
+#define LOOK        INT64_C(5000000)       /* the port is looked at no more often, which may be a call into the system; ... */
+#define PAUSE       INT64_C(500000)        /* ... but always when nothing came for so long */
 #define DONE        INT64_C(-1)            /* on the stream, between what the receiver has posted and its report */
 #define GIVEN_UP    INT64_C(-1)            /* there, instead of a size and a depth; these negative: send the like */
 #define FILL_ROUNDS 50u
@@ -137,15 +139,21 @@ static int given_up(void)
 struct intake {
     uint32_t size, receives, posted, slots_used;
     uint64_t received, damaged, credit; /* credit: receives the sender has not been told of */
-    int64_t first, last;
+    int64_t first, last, looked; /* looked: at the port */
 };
 
-/* What has come; true when something has. Receives are posted again while `more`. */
+/* What has come; true when something has. Receives are posted again while `more`, but not on a port that is down: a driver of
+ * Thunderbolt crashes then. */
 static int take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
     int n = completions(e, slots), rc = 0;
     int64_t now = n > 0 ? base_now_ns() : 0;
+    if (n > 0 && more && (now - in->looked > LOOK || now - in->last > PAUSE)) {
+        if ((rc = port_up(e)))
+            return rc;
+        in->looked = now;
+    }
     for (int i = 0; i < n && !rc; i++) {
         in->posted--;
         if (counts) {
@@ -229,10 +237,14 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
     in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
+    int rc = port_up(e); /* as in take() */
+    if (rc)
+        return rc;
+    in.looked = in.last = base_now_ns();
     while (in.posted < in.receives && post(e, false, in.posted, in.size) == 0)
         in.posted++;
     in.receives = in.posted;
-    int rc = probe_end_say(e, in.posted);
+    rc = probe_end_say(e, in.posted);
     if (!rc && in.posted)
         rc = receive_all(e, &in);
     *damaged = in.damaged;
@@ -547,7 +559,8 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
     }
     return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:I, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
                      "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
-                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->lane_lost, "harm", l->harm[0] ? json_string(l->harm) : json_null());
+                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->lane_lost,
+                     "harm", l->harm[0] ? json_string(l->harm) : json_null());
 }
 
 static void propose(struct link_probe *l)
@@ -640,6 +653,8 @@ static void *other_end(void *arg)
 static int finish(const struct probe *p, struct link_probe *l, struct verbs_device *d)
 {
     work(l, d);
+    if (l->rc == -ECONNRESET && (p->listen || p->peer))
+        return probe_error(p, "%s: what it said there tells why", l->why);
     if (l->rc && (!l->harm[0] || !l->end.leads))
         return probe_error(p, "%s%s", l->why, l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to
                                                   ? " (--listen and --peer do it with another host)" : "");

@@ -165,7 +165,23 @@ class Generic(Base):
         self.assertRegex(got["lanes"], r"^(\d+K:4,)*\d+K:4$")
         self.assertIn(got["lanes"], self.weft("config", WEFT_TB_LANES=got["lanes"]))
         self.assertRegex(self.weft("probe", "link", "--size", "64K", "--count", "8", "--markdown"),
-                         r"\| 64 KiB \| - \| - \| - \| [\d.]+ [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 .*; for the tb transport only: rc, which weft takes on sv0, ignores it\n")
+                         r"\| 64 KiB \| - \| - \| - \| [\d.]+ [\d.]+.* \| - \| - \| - \|\n\nWEFT_TB_LANES=64K:8,64K:8 .*"
+                         r"; for the tb transport only: rc, which weft takes on sv0, ignores it\n")
+
+    def test_probe_link_whose_other_port_goes_down(self):
+        """Only that end can tell."""
+        where = "unix:" + os.path.join(self.folder.name, "meet")
+        server = self.start("probe", "link", "--listen", where, host="1")
+        client = self.start("probe", "link", "--peer", where)
+        self.until_data_moves()
+        self.softverbs("fault", "pull", "--fabric", "test", "1:sv0")
+        out, err = client.communicate(timeout=LIMIT)
+        self.assertEqual(client.returncode, 1, out + err)
+        self.assertIn("the other end has gone: what it said there tells why", err)
+        self.assertNotIn("WEFT_TB_LANES=", out)
+        _, err = server.communicate(timeout=LIMIT)
+        self.assertEqual(server.returncode, 1, err)
+        self.assertIn("port 1 of sv0 is down: look at the cable", err)
 
     def test_probe_link_stops_at_the_first_harm(self):
         self.softverbs("fault", "add", "--fabric", "test", "refuse", "--verb", "post_recv", "--nth", "1", "--errno", "12")
