@@ -11,6 +11,7 @@
 
 #include "cli/topo.h"
 #include "cli/verbs.h"
+#include "cluster/cluster.h"
 #include "weft/node.h"
 #include "weft/pool.h"
 #include "weft/sync.h"
@@ -364,16 +365,25 @@ static int meet(struct measurer *m)
     return rc;
 }
 
+/* After a failure: whoever was interrupted with us may be heard of before the signal is. */
+static int stopped_with_others(void)
+{
+    for (int i = 0; i < 200 && !cli_stopped(); i++)
+        base_sleep_ns(WEFT_MS);
+    return cli_stopped();
+}
+
 int topo_node(enum topo_format format, int64_t time_ns)
 {
     struct measurer m = {.time_ns = time_ns};
     struct topo_node node = {.host = ""};
     struct topo_link *links = NULL;
     cli_catch_signals();
+    cluster_stopped = cli_stopped;
     describe(&node);
     int rc = weft_open(&m.w, NULL), status = CLI_FAILED;
     if (rc)
-        return cli_error("topo", "%s", base_error());
+        return stopped_with_others() ? 128 + cli_stopped() : cli_error("topo", "%s", base_error());
     m.rank = weft_rank(m.w);
     m.size = weft_size(m.w);
     m.epoch = weft_epoch(m.w);
@@ -386,7 +396,7 @@ int topo_node(enum topo_format format, int64_t time_ns)
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for %u links", m.size);
     if (!rc)
         rc = all_pairs(&m, links);
-    bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !cli_stopped();
+    bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();
     if (cut_off) {
         cli_error("topo", "node %u: %s", m.rank, base_error());
         (void)hand_in(&m, &node, links); /* else node 0 says that this one has not reported */
@@ -397,7 +407,7 @@ int topo_node(enum topo_format format, int64_t time_ns)
         rc = hand_in(&m, &node, links);
         rc = rc ? rc : weft_barrier(m.w, PATIENCE);
     }
-    if (rc && cli_stopped()) /* whoever stopped us knows; and who was told of our end before was told by us */
+    if (rc && stopped_with_others()) /* whoever stopped us knows; and who was told of our end before was told by us */
         status = 128 + cli_stopped();
     else if (rc)
         cli_error("topo", "node %u: %s", m.rank, base_error());

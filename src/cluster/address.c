@@ -18,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "cluster/cluster.h"
+#include "cluster/join.h"
 
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
@@ -297,7 +297,7 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
             int64_t left = deadline - base_now_ns();
             left = left <= 0 ? 0 : left / WEFT_MS + 1;
             n = poll(&p, 1, left > 1000 ? 1000 : (int)left);
-        } while ((n == 0 && base_now_ns() < deadline) || (n < 0 && errno == EINTR));
+        } while (!join_stopped() && ((n == 0 && base_now_ns() < deadline) || (n < 0 && errno == EINTR)));
         error = n > 0 ? 0 : n < 0 ? errno : ETIMEDOUT;
         socklen_t size = sizeof error;
         if (n > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
@@ -345,6 +345,11 @@ int cluster_connect(const char *address, int64_t deadline)
                 goto out;
             again = again || may_pass(fd);
             why = fd == -ETIMEDOUT ? why : fd;
+        }
+        int stopped = join_stopped();
+        if (stopped) {
+            fd = stopped;
+            break;
         }
         if (!again) {
             base_fail(fd, "connect to '%s': %s", address, base_strerror(fd));

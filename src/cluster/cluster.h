@@ -108,6 +108,9 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len);
 int cluster_connect(const char *address, int64_t deadline);
 
 /* --- join.c --- */
+/* Whether what waits for other nodes here is to end (-EINTR): a command sets it that catches signals, so that nodes which join
+ * hear them, and yet leave nothing on a device. NULL: never. */
+extern int (*cluster_stopped)(void);
 struct weft;
 int cluster_join(struct weft *w, const struct cluster_settings *s);
 

@@ -87,6 +87,9 @@ int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t unt
     uint32_t n = count;
     int64_t left = until - base_now_ns();
     *ready = -1;
+    int rc = join_stopped();
+    if (rc)
+        return rc;
     for (uint32_t i = 0; i < count; i++)
         j->fds[i] = (struct pollfd){.fd = others[i], .events = POLLIN};
     for (uint32_t i = 0; i < j->hub_count; i++)
@@ -95,7 +98,7 @@ int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t unt
     if (got < 0 && errno != EINTR)
         return base_fail(-errno, "waiting for the other nodes: %s", base_strerror(errno));
     for (uint32_t i = 0; got > 0 && i < j->hub_count; i++) {
-        int rc = j->fds[count + i].revents ? hear(j, &j->hubs[i]) : 0;
+        rc = j->fds[count + i].revents ? hear(j, &j->hubs[i]) : 0;
         if (rc)
             return rc;
     }

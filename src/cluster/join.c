@@ -59,9 +59,19 @@ void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint3
 
 /* --- whole messages, with a deadline --- */
 
+int (*cluster_stopped)(void);
+
+int join_stopped(void)
+{
+    return cluster_stopped && cluster_stopped() ? base_fail(-EINTR, "interrupted while joining") : 0;
+}
+
 int join_wait(int fd, short events, int64_t deadline)
 {
     for (;;) {
+        int rc = join_stopped();
+        if (rc)
+            return rc;
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
             return -ETIMEDOUT;
@@ -320,6 +330,8 @@ static int coordinate(struct join *j)
     base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
     card_make(&j->cards[0], j);
     while (seated(j) < j->w->size) {
+        if ((rc = join_stopped()))
+            goto out;
         int64_t left = j->deadline - base_now_ns();
         if (left <= 0) {
             char missing[256], text[WIRE_TEXT];

@@ -42,6 +42,7 @@ struct join {
 };
 
 /* --- join.c --- */
+int join_stopped(void); /* -EINTR with a sentence when cluster_stopped says so, else 0 */
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree as ET
 
@@ -167,6 +168,20 @@ class Topo(unittest.TestCase):
         got = {(l["from"], l["to"]): l for l in json.loads(out)["links"]}
         self.assertEqual((got[0, 1]["state"], got[1, 0]["why"]), ("failed", "node 1 has not reported"))
         self.assertIn("no way leads", got[0, 1]["why"])
+
+    def test_interrupted_at_once(self):
+        """At any moment, also while the nodes join: they end by themselves, with nothing to say."""
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            for moment in range(2, 42, 2):
+                with self.subTest(signal=sig, moment=moment):
+                    # pylint: disable=consider-using-with,subprocess-popen-preexec-fn
+                    p = subprocess.Popen([WEFT, "topo", "--softverbs", "ring:4:tb5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                         text=True, env=ENV, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                    time.sleep(moment / 1000)
+                    p.send_signal(sig)
+                    out, err = p.communicate(timeout=LIMIT)
+                    self.assertIn(p.returncode, (-sig, 128 + sig), err)
+                    self.assertEqual((out, err), ("", ""))
 
     def test_a_node_that_dies(self):
         p, nodes = self.started()
