@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "cli/cli.h"
 #include "cli/launch.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"
@@ -121,7 +122,7 @@ static void signal_nodes(struct launcher *s, int sig)
         } else if (node->control >= 0) {
             ssize_t n = write(node->control, &byte, 1); /* full: ssh is stuck, and killed in the end */
             (void)n;
-            if (sig == SIGKILL) { /* if that is not heard, the end of the way to it is; the next time ssh is killed */
+            if (sig == SIGKILL) { /* if that is not heard, the end of the way to it is; handle_time() then kills ssh */
                 close(node->control);
                 node->control = -1;
             }
@@ -145,6 +146,7 @@ static void kill_nodes(struct launcher *s)
     signal_nodes(s, SIGKILL);
     s->ending = s->killed = true;
     s->grace = base_deadline(LAUNCH_GRACE_NS);
+    s->ssh_grace = s->l->ssh ? base_deadline(LAUNCH_SSH_GRACE_NS) : INT64_MAX;
 }
 
 /* --- ending --- */
@@ -267,6 +269,10 @@ static bool handle_time(struct launcher *s)
         s->deadline = INT64_MAX;
         end_nodes(s, SIGTERM);
     }
+    if (s->running && now >= s->ssh_grace) { /* it has not even connected, or its connection is stuck */
+        s->ssh_grace = INT64_MAX;
+        signal_nodes(s, SIGKILL);
+    }
     if (!s->running || !s->ending || now < s->grace)
         return true;
     running_names(s, who, sizeof who);
@@ -303,6 +309,8 @@ static int poll_timeout(const struct launcher *s)
     int64_t until = s->running ? s->deadline : INT64_MAX;
     if (s->running && s->ending && s->grace < until)
         until = s->grace;
+    if (s->running && s->ssh_grace < until)
+        until = s->ssh_grace;
     if (until == INT64_MAX)
         return s->running ? LAUNCH_LOOK_MS : -1;
     int64_t left = until - base_now_ns();
@@ -401,7 +409,8 @@ static void raise_limit(struct launcher *s)
 
 int launch_cluster(const struct launch *l)
 {
-    struct launcher s = {.l = l, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}, .keeper = {.fd = -1}};
+    struct launcher s = {.l = l, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}, .keeper = {.fd = -1},
+                         .ssh_grace = INT64_MAX};
     struct pollfd *fds = NULL;
     int status = launch_find_program(&s), rc;
     if (status)
@@ -438,8 +447,10 @@ int launch_cluster(const struct launch *l)
     relay_write(&s.err);
     look_at_output(&s);
     status = s.timed_out ? LAUNCH_TIMED_OUT : s.output_status ? s.output_status : s.status;
-    if (!status && s.started < l->nodes && s.interrupted)
-        status = 128 + s.interrupted; /* before there was a node to hear of it */
+    if (!status && (s.started < l->nodes || s.running) && s.interrupted)
+        status = 128 + s.interrupted; /* before there was a node to hear of it, or one does not even hear SIGKILL */
+    else if (!status && s.running && !l->lead)
+        status = CLI_FAILED;
 
 out:
     for (uint32_t i = 0; s.in && i < 2 * l->nodes; i++)

@@ -38,6 +38,7 @@ struct launch {
 };
 #define LAUNCH_TOLD       SIGUSR2
 #define LAUNCH_GRACE_NS   (INT64_C(5) * 1000000000) /* from asking to killing */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000) /* for what was killed behind ssh to end; then ssh is killed */
 #define LAUNCH_TIMED_OUT  124
 #define LAUNCH_NOT_USABLE 126
 #define LAUNCH_NOT_FOUND  127

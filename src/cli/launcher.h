@@ -49,6 +49,7 @@ struct launcher {
     bool timed_out;
     int64_t deadline;    /* of the time-out, INT64_MAX: none */
     int64_t grace;       /* when asking turns into killing, and killing into giving up */
+    int64_t ssh_grace;   /* when ssh itself is killed, whose far end was told to kill its node; INT64_MAX: not */
 };
 
 static inline const char *launch_machine(const struct launcher *s, uint32_t rank) /* NULL: this one */

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import unittest
 
@@ -22,6 +23,11 @@ from stand_in import APART, SSH  # noqa: E402
 LIMIT = 60  # seconds until something that should have happened is called a failure
 START = os.getcwd()
 WEFT, PEER = [os.path.abspath(path) for path in sys.argv[1:3]]
+
+def interruptible():
+    """In a shell's background SIGINT is ignored, and the launcher leaves it so."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 class Ssh(unittest.TestCase):
     maxDiff = None
@@ -40,7 +46,7 @@ class Ssh(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.tmp.name, name)
 
-    def start(self, hosts, *args, settings=None, **more):
+    def start(self, hosts, *args, settings=None, preexec_fn=None, **more):
         file = {"weft": 1, "coord": f"127.0.0.1:{self.port}", "hosts": hosts, "settings": settings or {}}
         with open(self.path("hosts.json"), "w", encoding="utf-8") as f:
             json.dump(file, f)
@@ -49,7 +55,7 @@ class Ssh(unittest.TestCase):
         env = clean_env(WEFT_SSH=self.ssh + " -p 7", WEFT_VERBS_LIBRARY=library,
                         SOFTVERBS_HOST="0", WEFT_LIVENESS="30s", **more)
         return subprocess.Popen([WEFT, "run", "--hostfile", self.path("hosts.json"), *args], env=env, cwd=self.tmp.name,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=preexec_fn)
 
     def run_weft(self, *args, **more):
         process = self.start(*args, **more)
@@ -148,6 +154,36 @@ class Ssh(unittest.TestCase):
         process.communicate(timeout=LIMIT)
         self.assertEqual(process.returncode, 124)
         until("all have ended", lambda: not any(alive(pid) for pid in pids), LIMIT)
+
+    def test_ssh_that_hangs(self):
+        """It has not connected, and hears of no signal that is passed on: it is killed itself, and that is no success."""
+        for signals in (1, 2):
+            process = self.start([self.HERE, {"ssh": "silent"}], "--", "sh", "-c", "echo $$ >>pids", preexec_fn=interruptible)
+            self.pids(1)
+            child = until("ssh runs", lambda: self.child_of(process.pid, "sleep"), LIMIT)
+            begin = time.monotonic()
+            for _ in range(signals):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.1)
+            out, err = process.communicate(timeout=LIMIT)
+            self.assertEqual((process.returncode, out), (128 + signal.SIGINT, ""), err)
+            self.assertEqual(err, "weft run: node 1 did not end within 5s: killed\n" if signals == 1 else "")
+            self.assertLess(time.monotonic() - begin, 9 if signals == 1 else 4)
+            self.assertFalse(alive(child))
+            os.remove(self.path("pids"))
+
+    @staticmethod
+    def child_of(pid, name):
+        """The number of a child of that name; None when there is none."""
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as f:
+            for child in f.read().split():
+                try:
+                    with open(f"/proc/{child}/comm", encoding="utf-8") as comm:
+                        if comm.read() == name + "\n":
+                            return int(child)
+                except OSError:
+                    pass
+        return None
 
     def test_launcher_killed(self):
         process = self.start(self.there(0, 1), "--", "sh", "-c", self.SLEEP)
