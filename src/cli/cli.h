@@ -32,8 +32,8 @@ int cli_error(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 
 /* getopt_long() with our own messages: the option's value, -1 at the end, '?' after a message (return CLI_USAGE).
- * Options end at the first word that is none, and at `--`. `shorts` without the leading "+:". Starts anew when
- * `*started` is false. */
+ * Options may stand behind other words, which are argv[optind] and on at the end; nothing behind `--` is one. With a "+" before
+ * `shorts` they end at the first word that is none: what follows is a command's. Starts anew when `*started` is false. */
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
 
 /* --- SIGINT, SIGTERM and SIGHUP (stop.c): from now on every loop looks whether one came, so that nothing is left on a device --- */

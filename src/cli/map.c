@@ -272,7 +272,7 @@ int cli_map(int argc, char **argv)
     char *const whole_end = argv[ours];
     argv[ours] = NULL;
     while (!status && !asked) {
-        c = cli_option("map", ours, argv, "", longs, &started);
+        c = cli_option("map", ours, argv, "+", longs, &started);
         if (c == HELP) {
             asked = true;
         } else if (c != -1) {

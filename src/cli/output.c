@@ -38,7 +38,8 @@ int cli_usage(const char *sub, const char *format, ...)
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started)
 {
     char all[64];
-    snprintf(all, sizeof all, "+:%s", shorts);
+    bool ends = shorts[0] == '+';
+    snprintf(all, sizeof all, "%s:%s", ends ? "+" : "", shorts + ends);
     if (!*started) {
 #if defined(__GLIBC__)
         optind = 0; /* forgets what an earlier scan left */
@@ -50,7 +51,9 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     }
     int at = optind < 1 ? 1 : optind;
     int c = getopt_long(argc, argv, all, longs, NULL);
-    const char *word = at < argc ? argv[at] : "";
+    /* What was read stands before optind, wherever the scan began; one letter of several does not move it. */
+    int last = optind > at ? optind - 1 : at;
+    const char *word = last < argc ? argv[last] : "";
     if (c == ':') {
         cli_usage(sub, "option '%s' needs a value", word);
         return '?';

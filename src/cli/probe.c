@@ -107,14 +107,14 @@ static const struct kind {
 
 static const struct kind *find(const char *word)
 {
-    for (size_t i = 0; word && i < sizeof kinds / sizeof kinds[0]; i++)
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strcmp(kinds[i].name, word) == 0)
             return &kinds[i];
     return NULL;
 }
 
-/* 0, an exit status after a message, or -1 when the help was asked for. */
-static int read_options(struct probe *p, int argc, char **argv)
+/* 0, an exit status after a message, or -1 when the help was asked for. `*out`: what is tried. */
+static int read_options(struct probe *p, const struct kind **out, int argc, char **argv)
 {
     static const struct option longs[] = {{"device", required_argument, NULL, 'd'}, {"size", required_argument, NULL, 's'},
                                           {"count", required_argument, NULL, 'n'},  {"to", required_argument, NULL, 't'},
@@ -152,8 +152,15 @@ static int read_options(struct probe *p, int argc, char **argv)
         default: return CLI_USAGE;
         }
     }
-    if (optind < argc)
-        return cli_usage("probe", "unexpected '%s'", argv[optind]);
+    if (optind == argc)
+        return cli_usage("probe", "what? Name regions, pool, memory, queue or link");
+    const struct kind *k = find(argv[optind]);
+    if (!k)
+        return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", argv[optind]);
+    if (optind + 1 < argc)
+        return cli_usage("probe", "unexpected '%s'", argv[optind + 1]);
+    *out = k;
+    p->kind = k->name;
     bool link = strcmp(p->kind, "link") == 0, pool = link || strcmp(p->kind, "pool") == 0;
     if ((p->to && !pool) || ((p->listen || p->peer) && !pool && strcmp(p->kind, "queue") != 0))
         return cli_usage("probe", "--to is for `weft probe pool` and `link`, --listen and --peer for these and `queue`");
@@ -173,18 +180,8 @@ static int read_options(struct probe *p, int argc, char **argv)
 int cli_probe(int argc, char **argv)
 {
     struct probe p = {.gid_index = -1};
-    const char *word = argc > 1 ? argv[1] : NULL;
-    if (word && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)) {
-        fputs(help, stdout);
-        return cli_flush("probe");
-    }
-    const struct kind *k = find(word);
-    if (!k && word)
-        return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", word);
-    if (!k)
-        return cli_usage("probe", "what? Name regions, pool, memory, queue or link");
-    p.kind = k->name;
-    int rc = read_options(&p, argc - 1, argv + 1);
+    const struct kind *k = NULL;
+    int rc = read_options(&p, &k, argc, argv);
     if (rc == -1) {
         fputs(help, stdout);
         return cli_flush("probe");

@@ -69,7 +69,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
                                           {0}};
     bool started = false;
     int c, status;
-    while ((c = cli_option("run", argc, argv, "n:tkh", longs, &started)) != -1) {
+    while ((c = cli_option("run", argc, argv, "+n:tkh", longs, &started)) != -1) {
         switch (c) {
         case 'n':
             if ((status = parse_nodes(optarg, &l->nodes)))

@@ -106,6 +106,24 @@ class Generic(Base):
         self.assertIn("expected a number", self.weft("devices", "--gid-index", "x", code=2))
         self.assertIn("WEFT_GID_INDEX='x'", self.weft("devices", code=1, WEFT_GID_INDEX="x"))
 
+    def test_options_behind_words(self):
+        self.assertEqual(json.loads(self.weft("devices", "sv0", "--json"))[0]["device"], "sv0")
+        self.assertIn("[0]", self.weft("devices", "sv0", "--gid-index", "0"))
+        self.assertIn("<- used: IPv4-mapped, index 1", self.weft("devices", "sv0", "-v"))
+        self.assertEqual([d["device"] for d in json.loads(self.weft("devices", "sv0", "--json", "sv0"))], ["sv0", "sv0"])
+        self.assertIn("no device --json", self.weft("devices", "--", "--json", code=1))
+        for sub in ("devices", "plan", "doctor", "topo", "config"):
+            self.assertIn(f"weft {sub}: unknown option '--what'\n", self.weft(sub, "word", "--what", code=2))
+            self.assertIn(f"weft {sub}: unknown option '-x'\n", self.weft(sub, "word", "--json", "-x", code=2))
+        for sub, option in (("devices", "--gid-index"), ("plan", "--peers"), ("doctor", "--facts"), ("topo", "-n")):
+            self.assertIn(f"weft {sub}: option '{option}' needs a value\n", self.weft(sub, "word", option, code=2))
+            self.assertIn("Usage: ", self.weft(sub, "word", "--help"))
+        self.assertIn("unknown option '-x'", self.weft("devices", "--json", "-vx", code=2))
+        self.assertEqual(self.json("probe", "--count", "2", "regions")["regions"], 2)
+        self.assertIn("unexpected 'pool'", self.weft("probe", "regions", "pool", code=2))
+        self.assertIn("what? Name", self.weft("probe", "--json", code=2))
+        self.assertEqual(self.weft("run", "-n", "1", "echo", "-n", "--json"), "--json")  # a program's are its own
+
     def test_no_library(self):
         self.assertIn("/nonexistent", self.weft("devices", code=1, WEFT_VERBS_LIBRARY="/nonexistent"))
         self.assertIn("/nonexistent", self.weft("probe", "regions", code=1, WEFT_VERBS_LIBRARY="/nonexistent"))
