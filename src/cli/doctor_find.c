@@ -18,7 +18,7 @@ enum rank {
 struct doctor {
     const struct doctor_facts *facts;
     struct doctor_finding *out;
-    unsigned count, usable;
+    unsigned count, usable, proposed; /* proposed: addresses */
     json_t *devices; /* a list, or NULL: not known */
     bool mac;
 };
@@ -214,20 +214,48 @@ static void check_port(struct doctor *d, const json_t *device)
                        "somewhere (opensm)", text_of(device, "interface")[0] ? text_of(device, "interface") : "INTERFACE");
 }
 
+/* Whether some interface or GID has this address already, as far as is known. */
+static bool address_taken(const struct doctor *d, const char *address)
+{
+    size_t n = strlen(address), i, k;
+    const json_t *device, *gid;
+    for (const char *at = fact(d, DOCTOR_INTERFACES); at && (at = strstr(at, address)); at += n)
+        if (at[n] < '0' || at[n] > '9')
+            return true;
+    json_array_foreach (d->devices, i, device)
+        json_array_foreach (json_object_get(device, "gids"), k, gid)
+            if (strncmp(text_of(gid, "gid"), "::ffff:", 7) == 0 && strcmp(text_of(gid, "gid") + 7, address) == 0)
+                return true;
+    return false;
+}
+
+/* Each interface one of its own: with the same on two, neither reaches its peer. */
+static const char *address_for(struct doctor *d, char out[24])
+{
+    do
+        snprintf(out, 24, "169.254.%u.1", 10 + d->proposed++ % 240);
+    while (d->proposed < 240 && address_taken(d, out));
+    return out;
+}
+
 static void check_gid(struct doctor *d, const json_t *device)
 {
-    const char *interface = text_of(device, "interface");
+    char address[24];
+    const char *interface = text_of(device, "interface"), *why = text_of(device, "why_not");
     struct doctor_finding *f = add(d, "no-gid", NO_GID, true);
     if (!interface[0])
         interface = "INTERFACE";
     SAY(f->what, "%.60s has no address (GID) that can be used", text_of(device, "device"));
-    SAY(f->seen, "%.700s", text_of(device, "why_not"));
+    /* Without the device's own remedy, which knows of no other interface. */
+    const char *its = strstr(why, ". Give its network interface");
+    SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
+    address_for(d, address);
     if (d->mac)
-        SAY(f->remedy, "sudo ifconfig %.30s inet 169.254.10.1/16 alias, and another last number at the other end; for good in "
-                       "System Settings, Network", interface);
+        SAY(f->remedy, "sudo ifconfig %.30s inet %s/16 alias, and another last number at the other end; for good in "
+                       "System Settings, Network", interface, address);
     else
-        SAY(f->remedy, "sudo ip address add 169.254.10.1/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
-                       "the other end", interface, interface);
+        SAY(f->remedy, "sudo ip address add %s/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
+                       "the other end", address, interface, interface);
 }
 
 static void check_device_error(struct doctor *d, const json_t *device, bool connections)

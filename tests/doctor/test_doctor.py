@@ -7,6 +7,7 @@ Usage: test_doctor.py PATH-OF-WEFT
 import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,11 @@ CASES = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(os.path.j
 def doctor(*args):
     return subprocess.run([WEFT, "doctor", *args], capture_output=True, text=True, timeout=60, check=False,
                           env=clean_env(WEFT_VERBS_LIBRARY="/nonexistent"))
+
+
+def write(folder, name, text):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+        f.write(text)
 
 
 def findings(case):
@@ -71,6 +77,27 @@ class Words(unittest.TestCase):
     def test_remedies_name_the_interface(self):
         self.assertIn("ifconfig en3 inet 169.254.10.1/16 alias", self.only("mac-no-gid")["remedy"])
         self.assertIn("ip address add 169.254.10.1/16 dev eth0", self.only("linux-no-gid")["remedy"])
+
+    def test_each_interface_has_an_address_of_its_own(self):
+        def proposed(*devices, interfaces=None):
+            with tempfile.TemporaryDirectory() as d:
+                write(d, "system.txt", "ProductName: macOS\nProductVersion: 26.3\n")
+                write(d, "devices.json", json.dumps(list(devices)))
+                if interfaces:
+                    write(d, "interfaces.txt", interfaces)
+                got = json.loads(doctor("--json", "--facts", d).stdout)["findings"]
+            self.assertFalse(any("ifconfig" in f["seen"] for f in got))
+            return [re.match(r"sudo ifconfig (\S+) inet (\S+)/16 ", f["remedy"]).groups() for f in got]
+
+        without = [{"device": f"rdma_en{i}", "interface": f"en{i}", "usable": False, "reason": "no-gid", "why_not":
+                    f"rdma_en{i}: no usable GID. Give its network interface an IPv4 address: sudo ifconfig en{i} inet "
+                    "169.254.10.1/16 alias"} for i in (2, 3)]
+        works = {"device": "rdma_en4", "interface": "en4", "usable": True, "gids": [{"index": 1, "gid": "::ffff:169.254.10.1"}]}
+        self.assertEqual(proposed(*without), [("en2", "169.254.10.1"), ("en3", "169.254.11.1")])
+        self.assertEqual(proposed(*without, works), [("en2", "169.254.11.1"), ("en3", "169.254.12.1")])
+        self.assertEqual(proposed(*without, interfaces="en5: flags=8863<UP>\n\tinet 169.254.11.1 netmask 0xffff0000\n"
+                                                       "\tinet 169.254.10.17 netmask 0xffff0000\n"),
+                         [("en2", "169.254.10.1"), ("en3", "169.254.12.1")])
 
     def test_thunderbolt_4_is_nobody_s_mistake(self):
         self.assertIn("not your mistake", self.only("mac-thunderbolt-4")["seen"])
