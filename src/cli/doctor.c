@@ -12,7 +12,7 @@ static const char help[] =
     "Looks at this machine and says what stops RDMA here, the most likely cause first, each with what was seen and what to\n"
     "do: no verbs library, RDMA not enabled, ports that are Thunderbolt 4, no device or no right to open it, a port that is\n"
     "down, no usable address (GID), protection domains or queue pairs all taken, an active Thunderbolt bridge, a limit of\n"
-    "locked memory, a GPU without a driver.\n"
+    "locked memory, a GPU without a driver. Facts that cannot be understood are said, too.\n"
     "\n"
     "  --facts DIR   look at captured outputs in DIR instead of at this machine: system.txt, devices.json, ...\n"
     "  --save DIR    also write what was seen to DIR, to be looked at elsewhere\n"
@@ -32,13 +32,17 @@ static int print_json(const struct doctor_finding *all, unsigned count, unsigned
                           json_pack("{s:b, s:i, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list));
 }
 
-static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable)
+static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable, bool known)
 {
     for (unsigned i = 0; i < count; i++)
         printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)",
                all[i].seen, all[i].remedy);
     if (count == 0)
         printf("Nothing found that stops RDMA here.\n");
+    if (!known) {
+        printf("\nWhich RDMA devices can be used is not known.\n");
+        return cli_flush("doctor");
+    }
     printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
            usable ? "" : " Nodes of this host reach each other through shared memory all the same.");
     return cli_flush("doctor");
@@ -76,7 +80,8 @@ int cli_doctor(int argc, char **argv)
     } else {
         unsigned count = doctor_find(&facts, found, &usable);
         bool good = count == 0 || !found[0].stops;
-        rc = as_json ? print_json(found, count, usable, good) : print_people(found, count, usable);
+        bool known = count == 0 || strcmp(found[0].id, "unreadable-fact") != 0;
+        rc = as_json ? print_json(found, count, usable, good) : print_people(found, count, usable, known);
         if (rc == 0 && !good)
             rc = CLI_FAILED;
     }

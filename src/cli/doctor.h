@@ -11,7 +11,7 @@
 enum doctor_fact {
     DOCTOR_SYSTEM,      /* system.txt       macOS: sw_vers; else uname -sr */
     DOCTOR_LIBRARY,     /* library.txt      "found PATH", or "missing: " and why */
-    DOCTOR_DEVICES,     /* devices.json     weft devices --json */
+    DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" when they cannot be listed */
     DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair 0", or an errno */
     DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "privileged: yes|no" */
     DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
@@ -33,6 +33,7 @@ int doctor_save(const struct doctor_facts *f, const char *directory);
 void doctor_forget(struct doctor_facts *f);
 
 /* doctor_find.c */
+const char *doctor_file(enum doctor_fact which); /* its name in a directory */
 struct doctor_finding {
     const char *id;    /* "port-down" */
     bool stops;        /* RDMA cannot work with it; else it is a warning */
@@ -40,7 +41,8 @@ struct doctor_finding {
     char what[160], seen[800], remedy[800];
 };
 #define DOCTOR_FINDINGS 48u
-/* The findings, the most likely cause first; how many. `usable`: how many devices weft would use. */
+/* The findings, the most likely cause first; how many. `usable`: how many devices weft would use. A fact that cannot be
+ * understood is a finding, too. */
 unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable);
 
 #endif

@@ -16,15 +16,7 @@
 
 #define FACT_MAX (1u << 20) /* bytes of one */
 
-static const char *const files[DOCTOR_FACTS] = {
-    [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
-    [DOCTOR_DEVICES] = "devices.json",        [DOCTOR_ALLOCATION] = "allocation.txt",
-    [DOCTOR_LIMITS] = "limits.txt",           [DOCTOR_UVERBS] = "uverbs.txt",
-    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",       [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
-    [DOCTOR_INTERFACES] = "interfaces.txt",   [DOCTOR_PCI] = "pci.txt",
-};
-
-/* All that a stream gives, as text without zero bytes; NULL: nothing, or too much. */
+/* All that a stream gives, as text without zero bytes; NULL with errno, EFBIG for too much. */
 static char *read_all(FILE *from)
 {
     char *text = malloc(FACT_MAX + 1);
@@ -32,8 +24,10 @@ static char *read_all(FILE *from)
     for (size_t i = 0; i < n; i++)
         if (text[i] == '\0')
             text[i] = ' ';
-    if (!text || (n == FACT_MAX && fgetc(from) != EOF) || ferror(from)) {
+    int error = !text ? ENOMEM : ferror(from) ? errno : n == FACT_MAX && fgetc(from) != EOF ? EFBIG : 0;
+    if (error) {
         free(text);
+        errno = error;
         return NULL;
     }
     text[n] = '\0';
@@ -118,13 +112,24 @@ static void allocate(const char *name, FILE *to)
 
 static void devices(struct doctor_facts *f)
 {
+    const struct verbs_library *l;
     struct verbs_device *all;
     uint32_t count;
     struct sheet s;
     int wanted = -1;
     cli_gid_index(&wanted);
-    if (verbs_devices(&all, &count, wanted) || !sheet_open(&s))
+    if (verbs_load(&l))
+        return; /* which is a fact of its own */
+    if (verbs_devices(&all, &count, wanted)) {
+        json_t *failed = json_pack("{s:s}", "error", base_error());
+        f->text[DOCTOR_DEVICES] = json_dumps(failed, JSON_INDENT(1));
+        json_decref(failed);
         return;
+    }
+    if (!sheet_open(&s)) {
+        verbs_devices_close(all, count);
+        return;
+    }
     json_t *list = json_array();
     for (uint32_t i = 0; i < count; i++) {
         json_array_append_new(list, cli_device_json(&all[i]));
@@ -265,7 +270,7 @@ int doctor_load(struct doctor_facts *f, const char *directory)
     if (stat(directory, &st) || !S_ISDIR(st.st_mode))
         return base_fail(-ENOTDIR, "%s is no directory", directory);
     for (int i = 0; i < DOCTOR_FACTS; i++) {
-        snprintf(path, sizeof path, "%.4000s/%s", directory, files[i]);
+        snprintf(path, sizeof path, "%.4000s/%s", directory, doctor_file((enum doctor_fact)i));
         FILE *from = fopen(path, "re");
         if (!from && errno == ENOENT)
             continue;
@@ -276,7 +281,7 @@ int doctor_load(struct doctor_facts *f, const char *directory)
             fclose(from);
         if (!f->text[i]) {
             doctor_forget(f);
-            return base_fail(-EINVAL, "%s cannot be read: %s", path, from ? "more than 1 MiB, or no text" : base_strerror(error));
+            return base_fail(-EINVAL, "%s cannot be read: %s", path, error == EFBIG ? "more than 1 MiB" : base_strerror(error));
         }
         found++;
     }
@@ -291,7 +296,7 @@ int doctor_save(const struct doctor_facts *f, const char *directory)
     for (int i = 0; i < DOCTOR_FACTS; i++) {
         if (!f->text[i])
             continue;
-        snprintf(path, sizeof path, "%.4000s/%s", directory, files[i]);
+        snprintf(path, sizeof path, "%.4000s/%s", directory, doctor_file((enum doctor_fact)i));
         FILE *to = fopen(path, "we");
         bool good = to && fputs(f->text[i], to) >= 0;
         if (to && fclose(to))

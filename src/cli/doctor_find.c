@@ -11,9 +11,22 @@
 
 /* In the order of likelihood: the first is printed first. */
 enum rank {
-    NO_LIBRARY, OLD_SYSTEM, THUNDERBOLT_4, NOT_ENABLED, NO_ACCESS, NO_DEVICE, PORT_DOWN, NO_GID, NO_DOMAINS, NO_QUEUE_PAIRS,
+    UNREADABLE, NO_LIBRARY, OLD_SYSTEM, THUNDERBOLT_4, NOT_ENABLED, NO_ACCESS, NO_DEVICE, PORT_DOWN, NO_GID, NO_DOMAINS, NO_QUEUE_PAIRS,
     DEVICE_ERROR, NO_CONNECTIONS, BRIDGE, MEMLOCK, GPU
 };
+
+static const char *const files[DOCTOR_FACTS] = {
+    [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
+    [DOCTOR_DEVICES] = "devices.json",        [DOCTOR_ALLOCATION] = "allocation.txt",
+    [DOCTOR_LIMITS] = "limits.txt",           [DOCTOR_UVERBS] = "uverbs.txt",
+    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",       [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
+    [DOCTOR_INTERFACES] = "interfaces.txt",   [DOCTOR_PCI] = "pci.txt",
+};
+
+const char *doctor_file(enum doctor_fact which)
+{
+    return files[which];
+}
 
 struct doctor {
     const struct doctor_facts *facts;
@@ -76,6 +89,113 @@ static bool value_of(const char *text, const char *key, char *out, size_t len)
             return true;
         }
     return false;
+}
+
+/* --- the facts themselves: what is not understood must not pass for nothing found --- */
+static void report_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
+{
+    struct doctor_finding *f = add(d, "unreadable-fact", UNREADABLE, true);
+    SAY(f->what, "%s cannot be understood, so what it would say is not known", doctor_file(which));
+    SAY(f->seen, "%s: %s", doctor_file(which), why);
+    SAY(f->remedy, "%s", remedy);
+}
+
+/* The devices' list, the caller's; NULL: not known, or not understood, which is reported. */
+static json_t *read_devices(struct doctor *d)
+{
+    static const char remedy[] = "Capture it again on that machine: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
+    char why[300] = "";
+    json_error_t error;
+    size_t i;
+    json_t *device;
+    const char *text = fact(d, DOCTOR_DEVICES);
+    json_t *list = text ? json_loads(text, 0, &error) : NULL;
+    if (!text)
+        return NULL;
+    const char *failed = json_string_value(json_object_get(list, "error"));
+    if (failed) {
+        struct doctor_finding *f = add(d, "device-error", DEVICE_ERROR, true);
+        SAY(f->what, "The RDMA devices of this host cannot be listed");
+        SAY(f->seen, "%.700s", failed);
+        SAY(f->remedy, "Are the verbs library and the kernel's drivers of one version? See `dmesg`");
+        json_decref(list);
+        return NULL;
+    }
+    if (!list)
+        SAY(why, "no JSON: line %d, column %d: %.200s", error.line, error.column, error.text);
+    else if (!json_is_array(list))
+        SAY(why, "no list of devices");
+    json_array_foreach (list, i, device)
+        if (!why[0] && (!json_is_string(json_object_get(device, "device")) || !json_is_boolean(json_object_get(device, "usable"))))
+            SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
+    if (!why[0])
+        return list;
+    report_unreadable(d, DOCTOR_DEVICES, why, remedy);
+    json_decref(list);
+    return NULL;
+}
+
+static bool is_number(const char *text)
+{
+    return *text && strspn(text, "0123456789") == strlen(text);
+}
+
+static bool good_library(const char *line)
+{
+    return strncmp(line, "found", 5) == 0 || strncmp(line, "missing", 7) == 0;
+}
+
+static bool good_allocation(const char *line)
+{
+    char name[128], kind[32], code[16], more[2];
+    return sscanf(line, "%127s %31s %9s %1s", name, kind, code, more) == 3 && is_number(code) &&
+           (strcmp(kind, "domain") == 0 || strcmp(kind, "queue_pair") == 0);
+}
+
+static bool good_limit(const char *line)
+{
+    char value[64];
+    if (value_of(line, "memlock", value, sizeof value))
+        return is_number(value) || strcmp(value, "unlimited") == 0;
+    if (value_of(line, "pool", value, sizeof value))
+        return is_number(value);
+    return value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
+}
+
+static bool good_uverbs(const char *line)
+{
+    const char *blank = strchr(line, ' ');
+    return blank && (strcmp(blank + 1, "yes") == 0 || strcmp(blank + 1, "no") == 0);
+}
+
+/* The first line of each fact of our own making that makes no sense. */
+static void check_lines(struct doctor *d)
+{
+    static const struct {
+        enum doctor_fact which;
+        bool (*good)(const char *line);
+        const char *expected;
+        bool first; /* only its first line is looked at */
+    } all[] = {
+        {DOCTOR_LIBRARY, good_library, "\"found PATH\" or \"missing: WHY\"", true},
+        {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", 0 when it could be made", false},
+        {DOCTOR_LIMITS, good_limit, "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"privileged: yes\" or \"no\"", false},
+        {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const char *text = fact(d, all[i].which);
+        char line[512], why[500];
+        bool good = true;
+        unsigned n = 0;
+        while (good && text && !(all[i].first && n) && next_line(&text, line, sizeof line)) {
+            n++;
+            good = (!line[0] && !all[i].first) || all[i].good(line);
+        }
+        if (good)
+            continue;
+        SAY(why, "line %u, \"%.120s\": expected %s", n, line, all[i].expected);
+        report_unreadable(d, all[i].which, why, "Correct that line, or capture it again on that machine: `weft doctor --save DIR`");
+    }
 }
 
 /* --- the system --- */
@@ -394,6 +514,8 @@ static void check_memlock(struct doctor *d)
         return;
     if (value_of(text, "privileged", who, sizeof who) && strcmp(who, "yes") == 0)
         return;
+    if (!is_number(lock))
+        return; /* which has been reported */
     uint64_t limit = strtoull(lock, NULL, 10);
     uint64_t wanted = value_of(text, "pool", pool, sizeof pool) ? strtoull(pool, NULL, 10) : UINT64_C(256) << 20;
     if (limit >= wanted)
@@ -513,8 +635,8 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     struct doctor d = {.facts = facts, .out = out};
     const char *system = facts->text[DOCTOR_SYSTEM];
     d.mac = system && (strstr(system, "ProductVersion") || strstr(system, "Darwin"));
-    json_t *list = facts->text[DOCTOR_DEVICES] ? json_loads(facts->text[DOCTOR_DEVICES], 0, NULL) : NULL;
-    d.devices = json_is_array(list) ? list : NULL;
+    d.devices = read_devices(&d);
+    check_lines(&d);
     check_library(&d);
     check_thunderbolt(&d);
     check_enabled(&d);
@@ -524,7 +646,7 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     check_bridge(&d);
     check_memlock(&d);
     check_gpu(&d);
-    json_decref(list);
+    json_decref(d.devices);
     weigh(&d);
     for (unsigned i = 0; i < d.count; i++) {
         plain(out[i].what);
