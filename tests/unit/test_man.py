@@ -138,6 +138,13 @@ class Format(unittest.TestCase):
                            stderr=subprocess.STDOUT, text=True, check=False)
         self.assertEqual(p.stdout, "")
 
+    def test_quotes_end_with_their_word(self):
+        """A quoting macro goes to the end of its line, over what was meant to stand behind it."""
+        for page in sorted(os.listdir(MAN)):
+            if page.endswith(("1", "3", "7")):
+                for line in macros(page):
+                    self.assertNotRegex(line, r"^\.(.* )?[DQS]q .*( No | [:;,.] \w| [DQS]q )", page)
+
     def test_references_lead_somewhere(self):
         pages = {os.path.basename(p) for p in glob.glob(os.path.join(MAN, "*.[137]"))}
         functions = {n for p in pages if p.endswith(".3")
