@@ -22,7 +22,7 @@ static const struct command commands[] = {
     {"devices", "show the RDMA devices of this host, and what weft would do with each", cli_devices},
     {"plan", "what a pattern of traffic needs of a device, in regions and queue pairs", cli_plan},
     {"doctor", "what stops RDMA on this machine, and what to do about it", cli_doctor},
-    {"probe", "try out what an RDMA device really does: regions, buffers, memory, queues", cli_probe},
+    {"probe", "try out what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])

@@ -7,20 +7,22 @@
 #include <string.h>
 
 #include "cli/verbs.h"
+#include "cluster/cluster.h"
 
 static const char help[] =
     "Usage: weft plan [OPTIONS]\n"
     "\n"
     "Computes how many memory regions and queue pairs a pattern of traffic needs, against what a device has: with one\n"
     "region a buffer, as programs often do it, and with weft's pool, where buffers of any number share a region for each\n"
-    "gigabyte. A node has sizes x depth buffers to send from, and as many to receive from each other member of its group:\n"
+    "gigabyte, and weft's own frames have another. A node has sizes x depth buffers to send from, and as many to receive from each other member of its group:\n"
     "sizes x depth x peers in all.\n"
     "\n"
     "  --peers N[,N...]       members of the group, this node included (2)\n"
     "  --sizes SIZE[,SIZE...] message sizes, each with buffers of its own (4K to 512K, eight of them)\n"
     "  --depth N[,N...]       buffers of each size in a set (4)\n"
-    "  --lanes N              data lanes to a peer where the device has only unreliable connections (1); each lane is a\n"
-    "                         queue pair, and control is another. Reliable connections need one queue pair a peer\n"
+    "  --lanes N              data lanes to a peer where the device has only unreliable connections, 1 to 8 (as many as\n"
+    "                         WEFT_TB_LANES has, 3 when it is not set); each lane is a queue pair, and control is another.\n"
+    "                         Reliable connections need one queue pair a peer\n"
     "  --device NAME          against this device; else against what is known of Thunderbolt 5\n"
     "  --regions N            against so many regions; --qps N: and so many queue pairs\n"
     "  --json                 the same for programs\n"
@@ -54,7 +56,8 @@ static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;
     n.regions = n.buffers;
-    n.pool_regions = n.bytes ? (n.bytes - 1) / p->segment + 1 : 0;
+    /* As tb registers: the pool's segments, and its own frames as one more. rc has another or two, where there are thousands. */
+    n.pool_regions = (n.bytes ? (n.bytes - 1) / p->segment + 1 : 0) + 1;
     n.qps = p->reliable ? peers - 1 : (peers - 1) * (1 + p->lanes);
     return n;
 }
@@ -171,6 +174,23 @@ static bool read_one(const char *option, const char *text, uint64_t most, uint64
     return n == 1;
 }
 
+/* As many as weft takes, where nothing else was said; 0, or an exit status after a message. */
+static int default_lanes(uint64_t *lanes)
+{
+    struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
+    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    if (count < 0)
+        return cli_error("plan", "%s", base_error());
+    for (int i = 0; i < count; i++) {
+        if (strcmp(rows[i].name, "tb_lanes") != 0)
+            continue;
+        *lanes = 1; /* it has been checked: a comma between two */
+        for (const char *at = rows[i].value; *at; at++)
+            *lanes += *at == ',';
+    }
+    return 0;
+}
+
 /* What the device has, where nothing else was said. */
 static int read_device(struct plan *p, const char *name, bool regions_said, bool qps_said)
 {
@@ -200,7 +220,7 @@ int cli_plan(int argc, char **argv)
                                           {"device", required_argument, NULL, 'D'},  {"regions", required_argument, NULL, 'r'},
                                           {"qps", required_argument, NULL, 'q'},     {"json", no_argument, NULL, 'j'},
                                           {"help", no_argument, NULL, 'h'},          {0}};
-    struct plan p = {.peers = {2}, .depths = {4}, .peer_count = 1, .depth_count = 1, .size_count = 8, .lanes = 1,
+    struct plan p = {.peers = {2}, .depths = {4}, .peer_count = 1, .depth_count = 1, .size_count = 8,
                      .segment = VERBS_SEGMENT, .against = "Thunderbolt 5"};
     struct verbs_traits t;
     const struct ibv_device_attr nothing = {0};
@@ -219,7 +239,7 @@ int cli_plan(int argc, char **argv)
         case 'p': n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers); break;
         case 's': n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes); break;
         case 'd': n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths); break;
-        case 'l': n = read_one("--lanes", optarg, 64, &p.lanes); break;
+        case 'l': n = read_one("--lanes", optarg, FAB_LANES_MAX, &p.lanes); break;
         case 'r': n = read_one("--regions", optarg, UINT32_MAX, &p.regions); regions_said = true; break;
         case 'q': n = read_one("--qps", optarg, UINT32_MAX, &p.qps); qps_said = true; break;
         case 'D': device = optarg; break;
@@ -232,6 +252,11 @@ int cli_plan(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("plan", "unexpected '%s'", argv[optind]);
+    if (p.lanes == 0) {
+        int rc = default_lanes(&p.lanes);
+        if (rc)
+            return rc;
+    }
     if (device) {
         int rc = read_device(&p, device, regions_said, qps_said);
         if (rc)

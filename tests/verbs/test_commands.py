@@ -236,19 +236,23 @@ class Plan(Base):
         for key, value in {(2, 4): (64, 36), (2, 6): (96, 4), (2, 8): (128, -28), (3, 4): (96, 4), (3, 5): (120, -20)}.items():
             self.assertEqual(got[key], value)
         for p in plans:
-            self.assertEqual(p["pool"], {"needed": 1, "left": 99, "fits": True})
+            self.assertEqual(p["pool"], {"needed": 2, "left": 98, "fits": True})
             self.assertEqual(p["region_a_buffer"]["fits"], p["region_a_buffer"]["left"] >= 0)
-        self.assertRegex(self.weft("plan", "--peers", "2", "--depth", "8"), r"\n +2 +8 +128 .* 128 +-28: too many +1 +99 +2 +8")
+        self.assertRegex(self.weft("plan", "--peers", "2", "--depth", "8"), r"\n +2 +8 +128 .* 128 +-28: too many +2 +98 +4 +6")
 
     def test_thousands_of_buffers(self):
         plan = self.json("plan", "--peers", "2", "--sizes", "512K", "--depth", "4096")["plans"][0]
         self.assertEqual((plan["buffers"], plan["bytes"]), (8192, 4 << 30))
-        self.assertEqual(plan["pool"]["needed"], 4)
+        self.assertEqual(plan["pool"]["needed"], 5)
 
     def test_queue_pairs(self):
         def need(*args):
             return self.json("plan", *args)["plans"][0]["queue_pairs"]
         self.assertEqual(need("--peers", "2", "--lanes", "8")["needed"], 9)
+        self.assertEqual(need("--peers", "2", "--lanes", "1")["needed"], 2)
+        self.assertEqual(need("--peers", "3"), {"needed": 8, "left": 2, "fits": True})  # as weft does when nothing is set
+        self.assertEqual(self.json("plan", "--peers", "3", WEFT_TB_LANES="32K:32")["plans"][0]["queue_pairs"]["needed"], 4)
+        self.assertIn("WEFT_TB_LANES='x'", self.weft("plan", code=1, WEFT_TB_LANES="x"))
         self.assertEqual(need("--peers", "4", "--lanes", "8"), {"needed": 27, "left": -17, "fits": False})
         self.assertEqual(need("--peers", "3", "--device", "sv0")["needed"], 2)
         self.assertEqual(need("--peers", "3", "--device", "sv0", "--qps", "1")["left"], -1)
@@ -259,7 +263,7 @@ class Plan(Base):
         self.assertIn("no device mlx5_0", self.weft("plan", "--device", "mlx5_0", code=1))
 
     def test_wrong_usage(self):
-        for args in (["--peers", "1"], ["--peers", "2,"], ["--peers", "2K"], ["--depth", ""], ["--sizes", "2G"], ["--lanes", "1,2"],
+        for args in (["--peers", "1"], ["--peers", "2,"], ["--peers", "2K"], ["--depth", ""], ["--sizes", "2G"], ["--lanes", "1,2"], ["--lanes", "9"],
                      ["--peers", ",".join("2" * 33)]):
             self.assertIn("expected", self.weft("plan", *args, code=2))
 
