@@ -30,7 +30,7 @@
 
 #define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
 #define STANDSTILL_LOOK WEFT_SECOND
-#define PATIENCE       10 /* times what the retries of a request may take */
+#define PATIENCE       5 /* times what the retries of a request should take; a device may take four (InfiniBand: Local ACK Timeout) */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 

@@ -512,7 +512,7 @@ static void slow_handler(weft *w, uint32_t from, const void *header, size_t head
     struct stage *stage = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     atomic_store(&stage->there, 1);
-    usleep(8000000); /* longer than a queue pair may stand still */
+    usleep(6000000); /* longer than a queue pair may stand still */
 }
 
 static void no_receives(weft *w, void *arg)

@@ -195,7 +195,7 @@ class Generic(Base):
         self.softverbs("fault", "pull", "--fabric", "test", "1:sv0")
         out, err = client.communicate(timeout=LIMIT)
         self.assertEqual(client.returncode, 1, out + err)
-        self.assertIn("the other end has gone: what it said there tells why", err)
+        self.assertRegex(err, "the other end (has gone: what it said there tells why|gave up sending)")  # as it had the time to
         self.assertNotIn("WEFT_TB_LANES=", out)
         _, err = server.communicate(timeout=LIMIT)
         self.assertEqual(server.returncode, 1, err)
