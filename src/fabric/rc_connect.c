@@ -30,7 +30,7 @@
 
 #define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
 #define STANDSTILL_LOOK WEFT_SECOND
-#define PATIENCE       5 /* times what the retries of a request should take; a device may take four (InfiniBand: Local ACK Timeout) */
+#define PATIENCE       5 /* times what the retries of a request should take; four are allowed (InfiniBand: Local ACK Timeout) */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 
@@ -364,7 +364,7 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)say(l, RC_REPLY, NULL); /* unheard, it is asked again, or ends with the connection */
+        (void)say(l, RC_REPLY, NULL); /* no room for it: the peer does not read, and is not to judge then */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
