@@ -4,20 +4,23 @@ BUILD ?= build
 PREFIX ?= /usr/local
 FILE ?=
 
-.PHONY: all run test soak bench lint macos-check install clean deps help
-all: $(BUILD)/build.ninja
-	@ninja -C $(BUILD)
-
-$(BUILD)/build.ninja:
+.PHONY: all run test test-full soak bench lint macos-check install clean deps help
+all: ## build everything: library, command, softverbs, examples, tests where cmocka is installed
 	@tools/deps build
-	@meson setup $(BUILD) --prefix $(PREFIX) -Dtests=$$(pkg-config --exists cmocka && echo true || echo false)
+	@tools/build $(BUILD)
 
-run: all ## the main job on a text of this machine, or on FILE=...
+run: ## the main job on a text of this machine, or on FILE=...
+	@tools/deps build
+	@tools/build $(BUILD) src/cli/weft
 	@BUILD=$(BUILD) FILE="$$FILE" tools/demo
 
-test: ## everything that is checked, with sanitizers and fuzzers: about a quarter of an hour
+test: ## what every commit needs: about nine minutes on two processors
 	@tools/deps build test
 	@tests/run
+
+test-full: ## everything, with sanitizers, fuzzers and long tests: about half an hour
+	@tools/deps build test
+	@tests/run full
 
 soak: all ## ten minutes of nodes over tb, with faults, stops and kills
 	@tools/deps build test
@@ -25,6 +28,7 @@ soak: all ## ten minutes of nodes over tb, with faults, stops and kills
 
 bench: all ## weft beside its peers: tables, and bench/out/*.json
 	@tools/deps bench
+	@tools/build $(BUILD) benchmarks
 	@bench/run all
 
 lint: ## warnings of two compilers, clang-tidy, cppcheck

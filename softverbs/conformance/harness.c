@@ -44,6 +44,7 @@ struct options {
     const char *device, *peer, *peer_run;
     const char *only[16];
     int n_only, gid, slow;
+    int part, parts; /* of the chosen checks those whose number, divided by parts, leaves part */
     bool list, json, no_fork;
 };
 
@@ -264,6 +265,7 @@ static void help(void)
          "  --device NAME  the device; without it the first one\n"
          "  --gid INDEX    the GID to talk over; without it the first IPv4-mapped one, else 0\n"
          "  --only GLOB    only the checks whose name matches; may be given several times\n"
+         "  --part K/N     of those chosen every N-th, from the K-th on: runs of K = 1 to N do all of them\n"
          "  --list         the names of the checks; nothing runs\n"
          "  --json         one JSON document in place of a line a check\n"
          "  --slow N       make every wait N times longer (an emulated machine)\n"
@@ -277,6 +279,7 @@ static int parse(struct options *o, int argc, char **argv)
         {"device", required_argument, NULL, 'd'},
         {"gid", required_argument, NULL, 'g'},
         {"only", required_argument, NULL, 'o'},
+        {"part", required_argument, NULL, 'k'},
         {"list", no_argument, NULL, 'l'},
         {"json", no_argument, NULL, 'j'},
         {"slow", required_argument, NULL, 's'},
@@ -300,6 +303,10 @@ static int parse(struct options *o, int argc, char **argv)
             if (o->n_only == (int)(sizeof o->only / sizeof o->only[0]))
                 return 2;
             o->only[o->n_only++] = optarg;
+            break;
+        case 'k':
+            if (sscanf(optarg, "%d/%d", &o->part, &o->parts) != 2 || o->part < 1 || o->part > o->parts)
+                return 2;
             break;
         case 'l':
             o->list = true;
@@ -331,8 +338,8 @@ static int parse(struct options *o, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.gid = -1, .slow = 1};
-    int n = 0;
+    struct options o = {.gid = -1, .slow = 1, .part = 1, .parts = 1};
+    int n = 0, number = 0;
 
     if (parse(&o, argc, argv)) {
         fprintf(stderr, "conformance: wrong options; --help tells them\n");
@@ -357,7 +364,7 @@ int main(int argc, char **argv)
     n = 0;
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         for (const struct check *c = lists[i]; c->name; c++) {
-            if (chosen(&o, c->name))
+            if (chosen(&o, c->name) && number++ % o.parts == o.part - 1)
                 all[n++] = c;
         }
     }

@@ -6,14 +6,15 @@ and the tests of several nodes inside one machine.
 Emulated processors are slow: without WEFT_TEST_LONG=1 it is two machines of which one is killed, and one of the programs in
 one machine; with it, everything, in five to nine minutes.
 
-Usage: test_rc.py RUN PEER TEST...    (tests/vm/run; multi_peer; programs of tests/multi)
+Usage: test_rc.py Between|Inside RUN PEER TEST...    (tests/vm/run; multi_peer; programs of tests/multi)
 """
 import os
 import subprocess
 import sys
 import unittest
 
-RUN, PEER, *TESTS = [os.path.abspath(path) for path in sys.argv[1:]]
+WHICH = sys.argv[1]
+RUN, PEER, *TESTS = [os.path.abspath(path) for path in sys.argv[2:]]
 
 # On both machines; the node of the second is the one that ends. What it leaves in the way of a command's end is cut off.
 NODE = """
@@ -32,16 +33,20 @@ esac
 
 
 def vm(*command, machines=1, timeout=400, env=(), modules="rdma_rxe"):
-    return subprocess.run([sys.executable, RUN, "--modules", modules, "--machines", str(machines),
+    done = subprocess.run([sys.executable, RUN, "--modules", modules, "--machines", str(machines),
                            "--timeout", str(timeout), *(f"--env={pair}" for pair in env), "--", *command],
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode == 77:  # no virtual machine is to be had
+        sys.stderr.write(done.stdout)
+        os._exit(1 if os.environ.get("CI") else 77)
+    return done
 
 
 LONG = os.environ.get("WEFT_TEST_LONG") == "1"
 long_only = unittest.skipUnless(LONG, "one of the long forms (WEFT_TEST_LONG=1)")
 
 
-class Rc(unittest.TestCase):
+class Between(unittest.TestCase):
     def two(self, end, liveness="5s", times=20):
         done = vm("sh", "-c", NODE.format(peer=PEER, end=end, times=times, liveness=liveness), machines=2)
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -69,6 +74,8 @@ class Rc(unittest.TestCase):
         """The machine is there no more, and nothing tells so."""
         self.assertNotIn("on a host that answers", self.two("cut"))
 
+
+class Inside(unittest.TestCase):
     @long_only
     def test_two_devices(self):
         """Two of the kernel's devices, on two interfaces: large puts and gets go by both."""
@@ -97,8 +104,4 @@ class Rc(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    first = vm("true", timeout=100)
-    sys.stderr.write(first.stdout)
-    if first.returncode == 77:
-        sys.exit(1 if os.environ.get("CI") else 77)
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=[sys.argv[0], WHICH], verbosity=2)
