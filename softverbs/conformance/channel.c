@@ -37,7 +37,7 @@ static void want_event(struct t *t, struct heard *h)
     struct ibv_cq *cq = NULL;
     void *context = h;
 
-    if (!readable(h->ch->fd, WAIT_S * t->slow * 1000))
+    if (!readable(h->ch->fd, t->wait_s * 1000))
         fail(t, "expected a completion event, none came");
     want_ok(t, ibv_get_cq_event(h->ch, &cq, &context));
     want(t, cq == h->p.b.rcq);
@@ -226,7 +226,7 @@ static void send_side(struct t *t, long arg)
     want_ok(t, ibv_req_notify_cq(cq, 0));
     struct ibv_send_wr wr = wr_of(IBV_WR_RDMA_WRITE, 1, NULL);
     send_ok(t, a, &wr);
-    want(t, readable(ch->fd, WAIT_S * t->slow * 1000));
+    want(t, readable(ch->fd, t->wait_s * 1000));
     want_ok(t, ibv_get_cq_event(ch, &got, &context));
     ibv_ack_cq_events(got, 1);
     want(t, got == cq);
@@ -268,7 +268,7 @@ static void two_cqs(struct t *t, long arg)
         struct ibv_cq *cq;
         void *context;
 
-        want(t, readable(ch->fd, WAIT_S * t->slow * 1000));
+        want(t, readable(ch->fd, t->wait_s * 1000));
         want_ok(t, ibv_get_cq_event(ch, &cq, &context));
         ibv_ack_cq_events(cq, 1);
         first |= cq == p.b.rcq;
@@ -307,7 +307,7 @@ static void *wait_in_destroy(void *arg)
 
 static bool ends(struct t *t, struct waiter *w, pthread_t thread)
 {
-    for (double end = now() + WAIT_S * t->slow; !w->done && now() < end;)
+    for (double end = now() + t->wait_s; !w->done && now() < end;)
         nap(1);
     if (w->done)
         pthread_join(thread, NULL);
@@ -347,7 +347,7 @@ static void destroy_waits(struct t *t, long arg)
     heard_new(t, &h);
     want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
     say(t, &h, 0);
-    want(t, readable(h.ch->fd, WAIT_S * t->slow * 1000));
+    want(t, readable(h.ch->fd, t->wait_s * 1000));
     want_ok(t, ibv_get_cq_event(h.ch, &cq, &context));
     drop(t, h.p.b.qp);
     w = (struct waiter){.cq = cq};
@@ -371,7 +371,7 @@ static void ack_several(struct t *t, long arg)
     for (int i = 0; i < 5; i++) {
         want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
         say(t, &h, 0);
-        want(t, readable(h.ch->fd, WAIT_S * t->slow * 1000));
+        want(t, readable(h.ch->fd, t->wait_s * 1000));
         want_ok(t, ibv_get_cq_event(h.ch, &cq, &context));
     }
     ibv_ack_cq_events(cq, 5);
@@ -388,7 +388,7 @@ static void untaken(struct t *t, long arg)
     heard_new(t, &h);
     want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
     say(t, &h, 0);
-    want(t, readable(h.ch->fd, WAIT_S * t->slow * 1000));
+    want(t, readable(h.ch->fd, t->wait_s * 1000));
     drop(t, h.p.b.qp);
     drop(t, h.p.b.rcq);
     want_none(t, &h);

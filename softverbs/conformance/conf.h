@@ -66,6 +66,7 @@ struct t {
     const char *peer_run; /* what starts the other process of a check with two, or NULL: see process.c */
     int asked_gid;        /* asked for by index; -1: the first IPv4-mapped one, else 0 */
     int slow;             /* every wait is this many times longer */
+    int wait_s;           /* how long a check waits for what should come */
     struct ibv_context *ctx;
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;

@@ -106,7 +106,7 @@ static void poll_several(struct t *t, long arg)
     (void)arg;
     PAIR(t, &p);
     exchange(t, &p, 10);
-    for (double end = now() + WAIT_S * t->slow; got < 10 && now() < end;) {
+    for (double end = now() + t->wait_s; got < 10 && now() < end;) {
         int n = ibv_poll_cq(p.b.rcq, 8, wc);
 
         want(t, n >= 0 && n <= 8);
@@ -323,7 +323,7 @@ static void overrun(struct t *t, long arg)
     struct ibv_send_wr wr = wr_of(IBV_WR_RDMA_WRITE, 1, NULL);
     /* More than the CQ was granted: it may be larger than asked. */
     for (int i = 0; i < small->cqe + 8; i++) {
-        double end = now() + WAIT_S * t->slow;
+        double end = now() + t->wait_s;
         int ret;
 
         while ((ret = post_send(a, &wr)) == ENOMEM && now() < end && i < small->cqe)

@@ -38,12 +38,12 @@ static void loop_new(struct t *t, struct loop *l, uint64_t fields, struct ibv_co
 static void start(struct t *t, struct ibv_cq_ex *cq)
 {
     struct ibv_poll_cq_attr attr = {0};
-    double end = now() + WAIT_S * t->slow;
+    double end = now() + t->wait_s;
     int ret;
 
     while ((ret = ibv_start_poll(cq, &attr)) == ENOENT) {
         if (now() > end)
-            fail(t, "no completion came within %d s", WAIT_S * t->slow);
+            fail(t, "no completion came within %d s", t->wait_s);
         nap(1);
     }
     want_eq(t, ret, 0);
@@ -308,7 +308,7 @@ static void event(struct t *t, long arg)
     loop_new(t, &l, FIELDS, ch);
     want_ok(t, ibv_req_notify_cq(l.e.scq, 0));
     writes(t, &l, 1);
-    want(t, readable(ch->fd, WAIT_S * t->slow * 1000));
+    want(t, readable(ch->fd, t->wait_s * 1000));
     want_ok(t, ibv_get_cq_event(ch, &cq, &context));
     ibv_ack_cq_events(cq, 1);
     want(t, cq == l.e.scq);

@@ -50,7 +50,7 @@ static void ack(struct t *t, long arg)
 
     (void)arg;
     struct ibv_srq *srq = cause(t, &p);
-    if (!readable(t->ctx->async_fd, WAIT_S * t->slow * 1000))
+    if (!readable(t->ctx->async_fd, t->wait_s * 1000))
         fail(t, "no async event came");
     want_ok(t, ibv_get_async_event(t->ctx, &event));
     want_eq(t, event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
@@ -61,7 +61,7 @@ static void ack(struct t *t, long arg)
     nap(quiet_ms(t));
     want(t, !w.done);
     ibv_ack_async_event(&event);
-    for (double end = now() + WAIT_S * t->slow; !w.done && now() < end;)
+    for (double end = now() + t->wait_s; !w.done && now() < end;)
         nap(1);
     want(t, w.done);
     pthread_join(thread, NULL);
@@ -76,7 +76,7 @@ static void untaken(struct t *t, long arg)
 
     (void)arg;
     struct ibv_srq *srq = cause(t, &p);
-    if (!readable(t->ctx->async_fd, WAIT_S * t->slow * 1000))
+    if (!readable(t->ctx->async_fd, t->wait_s * 1000))
         fail(t, "no async event came");
     drop(t, p.b.qp);
     drop(t, srq);

@@ -124,7 +124,7 @@ static bool draining(struct t *t, struct ibv_qp *qp)
 
 void wait_state(struct t *t, struct ibv_qp *qp, enum ibv_qp_state state)
 {
-    double end = now() + WAIT_S * t->slow;
+    double end = now() + t->wait_s;
     enum ibv_qp_state is;
 
     /* While the send queue is still being drained, not every device takes the next step. */
@@ -285,11 +285,11 @@ static int poll_one(struct t *t, struct ibv_cq *cq, struct ibv_wc *wc)
 struct ibv_wc wait_wc(struct t *t, struct ibv_cq *cq)
 {
     struct ibv_wc wc = {0};
-    double end = now() + WAIT_S * t->slow;
+    double end = now() + t->wait_s;
 
     for (int i = 0; !poll_one(t, cq, &wc); i++) {
         if (now() > end)
-            fail(t, "no completion came within %d s", WAIT_S * t->slow);
+            fail(t, "no completion came within %d s", t->wait_s);
         if (i > 200) /* the device may need the processor we spin on */
             nap(1);
     }
@@ -349,7 +349,7 @@ struct ibv_async_event wait_event(struct t *t, enum ibv_event_type type)
 {
     struct ibv_async_event event;
 
-    if (!readable(t->ctx->async_fd, WAIT_S * t->slow * 1000))
+    if (!readable(t->ctx->async_fd, t->wait_s * 1000))
         fail(t, "no async event came; expected '%s'", ibv_event_type_str(type));
     if (ibv_get_async_event(t->ctx, &event))
         fail(t, "ibv_get_async_event: %s", err_name(errno));

@@ -40,7 +40,7 @@ static void tell(struct t *t, int fd, const void *what, size_t len)
 
 static void hear(struct t *t, int fd, void *what, size_t len)
 {
-    if (!readable(fd, 2 * WAIT_S * t->slow * 1000) || recv(fd, what, len, MSG_WAITALL) != (ssize_t)len)
+    if (!readable(fd, 2 * t->wait_s * 1000) || recv(fd, what, len, MSG_WAITALL) != (ssize_t)len)
         fail(t, "the other process says nothing");
 }
 

@@ -60,7 +60,7 @@ static void one_qp(struct t *t, long arg)
         jobs[i] = (struct job){.t = t, .p = &p, .number = i};
         want_ok(t, pthread_create(&threads[i], NULL, poster, &jobs[i]));
     }
-    double end = now() + 4 * WAIT_S * t->slow;
+    double end = now() + 4 * t->wait_s;
     for (int i = 0; i < THREADS * EACH && now() < end;) {
         struct ibv_wc wc;
         int n = ibv_poll_cq(p.a.scq, 1, &wc);
@@ -286,7 +286,7 @@ static void stream(struct t *t, long arg)
     PAIR(t, &p);
     job = (struct job){.t = t, .p = &p};
     want_ok(t, pthread_create(&thread, NULL, receiver, &job));
-    for (double end = now() + 4 * WAIT_S * t->slow; done < EACH && !bad && now() < end;) {
+    for (double end = now() + 4 * t->wait_s; done < EACH && !bad && now() < end;) {
         struct ibv_sge sge = sge_at(&p.a, 0, 64);
         struct ibv_send_wr wr = wr_of(IBV_WR_SEND, (uint64_t)sent, &sge);
         struct ibv_wc wc;

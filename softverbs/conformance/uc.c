@@ -55,7 +55,7 @@ static void wait_filled(struct t *t, const char *buf, size_t len, unsigned seed)
     char *expected = mem_new(t, len);
 
     fill(expected, len, seed);
-    for (double end = now() + WAIT_S * t->slow; memcmp(buf, expected, len) && now() < end;)
+    for (double end = now() + t->wait_s; memcmp(buf, expected, len) && now() < end;)
         nap(1);
     want_filled(t, buf, len, seed);
 }
