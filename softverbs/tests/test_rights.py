@@ -19,7 +19,7 @@ import unittest
 SOFTVERBS = os.path.abspath(sys.argv.pop(1))
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 USER = 1000
-PATIENCE = 100  # seconds, for software emulation on a busy machine
+PATIENCE = 100 * max(1.0, float(os.environ.get("TEST_SLOWNESS", "1")))  # seconds, for software emulation on a busy machine
 OWN_SPACE = ("unshare", "-Urpf", "--mount-proc")
 
 

@@ -38,6 +38,13 @@ uint32_t repeats(uint32_t n)
     return n / divide > 4 ? n / divide : n < 4 ? n : 4;
 }
 
+int64_t patience_ns(uint32_t seconds)
+{
+    const char *slowness = getenv("TEST_SLOWNESS");
+    double times = slowness ? atof(slowness) : 1;
+    return (int64_t)(seconds * (times > 1 ? times : 1) * 1e9);
+}
+
 int64_t now_ns(void)
 {
     struct timespec t;
@@ -108,7 +115,7 @@ void stop_asleep(pid_t pid)
 {
     CHECK(kill(pid, SIGSTOP) == 0);
 #if defined(__linux__)
-    for (int64_t end = now_ns() + 60 * WEFT_SECOND;;) {
+    for (int64_t end = now_ns() + patience_ns(60);;) {
         while (!all_threads(pid, "stat", is_stopped)) { /* the signal does not reach them at once */
             CHECK(now_ns() < end);
             usleep(100);
@@ -130,7 +137,7 @@ void meet(_Atomic uint32_t *word, uint32_t n)
 
 static void wait_all(int n, const pid_t *pids, int *status)
 {
-    int64_t end = now_ns() + (int64_t)number_of("TEST_HANG", HANG_SECONDS) * 1000000000;
+    int64_t end = now_ns() + patience_ns(number_of("TEST_HANG", HANG_SECONDS));
     bool done[NODES_MAX] = {0}, killed = false;
     for (int left = n; left > 0;) {
         for (int i = 0; i < n; i++) {

@@ -92,6 +92,9 @@ void *shared_words(size_t bytes);
 
 int64_t now_ns(void);
 
+/* How long to wait for what takes far less than `seconds` on a machine that is quick and quiet: tests/speed says what this one is. */
+int64_t patience_ns(uint32_t seconds);
+
 /* How often a test is to do what it does `n` times: fewer by the factor TEST_DIVIDE, where every step is slow (an emulated
  * machine). TEST_HANG=SECONDS, likewise, is the time after which a node counts as hanging. */
 uint32_t repeats(uint32_t n);

@@ -14,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+from processes import patience  # noqa: E402
+
 softverbs, library, what, *test = sys.argv[1:]
 signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # out of time: the fabric goes all the same
 profile, topology, transport = (what.split(",") + ["", ""])[:3]
@@ -21,7 +24,7 @@ profile, topology, transport = (what.split(",") + ["", ""])[:3]
 os.environ.setdefault("TEST_DIVIDE", "5")
 # To the nodes the others are on hosts of their own, and who is not given a processor for long is silent: that is no death.
 # A test of what silence means sets its own.
-os.environ.setdefault("WEFT_LIVENESS", "30s")
+os.environ.setdefault("WEFT_LIVENESS", f"{patience(30):.0f}s")
 with tempfile.TemporaryDirectory(prefix="weft-rc-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as tmp:
     env = dict(os.environ, SOFTVERBS_DIR=tmp, SOFTVERBS_FABRIC="test", WEFT_TRANSPORT=transport or "rc", WEFT_VERBS_LIBRARY=library,
                SOFTVERBS_COMMAND=softverbs)

@@ -4,6 +4,11 @@ import os
 import time
 
 
+def patience(seconds):
+    """How long to wait for what takes far less than `seconds` on a machine that is quick and quiet: tests/speed says what this one is."""
+    return seconds * max(1.0, float(os.environ.get("TEST_SLOWNESS", "1")))
+
+
 def clean_env(**more):
     """This environment without what tells a node who it is, and with `more`."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}

@@ -24,7 +24,7 @@ enum deed { PUTTING, GETTING, ADDING, SENDING, WAITING, IN_BARRIER, IN_LOCK, FLU
 
 /* Far longer than anything here takes, on a machine that gives a process no processor for seconds; and yet sooner than
  * nodes_run() takes a node for one that hangs. */
-#define LONG (40 * WEFT_SECOND)
+#define LONG patience_ns(40)
 
 /* Of all nodes. */
 struct stage {

@@ -158,7 +158,7 @@ static int ends(int rank, void *arg)
                 usleep(1000);
             p->shared->goes_on = 1;
             /* Stopped and continued by node 0: by now it is dead to the others, and hears of it. */
-            int64_t end = now_ns() + 40 * WEFT_SECOND;
+            int64_t end = now_ns() + patience_ns(40);
             while (weft_alive(w, 0) || weft_alive(w, 1)) {
                 CHECK(now_ns() < end);
                 usleep(1000);
@@ -183,7 +183,7 @@ static int ends(int rank, void *arg)
             stop_asleep(p->shared->pid);
             p->shared->stopped = 1;
         }
-        int64_t end = now_ns() + 40 * WEFT_SECOND;
+        int64_t end = now_ns() + patience_ns(40);
         /* Nothing is sent to it: only its silence tells. The epoch is raised last, when its operations have failed. */
         while (weft_alive(w, 2) || weft_epoch(w) == 1) {
             CHECK(now_ns() < end);

@@ -25,11 +25,11 @@ import time
 import unittest
 
 import processes
-from processes import EXIT_SIGNAL, alive, clean_env, stat
+from processes import EXIT_SIGNAL, alive, clean_env, patience, stat
 
 WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
 LONG = os.environ.get("WEFT_TEST_LONG", "") not in ("", "0")
-LIMIT = 600 if LONG else 120  # seconds until a wait that should have ended is called a failure
+LIMIT = patience(600 if LONG else 120)  # seconds until a wait that should have ended is called a failure
 until = functools.partial(processes.until, limit=LIMIT)
 MARK = f"weft-map-test-{os.getpid()}"
 SIZE = 200_000_000 if LONG else 6_000_000

@@ -17,7 +17,7 @@ import unittest
 sys.dont_write_bytecode = True
 import test_map  # noqa: E402
 from stand_in import APART, SSH  # noqa: E402
-from test_map import LIMIT, Map, environment, marked, read, rng, seed, until  # noqa: E402
+from test_map import LIMIT, Map, environment, marked, patience, read, rng, seed, until  # noqa: E402
 
 
 START = os.getcwd()
@@ -227,7 +227,7 @@ class Hosts(Map):
         self.assertEqual((code, out), (1, b""), err)
         self.assertIn("ssh failed", err)
         self.assertIn("not all nodes could be started", err)
-        self.assertLess(time.monotonic() - begin, 25, "it waited for those that will not come")
+        self.assertLess(time.monotonic() - begin, patience(25), "it waited for those that will not come")
         hosts = json.loads(read(unreachable["args"][1]))
         hosts["hosts"].reverse()
         path = self.path("turned.json", json.dumps(hosts).encode())

@@ -29,7 +29,7 @@ struct stage {
 static void wait_for_rails(weft *w, uint32_t peer, weft_gaddr at, uint32_t n)
 {
     uint64_t v = 0;
-    int64_t end = now_ns() + 60 * WEFT_SECOND;
+    int64_t end = now_ns() + patience_ns(60);
     OK(weft_put_now(w, on_node(at, peer), &v, sizeof v));
     while (stats(w, peer).rails != n && now_ns() < end)
         usleep(1000);
@@ -221,7 +221,7 @@ static void order(weft *w, void *arg)
             if (way == FLUSH || way == READ_FIRST)
                 atomic_store(&stage->turn, round);
         } else {
-            int64_t end = now_ns() + 60 * WEFT_SECOND;
+            int64_t end = now_ns() + patience_ns(60);
             uint64_t *last = (void *)(data + LARGE - 8), expected = (seed << 32) + LARGE - 8;
             for (bool seen = false; !seen;) {
                 CHECK(now_ns() < end);
@@ -331,7 +331,7 @@ static void breaks(weft *w, void *arg)
         OK(weft_put(w, on_node(source, peer) + 3 * LARGE, from, LARGE, NULL));
         OK(weft_flush(w, peer, WEFT_DEFAULT));
         CHECK(filled(from + LARGE, LARGE, 7777 + peer));
-        int64_t end = now_ns() + 60 * WEFT_SECOND;
+        int64_t end = now_ns() + patience_ns(60);
         while (word_at(word) < n && now_ns() < end)
             weft_progress(w);
         CHECK(word_at(word) == n && filled(data, LARGE, n));
@@ -551,7 +551,7 @@ static void lies(weft *w, void *arg)
     atomic_store(&liar.due, true);
     fab_kick(w);
     if (weft_rank(w) == 0) {
-        int64_t end = now_ns() + 60 * WEFT_SECOND;
+        int64_t end = now_ns() + patience_ns(60);
         while (weft_alive(w, 1) && now_ns() < end)
             usleep(1000);
         CHECK(weft_put_now(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET && strstr(weft_error(), "a call for a rail that makes no sense"));

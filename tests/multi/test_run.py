@@ -19,10 +19,10 @@ import time
 import unittest
 
 import processes
-from processes import alive, clean_env, state
+from processes import alive, clean_env, patience, state
 
 WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
-LIMIT = 60  # seconds until a wait that should have ended is called a failure
+LIMIT = patience(60)  # seconds until a wait that should have ended is called a failure
 until = functools.partial(processes.until, limit=LIMIT)
 started = []  # so that a test that fails leaves nothing for the next
 

@@ -17,10 +17,10 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-from processes import alive, clean_env, until  # noqa: E402
+from processes import alive, clean_env, patience, until  # noqa: E402
 from stand_in import APART, SSH  # noqa: E402
 
-LIMIT = 60  # seconds until something that should have happened is called a failure
+LIMIT = patience(60)  # seconds until something that should have happened is called a failure
 START = os.getcwd()
 WEFT, PEER = [os.path.abspath(path) for path in sys.argv[1:3]]
 
@@ -168,7 +168,7 @@ class Ssh(unittest.TestCase):
             out, err = process.communicate(timeout=LIMIT)
             self.assertEqual((process.returncode, out), (128 + signal.SIGINT, ""), err)
             self.assertEqual(err, "weft run: node 1 did not end within 5s: killed\n" if signals == 1 else "")
-            self.assertLess(time.monotonic() - begin, 9 if signals == 1 else 4)
+            self.assertLess(time.monotonic() - begin, patience(9 if signals == 1 else 4))
             self.assertFalse(alive(child))
             os.remove(self.path("pids"))
 

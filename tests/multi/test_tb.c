@@ -60,7 +60,7 @@ static void test_ended(void **state)
 /* --- cables --- */
 
 #define BIG  (1u << 20)
-#define LONG (60 * WEFT_SECOND)
+#define LONG patience_ns(60)
 
 struct stage {
     _Atomic uint32_t pulled, plugged, over;

@@ -15,7 +15,7 @@
 
 #include "cluster_test.h"
 
-#define LONG (60 * WEFT_SECOND)
+#define LONG patience_ns(60)
 
 /* --- what a hostfile says --- */
 

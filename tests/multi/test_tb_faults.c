@@ -33,7 +33,7 @@ enum {
     WINDOW = 24,      /* operations under way */
     HANDLER = 3,
 };
-#define LONG (100 * WEFT_SECOND)
+#define LONG patience_ns(100)
 
 struct fault {
     const char *kind, *chance, *more;

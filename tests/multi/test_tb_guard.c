@@ -18,7 +18,7 @@
 #include "cluster_test.h"
 
 #define DOMAINS 11 /* of a tb5 device */
-#define LONG    (60 * WEFT_SECOND)
+#define LONG    patience_ns(60)
 
 /* The sum of a number over all devices: "leaked_pd": N; or with `used`, of "pd": {... "used": N. */
 static uint32_t sum(const char *field, bool used)

@@ -19,7 +19,7 @@
 
 #include "cluster_test.h"
 
-#define LONG (60 * WEFT_SECOND)
+#define LONG patience_ns(60)
 
 /* --- every call refused once --- */
 

@@ -17,11 +17,11 @@ import unittest
 import xml.etree.ElementTree as ET
 
 sys.dont_write_bytecode = True
-from processes import clean_env, until  # noqa: E402
+from processes import clean_env, patience, until  # noqa: E402
 
 WEFT = os.path.abspath(sys.argv[1])
 SOFTVERBS = os.path.join(os.path.dirname(WEFT), "../../softverbs/cli/softverbs")
-LIMIT = 120  # seconds until something that should have ended is called a failure
+LIMIT = patience(120)  # seconds until something that should have ended is called a failure
 # Who is not given a processor for long is silent, and on these hosts of their own would be dead.
 ENV = clean_env(WEFT_LIVENESS="30s")
 

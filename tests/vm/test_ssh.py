@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "multi"))
 import processes  # noqa: E402
 
 SSHD = "/usr/sbin/sshd"
-LIMIT = 100  # seconds until what should have ended is called a failure; an emulated machine is slow
+LIMIT = processes.patience(100)  # seconds until what should have ended is called a failure; an emulated machine is slow
 LONG = os.environ.get("WEFT_TEST_LONG") == "1"
 long_only = unittest.skipUnless(LONG, "one of the long forms (WEFT_TEST_LONG=1)")
 
