@@ -4,6 +4,7 @@
  */
 #include "queue/queue.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define SUBMIT_RUN      64u  /* tasks to one shard at a time */
@@ -168,10 +169,27 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
+/* Where the work is that this node waits for. Who has claimed it there, the shard's node may know. */
+static void say_reap(struct weft_queue *q, const struct fab_patience *p)
+{
+    bool in[WEFT_MAX_NODES];
+    char names[128], whom[224];
+    base_spin_lock(&q->table.lock);
+    unsigned long long tasks = table_homes(&q->table, in);
+    base_spin_unlock(&q->table.lock);
+    uint32_t n = fab_name_nodes(q->w, in, names, sizeof names);
+    if (n == 0)
+        snprintf(whom, sizeof whom, "%llu tasks, for which no shard has room now", tasks);
+    else
+        snprintf(whom, sizeof whom, "%llu task%s in the shard%s of %s, which %s alive", tasks, tasks == 1 ? "" : "s", n == 1 ? "" : "s",
+                 names, n == 1 ? "is" : "are");
+    queue_say(q, p, "reap", whom);
+}
+
 int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
 {
     struct table *t = &q->table;
-    int64_t deadline = 0;
+    struct fab_patience p = {.w = NULL};
     if (BASE_UNLIKELY(max == 0))
         return base_fail(-EINVAL, "queue '%s': reaping 0 completions", q->name);
     if (max > INT32_MAX)
@@ -188,15 +206,21 @@ int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
             return base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name);
         if (timeout_ns == 0)
             return -ETIMEDOUT;
-        if (deadline == 0)
-            deadline = fab_timeout(q->w, timeout_ns);
+        if (!p.w)
+            fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
         queue_place_pending(q);
         int64_t slice = base_now_ns() + 10 * WEFT_MS; /* another thread may have reaped the last one */
-        int rc = fab_wait(q->w, reap_ready, q, slice < deadline ? slice : deadline);
+        int64_t next = fab_patience_next(&p);
+        int rc = fab_wait(q->w, reap_ready, q, slice < next ? slice : next);
         if (rc && rc != -ETIMEDOUT)
             return rc;
-        if (rc && base_now_ns() >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': nothing was completed before the deadline", q->name);
+        int over = rc ? queue_check(q, &p) : 0;
+        if (over == -ETIMEDOUT)
+            return base_fail(over, "queue '%s': nothing was completed before the deadline", q->name);
+        if (over)
+            return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
+        if (rc && fab_patience_due(&p))
+            say_reap(q, &p);
     }
 }
 
