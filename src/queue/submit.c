@@ -169,20 +169,26 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
-/* Where the work is that this node waits for. Who has claimed it there, the shard's node may know. */
+/* Who has claimed the work that this node waits for; of a shard on another host, only whose it is. */
 static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 {
-    bool in[WEFT_MAX_NODES];
-    char names[128], whom[224];
+    bool homes[WEFT_MAX_NODES], in[WEFT_MAX_NODES] = {false};
+    char names[160], whom[256];
     base_spin_lock(&q->table.lock);
-    unsigned long long tasks = table_homes(&q->table, in);
+    unsigned long long tasks = table_homes(&q->table, homes);
     base_spin_unlock(&q->table.lock);
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = homes[i] ? queue_view_of(q, i) : NULL;
+        if (v && v->shard.mem)
+            slot_workers(&v->shard, q->w->rank, q->w->size, in);
+        else if (v)
+            in[i] = true;
+    }
     uint32_t n = fab_name_nodes(q->w, in, names, sizeof names);
     if (n == 0)
-        snprintf(whom, sizeof whom, "%llu tasks, for which no shard has room now", tasks);
-    else
-        snprintf(whom, sizeof whom, "%llu task%s in the shard%s of %s, which %s alive", tasks, tasks == 1 ? "" : "s", n == 1 ? "" : "s",
-                 names, n == 1 ? "is" : "are");
+        fab_name_living(q->w, names, sizeof names);
+    snprintf(whom, sizeof whom, "%llu task%s %s%s%s", tasks, tasks == 1 ? "" : "s", n == 0 ? "that nobody has claimed; " : "at ", names,
+             n == 0 ? "" : n == 1 ? ", which is alive" : ", which are alive");
     queue_say(q, p, "reap", whom);
 }
 
