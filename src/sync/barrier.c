@@ -31,8 +31,8 @@
 #define COME_WORD     0u /* of a node's own line: the barrier that it has come to last */
 
 /* When a wait says for whom it waits, it asks the others whether they have come: for so long each, and all together. */
-#define ASK_NS     (100 * WEFT_MS)
-#define ASK_ALL_NS WEFT_SECOND
+#define ASK_NS     WEFT_SECOND
+#define ASK_ALL_NS (3 * WEFT_SECOND)
 
 static inline uint32_t signal_word(uint64_t set)
 {

@@ -115,7 +115,7 @@ static void late(weft *w, void *arg)
         CHECK(all[i] == 10 + i);
     if (me == 0) {
         listen_end();
-        CHECK(times("goes on waiting") == 2 && times("node 3") == 2 - times("nodes 2 and 3, which are alive"));
+        CHECK(times("goes on waiting") == 2);
     }
     w->deadline_ns = 30 * WEFT_SECOND;
     meet(&l->done, weft_size(w));
@@ -424,14 +424,14 @@ static void lost(weft *w, void *arg)
     while (weft_alive(w, 2))
         usleep(1000);
     if (me == 1) {
-        usleep(4 * LITTLE / 1000); /* it still waits */
+        wait_until_said("goes on waiting");
+        usleep(4 * LITTLE / 1000); /* it still does */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
         OK(weft_flush(w, 0, WEFT_DEFAULT));
     }
     if (me == 3) {
         wait_for(stage, 5);
-        wait_until_said("goes on waiting"); /* the second time: it is in it */
-        while (times("goes on waiting") < 2)
+        while (times("goes on waiting") < 2) /* it is in the second wait */
             usleep(1000);
         raise(SIGKILL);
     }
