@@ -30,7 +30,7 @@ void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom wh
         .say_at = lasting ? base_deadline(w->say_after_ns) : INT64_MAX,
         .lost_at = INT64_MAX,
         .epoch = weft_epoch(w),
-        .dead = fab_count_dead(w),
+        .dead = whom == FAB_ANY ? fab_count_dead(w) : 0,
     };
     if (lasting && whom != FAB_KNOWN && alone(w))
         p->lost_at = base_deadline(w->deadline_ns);
@@ -43,8 +43,8 @@ int fab_patience_check(struct fab_patience *p)
         return -ETIMEDOUT;
     uint64_t epoch = weft_epoch(p->w);
     if (epoch != p->epoch) {
-        uint32_t dead = fab_count_dead(p->w);
-        bool lost = alone(p->w) ? p->whom != FAB_KNOWN : p->whom == FAB_ANY && dead != p->dead;
+        uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w) : 0;
+        bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
         if (p->lasting && lost && p->lost_at == INT64_MAX)
             p->lost_at = base_deadline(p->w->deadline_ns);
         p->epoch = epoch;

@@ -481,13 +481,54 @@ static void test_no_workers(void **state)
     assert_true(WIFSIGNALED(status[1]));
 }
 
+/* What a node that is stopped has submitted is not taken for complete because nobody can ask it. */
+struct stopped {
+    _Atomic uint32_t here, end;
+    _Atomic int pid;
+};
+
+static void stopped(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_queue *q = open_queue(w, 64, 0, weft_rank(w) == 0, 0);
+    if (weft_rank(w) == 1) {
+        weft_task task = numbered(1);
+        weft_done done;
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+        s->pid = (int)getpid();
+        meet(&s->here, 2);
+        wait_for(&s->end, 1);
+        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+    } else {
+        meet(&s->here, 2);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT);
+        stop_asleep(s->pid);
+        w->deadline_ns = LITTLE; /* of the questions */
+        int rc = weft_drain(q, 10 * LITTLE);
+        w->deadline_ns = 30 * WEFT_SECOND;
+        kill(s->pid, SIGCONT);
+        CHECK(rc == -ETIMEDOUT);
+        CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
+        s->end = 1;
+        OK(weft_drain(q, WEFT_DEFAULT));
+    }
+    meet(&s->here, 4);
+    OK(weft_queue_close(q));
+}
+
+static void test_stopped(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, stopped, shared_words(4096)), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_late),    cmocka_unit_test(test_held),      cmocka_unit_test(test_slow_work),
         cmocka_unit_test(test_bounded), cmocka_unit_test(test_again),     cmocka_unit_test(test_passed_by),
         cmocka_unit_test(test_given),   cmocka_unit_test(test_dies_meanwhile), cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_no_workers),
+        cmocka_unit_test(test_no_workers), cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
