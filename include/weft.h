@@ -14,7 +14,8 @@
  *   - functions return 0 or a negative errno; weft_error() has the sentence that goes with it;
  *   - any thread may call any function;
  *   - sizes and offsets are bytes, times are nanoseconds;
- *   - nothing waits for ever: each wait ends at its deadline with -ETIMEDOUT.
+ *   - nothing waits for ever for the dead: an operation ends at its deadline with -ETIMEDOUT; a wait for other nodes' doing
+ *     (weft/types.h) lasts as long as they live, unless a time-out or WEFT_DEADLINE bounds it.
  */
 #ifndef WEFT_H
 #define WEFT_H

@@ -90,7 +90,8 @@ WEFT_API int weft_progress(weft *w);
 
 /* Wait until the 8-byte word at `word`, in this node's own pool, satisfies `cmp value`. Woken by weft_put_signal,
  * weft_counter_add() and the atomics, from any node; a plain put, and an atomic that this node's device does by itself
- * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). */
+ * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). With WEFT_DEFAULT it lasts as long
+ * as the other nodes live: see weft/types.h for how, and for its -ECONNRESET. */
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 WEFT_API int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen,
                              int64_t timeout_ns);

@@ -30,15 +30,15 @@ typedef struct weft_config {
     uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
     uint64_t pool_bytes;     /* size of this node's pool (WEFT_POOL) */
     uint32_t pool_flags;     /* WEFT_POOL_... or'ed */
-    int64_t deadline_ns;     /* default deadline of every wait (WEFT_DEADLINE) */
+    int64_t deadline_ns;     /* default deadline of operations; when set, of every wait (WEFT_DEADLINE) */
     int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
     int64_t reconnect_ns;    /* how long to try to build a broken RDMA link anew; negative: not at all (WEFT_RECONNECT) */
 } weft_config;
 
-/* Join. Blocks until all nodes are connected or the join deadline has passed; then the error names the nodes
- * that are missing. `config` may be NULL.
+/* Join. Blocks until all nodes are connected with all or the join deadline has passed; then the error names the nodes
+ * that are missing. It ends at all nodes together: what a program does first meets none that still connects. `config` may be NULL.
  * Errors: -EINVAL a setting is wrong (weft_error() names it), -ETIMEDOUT nodes missing, -EACCES refused by the
- * coordinator, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
+ * coordinator, -ECONNRESET a node has failed or ended meanwhile, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
  * weft of this version. Nothing is left behind. */
 WEFT_API int weft_open(weft **out, const weft_config *config);
 

@@ -91,10 +91,12 @@ WEFT_API int weft_renew(weft_queue *q, weft_claim *claim);
 WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
 
 /* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1; -ETIMEDOUT;
- * -ENOENT when nothing of this node's is outstanding. With a time-out of 0 -ETIMEDOUT sets no sentence, as above. */
+ * -ENOENT when nothing of this node's is outstanding. With a time-out of 0 -ETIMEDOUT sets no sentence, as above.
+ * With WEFT_DEFAULT it lasts as long as somebody can do the work; -ECONNRESET when nobody is left: see weft/types.h. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all submitted work of all nodes alive is complete. Completions not yet reaped stay to be reaped. */
+/* Wait until all submitted work of all nodes alive is complete. Completions not yet reaped stay to be reaped. Lasts as
+ * weft_reap() does. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
 
 /* Tell every node that no more work will come: claims return -ESHUTDOWN once nothing is ready. */

@@ -14,25 +14,30 @@ extern "C" {
 /* Wait until every node that is alive has called it the same number of times. One call at a time a node.
  * -ECONNRESET: a node has gone, and this barrier with it. weft_alive() then says who is left, and the next barrier is
  * theirs: after an error, call it until it returns 0, and those that are left have met. A node that leaves by
- * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come; it
- * may still come, and then the nodes' barriers are out of step. -EBUSY: another thread of this node is in one. */
+ * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come. The next call
+ * goes on with this barrier, it does not begin another: call it until it returns something else, and the nodes' barriers
+ * stay in step, whoever of them timed out. So a time-out of 0 asks whether all have come. The others wait for a node that
+ * timed out and does not call again. -EBUSY: another thread of this node is in one. */
 WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
 
 /* Give a word, and get every node's: all[i] is node i's, 0 for one that is gone. A barrier, with its errors; `all` has
- * room for weft_size() words. This is how nodes learn each other's first addresses. */
+ * room for weft_size() words, which say nothing after an error. This is how nodes learn each other's first addresses. One that
+ * timed out is entered again like a barrier; then the word of the first call stands, which others may have already. */
 WEFT_API int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns);
 
 /* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
  * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the
  * next in line gets it, and `*inherited` (may be NULL) is true: what the lock guards may be half done.
- * -ETIMEDOUT: not acquired. -ECONNRESET: the word's node is gone, and with it the lock. */
+ * -ETIMEDOUT: not acquired. -ECONNRESET: the word's node is gone, and with it the lock. -ENOMEM: the word's node has no memory
+ * for one more that waits. */
 WEFT_API int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
 WEFT_API int weft_unlock(weft *w, weft_gaddr word); /* -EPERM when this node does not hold it */
 
 /* A counter is an 8-byte aligned word of any pool. */
 WEFT_API int weft_counter_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old);
 WEFT_API int weft_counter_read(weft *w, weft_gaddr word, uint64_t *value);
-/* Wait until the counter, on any node, is at least `value`. */
+/* Wait until the counter, on any node, is at least `value`. -ECONNRESET: the counter's node is gone, or a node that may have been
+ * the one to add (see weft/types.h). */
 WEFT_API int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_ns);
 
 #ifdef __cplusplus

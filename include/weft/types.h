@@ -57,8 +57,20 @@ static inline uint64_t weft_gaddr_offset(weft_gaddr a)
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }
 
-/* Time-outs are relative, in nanoseconds. WEFT_DEFAULT means the node's own deadline
- * (WEFT_DEADLINE, 30 s unless set); 0 looks once and does not wait. */
+/* Time-outs are relative, in nanoseconds. 0 looks once and does not wait. WEFT_DEFAULT means the node's own deadline
+ * (WEFT_DEADLINE, 30 s unless set), for operations: put, get, atomics, messages, flush.
+ *
+ * A wait for other nodes' doing is different: weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(),
+ * weft_reap() and weft_drain(). With WEFT_DEFAULT, and where nobody has set the deadline (environment, hostfile, weft_config), it
+ * lasts as long as those it waits for live, and ends with -ECONNRESET when they are gone: a node that takes long is not an error.
+ * After 30 s (WEFT_SAY_AFTER) it says once on stderr for whom it waits. A time-out, or a deadline that is set, bounds it:
+ * -ETIMEDOUT.
+ *
+ * Of some of these nobody knows who is to end them. weft_wait_until() and weft_counter_wait(): when a node dies meanwhile it may
+ * have been the one, and when no other node lives (any more) none is left. weft_reap() and weft_drain(), whose work any node can
+ * do: when no other node lives, and this one has claimed nothing of that queue itself. Then the wait goes on for 30 s (the node's
+ * deadline), in which others, or a thread of this process, may still end it; after that: -ECONNRESET. In a cluster of one node
+ * they last until a thread of the process ends them. */
 #define WEFT_DEFAULT    ((int64_t)-1)
 #define WEFT_US         ((int64_t)1000)
 #define WEFT_MS         ((int64_t)1000000)

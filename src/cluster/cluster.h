@@ -62,7 +62,8 @@ struct cluster_settings {
     size_t secret_len;
     uint64_t pool_bytes;
     uint32_t pool_flags;
-    int64_t deadline_ns, join_timeout_ns, liveness_ns, reconnect_ns, spin_ns;
+    int64_t deadline_ns, say_after_ns, join_timeout_ns, liveness_ns, reconnect_ns, spin_ns;
+    bool bounded;        /* somebody has set the deadline: it bounds waits for other nodes' doing too */
     struct cluster_hostfile *hosts; /* NULL: none */
 };
 /* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */

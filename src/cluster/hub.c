@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * While every pair of nodes connects, all keep the connection to node 0 by which they met: whoever fails says so over it, node 0
- * tells the others, and nobody waits for one that will not come. A node that has connected with all says that too; node 0
- * stays until all have.
+ * tells the others, and nobody waits for one that will not come. A node that has connected with all says that too. When all
+ * have, node 0 tells everybody, and only then their weft_open() ends: a program's first barrier meets no node that is still connecting,
+ * which with hundreds of nodes on one machine takes longer than the barrier's deadline may be.
  */
 #include "cluster/join.h"
 
@@ -12,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CAUSE_WAIT WEFT_SECOND /* for what a peer failed of, whose connection has just closed */
+#define CAUSE_WAIT WEFT_SECOND       /* for what a peer failed of, whose connection has just closed */
+#define WORD_GRACE (5 * WEFT_SECOND) /* node 0's deadline may be that much later than ours: it says more */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {
@@ -69,12 +71,12 @@ static int hear(struct join *j, struct join_hub *h)
     int rc = join_read(h->fd, &m, sizeof m, base_deadline(CAUSE_WAIT));
     if (rc) {
         hang_up(h);
-        return h->done ? 0 : failed(j, h->rank, "it ended");
+        return failed(j, h->rank, "it ended");
     }
     message_mac(right, j, &m);
     bool sense = m.magic == WIRE_MAGIC && sodium_memcmp(right, m.mac, WIRE_MAC) == 0 && m.rank < j->w->size && m.rank != j->w->rank &&
                  memchr(m.text, 0, sizeof m.text) && (m.rank == h->rank || j->w->rank != 0);
-    if (sense && m.error == 0 && j->w->rank == 0) {
+    if (sense && m.error == 0 && m.rank == h->rank && !h->done) {
         h->done = true;
         return 0;
     }
@@ -135,6 +137,23 @@ static int wait_for_all(struct join *j)
             rc = base_fail(-ETIMEDOUT, "node %u (pid %u on %s): %s", who, j->cards[who].pid, j->cards[who].host, text);
         }
     }
+    for (uint32_t i = 0; !rc && i < j->hub_count; i++)
+        send_news(j, &j->hubs[i], 0, 0, "");
+    return rc;
+}
+
+/* The others: until node 0 says that they have. It gives up at its own deadline, and says so. */
+static int wait_for_word(struct join *j)
+{
+    struct join_hub *h = &j->hubs[0];
+    int ready, rc = 0;
+    send_news(j, h, j->w->rank, 0, "");
+    while (!rc && !h->done) {
+        rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
+        if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
+            rc = base_fail(-ETIMEDOUT, "node 0 (pid %u on %s) has not said within %.1f s that all nodes have connected; if slow, raise "
+                           "WEFT_JOIN_TIMEOUT", j->cards[0].pid, j->cards[0].host, (double)j->settings->join_timeout_ns / 1e9);
+    }
     return rc;
 }
 
@@ -143,8 +162,8 @@ int join_hub_end(struct join *j, int rc)
     bool follows = rc == -ECONNRESET || rc == -EPIPE; /* of another's failure, perhaps: that one says more */
     int ready, cause = 0;
     if (rc == 0)
-        rc = j->w->rank == 0 ? wait_for_all(j) : (send_news(j, &j->hubs[0], j->w->rank, 0, ""), 0);
-    else if (!j->told && j->hub_count) {
+        rc = j->w->rank == 0 ? wait_for_all(j) : wait_for_word(j);
+    if (rc && !j->told && j->hub_count) {
         char own[WIRE_REASON];
         snprintf(own, sizeof own, "%s", base_error());
         for (int64_t end = base_deadline(CAUSE_WAIT); follows && !cause && base_now_ns() < end;)

@@ -22,7 +22,7 @@ struct join_listener {
 struct join_hub {
     int fd; /* -1: closed */
     uint32_t rank;
-    bool done; /* it has connected with all */
+    bool done; /* it has connected with all; node 0: all have */
 };
 
 struct join {
@@ -58,7 +58,8 @@ int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes the descriptor
 /* Until one of these can be read (it is *ready, else -1), somebody has news, `until` or a second is over. An error: a node has
  * failed, and the sentence says which and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
-/* This node has connected with all, or failed (`rc`, with its sentence): tell the others. What is to be returned. */
+/* This node has connected with all, or failed (`rc`, with its sentence): tell the others; when it has, wait until all have. What is to
+ * be returned. */
 int join_hub_end(struct join *j, int rc);
 
 /* --- pairs.c --- */

@@ -22,7 +22,7 @@ enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, LANES, RAIL_LIST, PA
 enum id {
     RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, VERBS_LIBRARY, DEVICE, RAILS, STRIPE, GID_INDEX, GUARD, TB_LANES, TB_CHECK, POOL, POOL_HUGE,
     POOL_LOCK, POOL_PREFAULT,
-    DEADLINE, JOIN_TIMEOUT, LIVENESS, RECONNECT, SPIN, SSH, LOG, COUNT
+    DEADLINE, SAY_AFTER, JOIN_TIMEOUT, LIVENESS, RECONNECT, SPIN, SSH, LOG, COUNT
 };
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
@@ -93,7 +93,10 @@ static const struct setting table[COUNT] = {
                        .in_hostfile = true, .help = "touch every page of the pool at the start"},
     [DEADLINE] = {.name = "deadline", .variable = "WEFT_DEADLINE", .fallback = "30s", .kind = DURATION,
                   .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
-                  .help = "how long an operation waits unless told otherwise"},
+                  .help = "how long an operation waits unless told otherwise; when it is set, barriers, locks and the like too"},
+    [SAY_AFTER] = {.name = "say_after", .variable = "WEFT_SAY_AFTER", .fallback = "30s", .kind = DURATION,
+                   .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
+                   .help = "a barrier or the like, which waits as long as the others live, says after so long for whom"},
     [JOIN_TIMEOUT] = {.name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
                       .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                       .help = "how long a node waits for the others to come; more by itself from 82 nodes on"},
@@ -564,11 +567,12 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         enum id id;
         int64_t *out;
     } durations[] = {{DEADLINE, &out->deadline_ns},
+                     {SAY_AFTER, &out->say_after_ns},
                      {JOIN_TIMEOUT, &out->join_timeout_ns},
                      {LIVENESS, &out->liveness_ns},
                      {RECONNECT, &out->reconnect_ns},
                      {SPIN, &out->spin_ns}};
-    for (int i = 0; rc == 0 && i < 5; i++)
+    for (int i = 0; rc == 0 && i < 6; i++)
         rc = read_duration(durations[i].id, &found[durations[i].id], durations[i].out);
     if (rc == 0 && found[TRANSPORT].text[0])
         rc = read_choice(TRANSPORT, &found[TRANSPORT]);
@@ -588,6 +592,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
     if (rc == 0)
         rc = read_number(GID_INDEX, &found[GID_INDEX], &gid_index);
     out->gid_index = (int)gid_index;
+    out->bounded = found[DEADLINE].source != CLUSTER_DEFAULT;
     if (rc) {
         cluster_settings_clear(out);
         return rc;

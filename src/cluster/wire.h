@@ -77,7 +77,7 @@ struct wire_token {
 struct wire_news {
     uint64_t magic;
     uint32_t rank;        /* about this node */
-    int32_t error;        /* 0: it has connected with all; else it has failed, an errno, and why */
+    int32_t error;        /* 0: it has connected with all (from node 0: all have); else it has failed, an errno, and why */
     char text[WIRE_REASON];
     uint8_t mac[WIRE_MAC]; /* over everything else, and the session */
 };

@@ -272,11 +272,12 @@ struct word_wait {
     const uint64_t *word;
     uint64_t value, seen;
     weft_cmp cmp;
+    bool met;
+    struct fab_patience patience;
 };
 
-static bool word_is(void *arg)
+static bool compare(struct word_wait *c)
 {
-    struct word_wait *c = arg;
     uint64_t v = __atomic_load_n(c->word, __ATOMIC_ACQUIRE); /* pairs with the signal's release */
     c->seen = v;
     switch (c->cmp) {
@@ -296,6 +297,41 @@ static bool word_is(void *arg)
     return false;
 }
 
+/* Is the word as wanted, or has a node gone? */
+static bool word_or_loss(void *arg)
+{
+    struct word_wait *c = arg;
+    c->met = compare(c);
+    return c->met || weft_epoch(c->patience.w) != c->patience.epoch;
+}
+
+static BASE_COLD void say_word(const struct fab_patience *p, weft_gaddr word, uint64_t seen)
+{
+    char what[64], whom[256], living[160];
+    fab_name_living(p->w, living, sizeof living);
+    snprintf(what, sizeof what, "wait at %#llx", (unsigned long long)word);
+    snprintf(whom, sizeof whom, "that word of its own to change, which is %llu; %s", (unsigned long long)seen, living);
+    fab_patience_say(p, what, whom);
+}
+
+static int wait_for_word(struct word_wait *c, weft_gaddr word)
+{
+    struct fab_patience *p = &c->patience;
+    for (;;) {
+        int rc = fab_wait(p->w, word_or_loss, c, fab_patience_next(p));
+        if (c->met || (rc && rc != -ETIMEDOUT))
+            return rc;
+        rc = fab_patience_check(p);
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "wait at %#llx: still %llu at the deadline", (unsigned long long)word, (unsigned long long)c->seen);
+        if (rc)
+            return base_fail(rc, "wait at %#llx: still %llu: %s", (unsigned long long)word, (unsigned long long)c->seen,
+                             fab_patience_loss(p));
+        if (fab_patience_due(p))
+            say_word(p, word, c->seen);
+    }
+}
+
 int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns)
 {
     struct fab_link *l;
@@ -305,12 +341,12 @@ int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint
     if (weft_gaddr_node(word) != w->rank || (word & 7) || (unsigned)cmp > WEFT_GE)
         return base_fail(-EINVAL, "wait at %#llx: it must be an 8-byte aligned word of this node's pool, and a known comparison",
                          (unsigned long long)word);
-    struct word_wait c = {(const uint64_t *)(const void *)(w->pool_base + weft_gaddr_offset(word)), value, 0, cmp};
-    rc = word_is(&c) ? 0 : fab_wait(w, word_is, &c, fab_timeout(w, timeout_ns));
+    struct word_wait c = {.word = (const uint64_t *)(const void *)(w->pool_base + weft_gaddr_offset(word)), .value = value, .cmp = cmp};
+    if (!compare(&c)) {
+        fab_patience_begin(&c.patience, w, FAB_ANY, timeout_ns);
+        rc = wait_for_word(&c, word);
+    }
     if (seen)
         *seen = c.seen;
-    if (rc == -ETIMEDOUT)
-        return base_fail(rc, "wait at %#llx: still %llu at the deadline", (unsigned long long)word,
-                         (unsigned long long)c.seen);
     return rc;
 }

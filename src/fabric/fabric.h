@@ -171,6 +171,8 @@ struct fab_handler {
 struct weft {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
     int64_t deadline_ns, spin_ns, liveness_ns;
+    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
+    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
     int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
     struct mem_pool *pool;
     uint8_t *pool_base;
@@ -229,6 +231,8 @@ struct weft {
 struct fab_config {
     uint32_t rank, size;
     int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
+    bool bounded; /* somebody has set the deadline */
+    int64_t say_after_ns;
     const char *transport; /* NULL: choose */
     const char *device;    /* of verbs; NULL: choose */
     uint32_t rails;        /* of rc; 0: choose */
@@ -262,6 +266,8 @@ int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link
  * and not checked; -ECONNRESET as above. */
 int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
 int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
+/* Read one. Waits, for `timeout_ns` at most. */
+int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
 /* Mark an op pending, before a transport may complete it. */
@@ -286,6 +292,7 @@ void fab_run_gone(struct weft *w, uint32_t node, bool died);
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
 void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
 bool fab_alive(const struct weft *w, uint32_t node);
+uint32_t fab_count_dead(const struct weft *w);
 int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
 static inline void fab_heard(struct fab_link *l)
 {
@@ -343,5 +350,42 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
 void fab_wake_here(struct weft *w); /* wake this node's own waiters, after changing what they wait for */
 void fab_wake(struct weft *w, uint32_t node); /* wake the waiters of a node, after putting to its memory */
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
+
+/* --- patience.c: waits for other nodes' doing --- */
+/* Who is to end a wait. */
+enum fab_whom {
+    FAB_KNOWN, /* a node that the caller knows, and whose death it looks for itself */
+    FAB_ANY,   /* nobody knows: a node that dies meanwhile may be the one, and so may be the last other node that goes */
+    FAB_LAST,  /* any living node can: only when the last other node has gone there is nobody left */
+};
+struct fab_patience {
+    struct weft *w;
+    enum fab_whom whom;
+    bool lasting;     /* it has no deadline of its own */
+    int64_t deadline; /* INT64_MAX: none */
+    int64_t say_at;   /* INT64_MAX: said, or nothing is to be said */
+    int64_t lost_at;  /* who was to end it is gone: it goes on until then; INT64_MAX: nobody is */
+    uint64_t epoch;   /* in which the members were looked at last */
+    uint32_t dead;    /* there were then */
+};
+void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom whom, int64_t timeout_ns);
+/* When to look at it again, at the latest: the deadline to give to fab_wait(). */
+static inline int64_t fab_patience_next(const struct fab_patience *p)
+{
+    int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
+    return next < p->lost_at ? next : p->lost_at;
+}
+/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: who was to end it is gone. Without a sentence. */
+int fab_patience_check(struct fab_patience *p);
+/* True once, when it is time to say for whom this node waits. */
+bool fab_patience_due(struct fab_patience *p);
+/* "barrier", "nodes 2 and 3, which are alive". */
+void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
+/* "no node", "node 2", "nodes 2 and 3": those with `in`, the first ones by number; returns how many there are. */
+uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t len);
+/* "node 1 is alive", "no other node is alive" */
+void fab_name_living(const struct weft *w, char *buf, size_t len);
+/* Why a wait is over whose end nobody knew: the rest of a sentence for -ECONNRESET. */
+const char *fab_patience_loss(const struct fab_patience *p);
 
 #endif

@@ -69,6 +69,8 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->size = config->size;
     w->size_here = 1;
     w->deadline_ns = config->deadline_ns;
+    w->bounded = config->bounded;
+    w->say_after_ns = config->say_after_ns;
     w->spin_ns = config->spin_ns;
     w->liveness_ns = config->liveness_ns;
     w->reconnect_ns = config->reconnect_ns;

@@ -70,18 +70,39 @@ static int begin(struct weft *w, struct fab_now **n)
 }
 
 /* `rc`: of the call that started it. */
-static int end(struct weft *w, struct fab_now *n, int rc)
+static int end(struct weft *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
         n->op.status = rc; /* it was not */
     else
-        rc = weft_wait(w, &n->op, WEFT_DEFAULT);
+        rc = weft_wait(w, &n->op, timeout_ns);
     return rc;
 }
 
 static bool in_pool(const struct weft *w, const void *p)
 {
     return (uintptr_t)p - (uintptr_t)w->pool_base < w->pool_bytes;
+}
+
+int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns)
+{
+    if (!fab_alive(w, node))
+        return fab_refuse_node(w, node);
+    struct fab_link *l = &w->links[node];
+    const uint64_t *word = l->transport->pointer(w, l, offset);
+    if (word) {
+        *value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        return 0;
+    }
+    struct fab_now *n;
+    int rc = begin(w, &n);
+    if (rc)
+        return rc;
+    rc = end(w, n, l->transport->get(w, l, n->bytes, offset, sizeof *value, &n->op), timeout_ns);
+    if (rc == 0)
+        memcpy(value, n->bytes, sizeof *value);
+    give(w, n);
+    return rc;
 }
 
 int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
@@ -96,7 +117,7 @@ int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
         memcpy(n->bytes, src, len);
         src = n->bytes;
     }
-    rc = end(w, n, weft_put(w, dst, src, len, &n->op));
+    rc = end(w, n, weft_put(w, dst, src, len, &n->op), WEFT_DEFAULT);
     give(w, n);
     return rc;
 }
@@ -110,7 +131,7 @@ int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
     if (rc)
         return rc;
     bool little = len <= sizeof n->bytes && !in_pool(w, dst);
-    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op));
+    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_DEFAULT);
     if (rc == 0 && little)
         memcpy(dst, n->bytes, len);
     give(w, n);
@@ -132,7 +153,7 @@ static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a
     int rc = what == FAB_ADD ? weft_fetch_add(w, word, a, to, op) : what == FAB_SWAP ? weft_swap(w, word, a, to, op) :
              weft_compare_swap(w, word, a, b, to, op);
     if (n) {
-        rc = end(w, n, rc);
+        rc = end(w, n, rc, WEFT_DEFAULT);
         if (rc == 0 && old)
             *old = n->old;
         give(w, n);

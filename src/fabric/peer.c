@@ -26,6 +26,14 @@ bool fab_alive(const struct weft *w, uint32_t node)
     return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE;
 }
 
+uint32_t fab_count_dead(const struct weft *w)
+{
+    uint32_t dead = 0;
+    for (uint32_t i = 0; i < w->size; i++)
+        dead += atomic_load_explicit(&w->links[i].state, memory_order_acquire) == FAB_DEAD;
+    return dead;
+}
+
 void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why)
 {
     struct fab_link *l = &w->links[node];

@@ -40,6 +40,8 @@ int weft_open(weft **out, const weft_config *config)
         .rank = s.rank,
         .size = s.size,
         .deadline_ns = s.deadline_ns,
+        .bounded = s.bounded,
+        .say_after_ns = s.say_after_ns,
         .spin_ns = s.spin_ns,
         .liveness_ns = s.liveness_ns,
         .reconnect_ns = s.reconnect_ns,

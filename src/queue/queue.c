@@ -4,6 +4,7 @@
  */
 #include "queue/queue.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,6 +172,26 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
     return q->own->shard.slots ? q->next_scan - now : SCAN_NS;
 }
 
+/* --- waits --- */
+
+/* A node that claims tasks itself needs no other for its work to be done. */
+int queue_check(struct weft_queue *q, struct fab_patience *p)
+{
+    int rc = fab_patience_check(p);
+    if (rc == -ECONNRESET && atomic_load_explicit(&q->claimed, memory_order_relaxed)) {
+        p->lost_at = INT64_MAX;
+        rc = 0;
+    }
+    return rc;
+}
+
+void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom)
+{
+    char name[64];
+    snprintf(name, sizeof name, "queue '%s': %s", q->name, what);
+    fab_patience_say(p, name, whom);
+}
+
 /* --- drain --- */
 
 /* One sweep over the counters of the nodes that are alive: all equal, and `*sum` of what was submitted. */
@@ -184,8 +205,11 @@ static bool sweep(struct weft_queue *q, uint64_t *sum)
             continue;
         /* completed first: what is submitted after that makes them differ */
         if (slot_header_load(&v->shard, SLOT_COMPLETED, &completed) ||
-            slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted))
-            continue; /* it has just gone */
+            slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted)) {
+            if (fab_alive(q->w, i))
+                return false; /* it is stopped: what it has submitted cannot be known now */
+            continue;         /* it has just gone */
+        }
         if (submitted != completed)
             return false;
         *sum += submitted + 1; /* a node that comes or goes counts as a change */
@@ -212,17 +236,41 @@ static bool drain_ready(void *arg)
     return drained(q);
 }
 
+/* Whose work is not complete; not known of a node that does not answer. */
+static void say_drain(struct weft_queue *q, const struct fab_patience *p)
+{
+    bool open[WEFT_MAX_NODES];
+    char names[128], whom[192];
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        uint64_t submitted, completed;
+        open[i] = v && fab_alive(q->w, i) && slot_header_load(&v->shard, SLOT_COMPLETED, &completed) == 0 &&
+                  slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted) == 0 && submitted != completed;
+    }
+    uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
+    if (n == 0)
+        snprintf(whom, sizeof whom, "work that is still being submitted");
+    else
+        snprintf(whom, sizeof whom, "work of %s, which %s alive", names, n == 1 ? "is" : "are");
+    queue_say(q, p, "drain", whom);
+}
+
 int weft_drain(weft_queue *q, int64_t timeout_ns)
 {
     if (drained(q))
         return 0;
-    int64_t deadline = fab_timeout(q->w, timeout_ns);
+    struct fab_patience p;
+    fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
     for (;;) {
-        int64_t now = base_now_ns();
-        if (now >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': not all submitted work was complete before the deadline", q->name);
-        int64_t slice = now + DRAIN_SLICE_NS;
-        int rc = fab_wait(q->w, drain_ready, q, slice < deadline ? slice : deadline);
+        int over = queue_check(q, &p);
+        if (over == -ETIMEDOUT)
+            return base_fail(over, "queue '%s': not all submitted work was complete before the deadline", q->name);
+        if (over)
+            return base_fail(over, "queue '%s': not all submitted work is complete, and %s to do it", q->name, fab_patience_loss(&p));
+        if (fab_patience_due(&p))
+            say_drain(q, &p);
+        int64_t slice = base_now_ns() + DRAIN_SLICE_NS, next = fab_patience_next(&p);
+        int rc = fab_wait(q->w, drain_ready, q, slice < next ? slice : next);
         if (rc != -ETIMEDOUT && rc)
             return rc;
         queue_place_pending(q);

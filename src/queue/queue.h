@@ -174,6 +174,9 @@ void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
 
 /* --- queue.c --- */
+/* fab_patience_check() and fab_patience_say() for waits of this room. */
+int queue_check(struct weft_queue *q, struct fab_patience *p);
+void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 void queue_destroy(struct weft_queue *q); /* free what is private; nobody is inside */
 /* Upkeep; returns ns until the next. In the progress thread. */
 int64_t queue_tick(struct weft_queue *q, int64_t now);

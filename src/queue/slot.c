@@ -323,6 +323,17 @@ uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
     return requeued;
 }
 
+void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes, bool in[])
+{
+    for (uint32_t i = 0; i < s->slots; i++) {
+        uint64_t word, by;
+        uint32_t base = slot_base(s, i);
+        if (load(s, base, &word) == 0 && slot_status(word) == SLOT_CLAIMED && load(s, base + SLOT_SUBMITTER, &by) == 0 &&
+            by == submitter && slot_owner(word) < nodes)
+            in[slot_owner(word)] = true;
+    }
+}
+
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns)
 {
     uint64_t tail;

@@ -143,6 +143,9 @@ bool slot_room(const struct slot_shard *s);
 /* Home: node `node` is gone. Its tasks are freed, its claims made ready again; returns how many of the latter. */
 uint32_t slot_gone(const struct slot_shard *s, uint32_t node);
 
+/* Who has claimed tasks of this submitter: in[node] is set; about, and slow. */
+void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes, bool in[]);
+
 /* Home: what it has seen of its slots, private to it. */
 struct slot_watch {
     uint64_t *word; /* [slots]: the claimed word last seen; 0: none */

@@ -4,6 +4,7 @@
  */
 #include "queue/queue.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define SUBMIT_RUN      64u  /* tasks to one shard at a time */
@@ -168,10 +169,33 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
+/* Who has claimed the work that this node waits for; of a shard on another host, only whose it is. */
+static void say_reap(struct weft_queue *q, const struct fab_patience *p)
+{
+    bool homes[WEFT_MAX_NODES], in[WEFT_MAX_NODES] = {false};
+    char names[160], whom[256];
+    base_spin_lock(&q->table.lock);
+    unsigned long long tasks = table_homes(&q->table, homes);
+    base_spin_unlock(&q->table.lock);
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = homes[i] ? queue_view_of(q, i) : NULL;
+        if (v && v->shard.mem)
+            slot_workers(&v->shard, q->w->rank, q->w->size, in);
+        else if (v)
+            in[i] = true;
+    }
+    uint32_t n = fab_name_nodes(q->w, in, names, sizeof names);
+    if (n == 0)
+        fab_name_living(q->w, names, sizeof names);
+    snprintf(whom, sizeof whom, "%llu task%s %s%s%s", tasks, tasks == 1 ? "" : "s", n == 0 ? "that nobody has claimed; " : "at ", names,
+             n == 0 ? "" : n == 1 ? ", which is alive" : ", which are alive");
+    queue_say(q, p, "reap", whom);
+}
+
 int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
 {
     struct table *t = &q->table;
-    int64_t deadline = 0;
+    struct fab_patience p = {.w = NULL};
     if (BASE_UNLIKELY(max == 0))
         return base_fail(-EINVAL, "queue '%s': reaping 0 completions", q->name);
     if (max > INT32_MAX)
@@ -188,15 +212,21 @@ int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
             return base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name);
         if (timeout_ns == 0)
             return -ETIMEDOUT;
-        if (deadline == 0)
-            deadline = fab_timeout(q->w, timeout_ns);
+        if (!p.w)
+            fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
         queue_place_pending(q);
         int64_t slice = base_now_ns() + 10 * WEFT_MS; /* another thread may have reaped the last one */
-        int rc = fab_wait(q->w, reap_ready, q, slice < deadline ? slice : deadline);
+        int64_t next = fab_patience_next(&p);
+        int rc = fab_wait(q->w, reap_ready, q, slice < next ? slice : next);
         if (rc && rc != -ETIMEDOUT)
             return rc;
-        if (rc && base_now_ns() >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': nothing was completed before the deadline", q->name);
+        int over = rc ? queue_check(q, &p) : 0;
+        if (over == -ETIMEDOUT)
+            return base_fail(over, "queue '%s': nothing was completed before the deadline", q->name);
+        if (over)
+            return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
+        if (rc && fab_patience_due(&p))
+            say_reap(q, &p);
     }
 }
 

@@ -160,6 +160,18 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
     return n;
 }
 
+uint64_t table_homes(struct table *t, bool in[WEFT_MAX_NODES])
+{
+    for (uint32_t i = 0; i < WEFT_MAX_NODES; i++)
+        in[i] = false;
+    for (uint32_t index = 0; index < t->chunk_count * TABLE_CHUNK; index++) {
+        const struct table_entry *e = at(t, index);
+        if (e->state == TABLE_OUT && e->home < WEFT_MAX_NODES)
+            in[e->home] = true;
+    }
+    return t->submitted - t->completed;
+}
+
 uint32_t table_home_gone(struct table *t, uint32_t home)
 {
     uint32_t n = 0;

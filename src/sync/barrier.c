@@ -13,13 +13,26 @@
  * set tells them that, in words of the line that are for this. All that did not finish start again with the smaller
  * set. A line has not a word for every size of a set: before a word is used again, for a set so much smaller, its reader
  * must have begun with a newer set than the one it was used for.
+ *
+ * Who times out has not left the barrier: the next call goes on where this one stopped, with the same set and generation. So nobody
+ * is ever a generation ahead of one that was late. What it has signalled stands, and others may pass the barrier meanwhile.
+ *
+ * The line of a node in its own pool, which nobody signals by, says which barrier it has come to, for those who want to say for whom
+ * they wait.
  */
+#include <stdio.h>
+
 #include "sync/state.h"
 
 /* A word: nodes in the set (12) . hash of the set (20) . generation (32). Sets only shrink: fewer is newer. */
 #define SIGNAL_WORDS  6u /* of a line; a set uses the one of its size */
 #define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last: it enters no later one of that set */
 #define NEWEST_WORD   7u /* the newest set that the writer has begun with; generation 0 */
+#define COME_WORD     0u /* of a node's own line: the barrier that it has come to last */
+
+/* When a wait says for whom it waits, it asks the others whether they have come: for so long each, and all together. */
+#define ASK_NS     WEFT_SECOND
+#define ASK_ALL_NS (3 * WEFT_SECOND)
 
 static inline uint32_t signal_word(uint64_t set)
 {
@@ -58,14 +71,6 @@ static void take_stock(struct weft *w, struct sync *s)
     s->dead = dead;
 }
 
-uint32_t sync_count_dead(const struct weft *w)
-{
-    uint32_t dead = 0;
-    for (uint32_t i = 0; i < w->size; i++)
-        dead += atomic_load_explicit(&w->links[i].state, memory_order_acquire) == FAB_DEAD;
-    return dead;
-}
-
 struct signal_wait {
     struct weft *w;
     const _Atomic uint64_t *line; /* what `from` writes here */
@@ -99,7 +104,7 @@ static bool signalled(void *arg)
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
         /* A death fails the barrier. One that left had passed it, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
-        if (sync_count_dead(b->w) != b->dead) {
+        if (fab_count_dead(b->w) != b->dead) {
             b->failed = true;
             return true;
         }
@@ -118,15 +123,20 @@ static const _Atomic uint64_t *line_of(const struct weft *w, uint32_t node)
 struct reader_wait {
     struct weft *w;
     uint32_t node, size; /* of the set to signal it for */
+    uint32_t dead;
+    bool failed;
 };
 
-/* Does the node read the word of this set no more for an older one? */
+/* Does the node read the word of this set no more for an older one? Or has the barrier failed meanwhile? */
 static bool has_moved_on(void *arg)
 {
-    const struct reader_wait *r = arg;
+    struct reader_wait *r = arg;
     uint64_t newest = atomic_load_explicit(&line_of(r->w, r->node)[NEWEST_WORD], memory_order_acquire) >> 32;
     uint32_t size = newest ? (uint32_t)(newest >> 20) : r->w->size;
-    return size < r->size + SIGNAL_WORDS || !fab_alive(r->w, r->node);
+    if (size < r->size + SIGNAL_WORDS || !fab_alive(r->w, r->node))
+        return true;
+    r->failed = fab_count_dead(r->w) != r->dead;
+    return r->failed;
 }
 
 static void give_up(struct weft *w, struct sync *s)
@@ -137,25 +147,91 @@ static void give_up(struct weft *w, struct sync *s)
             (void)write_word(w, s->members[i], GIVEN_UP_WORD, v);
 }
 
-static int not_come(const struct weft *w, uint32_t node)
+static int not_come(const struct weft *w, const char *what, uint32_t node)
 {
-    return base_fail(-ETIMEDOUT, "barrier: node %u (pid %d) has not come, or waits for one that has not", node, w->links[node].pid);
+    return base_fail(-ETIMEDOUT, "%s: node %u (pid %d) has not come, or waits for one that has not; the next call goes on with this one",
+                     what, node, w->links[node].pid);
 }
 
-static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed)
+static void say_come(struct weft *w, const struct sync *s, uint32_t generation)
 {
-    uint32_t n = s->member_count;
-    uint64_t mine = s->set << 32 | s->generation;
-    for (uint32_t distance = 1; distance < n; distance <<= 1) {
-        uint32_t to = s->members[(s->place + distance) % n], from = s->members[(s->place + n - distance) % n];
-        struct reader_wait r = {w, to, n};
-        if (BASE_UNLIKELY(n + SIGNAL_WORDS <= w->size) && !has_moved_on(&r)) {
-            int rc = fab_wait(w, has_moved_on, &r, deadline);
-            if (rc)
-                return rc == -ETIMEDOUT ? not_come(w, to) : rc;
-        }
-        int rc = write_word(w, to, signal_word(s->set), mine);
-        if (rc && rc != -ECONNRESET)
+    _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + fab_barrier_offset(w->rank));
+    /* release: pairs with the acquire in fab_system_get(); nothing depends on it but what is said to people */
+    atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
+}
+
+static bool has_come(const struct sync *s, uint64_t word)
+{
+    uint64_t set = word >> 32;
+    return set == s->set ? (int32_t)((uint32_t)word - s->generation) >= 0 : set != 0 && set >> 20 < s->set >> 20;
+}
+
+/* Who has not come, as far as that can be known now. False: meanwhile what this node waits for is there. */
+static bool find_late(struct weft *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
+{
+    int64_t end = base_deadline(ASK_ALL_NS);
+    for (uint32_t i = 0; i < w->size; i++)
+        late[i] = false;
+    for (uint32_t i = 0; i < s->member_count && base_now_ns() < end; i++) {
+        uint32_t node = s->members[i];
+        uint64_t word;
+        if (ready(arg))
+            return false;
+        if (node != w->rank && fab_system_get(w, node, fab_barrier_offset(node) + 8 * COME_WORD, &word, ASK_NS) == 0)
+            late[node] = !has_come(s, word);
+    }
+    return true;
+}
+
+int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from)
+{
+    struct weft *w = p->w;
+    for (;;) {
+        int rc = fab_wait(w, ready, arg, fab_patience_next(p));
+        if (rc != -ETIMEDOUT || fab_patience_check(p))
+            return rc;
+        bool late[WEFT_MAX_NODES];
+        if (!fab_patience_due(p) || !find_late(w, w->sync, ready, arg, late))
+            continue;
+        char names[128], whom[192];
+        uint32_t n = fab_name_nodes(w, late, names, sizeof names);
+        if (n == 0) /* it has come, and is held up between two steps */
+            snprintf(whom, sizeof whom, "node %u, which is alive", from);
+        else
+            snprintf(whom, sizeof whom, "%s, which %s alive", names, n == 1 ? "is" : "are");
+        fab_patience_say(p, what, whom);
+    }
+}
+
+/* Signal the node of this round, when it has a word free for that. */
+static int signal_next(struct weft *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
+{
+    uint32_t n = s->member_count, to = s->members[(s->place + s->distance) % n];
+    struct reader_wait r = {.w = w, .node = to, .size = n, .dead = s->dead};
+    if (BASE_UNLIKELY(n + SIGNAL_WORDS <= w->size) && !has_moved_on(&r)) {
+        int rc = sync_wait(p, has_moved_on, &r, what, to);
+        if (rc)
+            return rc == -ETIMEDOUT ? not_come(w, what, to) : rc;
+    }
+    *failed = r.failed;
+    if (r.failed)
+        return 0;
+    int rc;
+    do /* a node that is stopped takes nothing for longer than an operation waits */
+        rc = write_word(w, to, signal_word(s->set), s->set << 32 | s->generation);
+    while (rc == -ETIMEDOUT && p->lasting);
+    if (rc && rc != -ECONNRESET)
+        return rc;
+    s->sent = true;
+    return 0;
+}
+
+static int rounds(struct weft *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
+{
+    for (uint32_t n = s->member_count; s->distance < n; s->distance <<= 1, s->sent = false) {
+        uint32_t from = s->members[(s->place + n - s->distance) % n];
+        int rc = s->sent ? 0 : signal_next(w, s, p, what, failed);
+        if (rc || *failed)
             return rc;
         struct signal_wait b = {
             .w = w,
@@ -167,9 +243,9 @@ static int rounds(struct weft *w, struct sync *s, int64_t deadline, bool *failed
             .dead = s->dead,
         };
         if (!signalled(&b)) {
-            rc = fab_wait(w, signalled, &b, deadline);
+            rc = sync_wait(p, signalled, &b, what, from);
             if (rc)
-                return rc == -ETIMEDOUT ? not_come(w, from) : rc;
+                return rc == -ETIMEDOUT ? not_come(w, what, from) : rc;
         }
         if (b.failed) {
             *failed = true;
@@ -191,16 +267,56 @@ static bool news(void *arg)
 }
 
 /* The barrier has failed. Others may have given it up before this node noticed who went: it returns only when it has,
- * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. */
-static int fail(struct weft *w, struct sync *s, int64_t deadline)
+ * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. One that another node takes for
+ * dead and this one does not is not waited for longer than an operation takes. */
+static int fail(struct weft *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
+    int64_t end = fab_timeout(w, WEFT_DEFAULT);
     give_up(w, s);
-    if (news(&n) || fab_wait(w, news, &n, deadline) == 0) {
+    if (news(&n) || fab_wait(w, news, &n, p->deadline < end ? p->deadline : end) == 0) {
         s->epoch = weft_epoch(w);
         take_stock(w, s);
     }
     return base_fail(-ECONNRESET, "barrier: a node has gone; the next barrier is one of those that are left");
+}
+
+/* Begin the next barrier. */
+static int enter(struct weft *w, struct sync *s)
+{
+    uint64_t epoch = weft_epoch(w);
+    if (BASE_UNLIKELY(epoch != s->epoch)) {
+        uint32_t dead = s->dead;
+        s->epoch = epoch;
+        take_stock(w, s);
+        /* Every survivor is told of a death before it enters a barrier of those that are left. */
+        if (s->dead != dead)
+            return base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
+    }
+    s->generation++;
+    s->entered = true;
+    s->put = s->given = s->sent = false;
+    s->distance = 1;
+    return 0;
+}
+
+/* As far as it goes now. */
+static int go_on(struct weft *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
+{
+    bool failed = false;
+    int rc = 0;
+    if (visit && !s->given) {
+        rc = visit->before(w, p, visit->arg);
+        s->given = rc == 0;
+    }
+    if (!rc)
+        rc = rounds(w, s, p, visit ? "exchange" : "barrier", &failed);
+    if (!rc && visit && !failed) {
+        rc = visit->after(w, p, visit->arg);
+        failed = rc == -ECONNRESET;
+    }
+    s->entered = rc != 0 && !failed;
+    return failed ? fail(w, s, p) : rc;
 }
 
 int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit)
@@ -210,30 +326,16 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier");
-    int rc = 0;
-    int64_t deadline = fab_timeout(w, timeout_ns);
-    uint64_t epoch = weft_epoch(w);
-    if (BASE_UNLIKELY(epoch != s->epoch)) {
-        uint32_t dead = s->dead;
-        s->epoch = epoch;
-        take_stock(w, s);
-        /* Every survivor is told of a death before it enters a barrier of those that are left. */
-        if (s->dead != dead)
-            rc = base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
-    }
+    struct fab_patience p;
+    fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
+    /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
+    int rc = s->entered ? 0 : enter(w, s);
     if (rc == 0) {
-        s->generation++;
-        bool failed = false;
-        if (visit)
-            rc = visit->before(w, visit->arg);
-        if (!rc)
-            rc = rounds(w, s, deadline, &failed);
-        if (!rc && visit && !failed) {
-            rc = visit->after(w, visit->arg);
-            failed = rc == -ECONNRESET;
-        }
-        if (failed)
-            rc = fail(w, s, deadline);
+        say_come(w, s, s->generation);
+        rc = go_on(w, s, &p, visit);
+        /* Others wait for its signals until it enters again. */
+        if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
+            say_come(w, s, s->generation - 1);
     }
     pthread_mutex_unlock(&s->barrier_lock);
     return rc;

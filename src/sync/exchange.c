@@ -5,6 +5,8 @@
  * does not overwrite what others have yet to read, and to be two ahead it would have to pass a barrier that they have
  * not come to. Only one that has begun with a smaller set may be that far; its tag shows it.
  */
+#include <stdio.h>
+
 #include "sync/state.h"
 
 struct given {
@@ -13,7 +15,6 @@ struct given {
 
 struct exchange {
     uint64_t mine, *all;
-    int64_t deadline;
 };
 
 static uint64_t tag_now(const struct sync *s)
@@ -32,13 +33,30 @@ static int put_word(struct weft *w, uint32_t node, uint64_t offset, uint64_t val
     return rc ? rc : weft_fence(w, node);
 }
 
+/* The barrier that follows may reach a node by way of others, and be there before what was put to it directly. */
+static int flush(struct weft *w, struct fab_patience *p, uint32_t node)
+{
+    int rc, over;
+    char whom[64];
+    do {
+        int64_t next = fab_patience_next(p), now = base_now_ns();
+        rc = weft_flush(w, node, next > now ? next - now : 0);
+        over = fab_patience_check(p);
+        if (rc == -ETIMEDOUT && !over && fab_patience_due(p)) {
+            snprintf(whom, sizeof whom, "node %u, which is alive and has not taken the word yet", node);
+            fab_patience_say(p, "exchange", whom);
+        }
+    } while (rc == -ETIMEDOUT && !over);
+    return rc == -ECONNRESET ? 0 : rc;
+}
+
 /* The tag is taken away while the word changes. */
-static int give(struct weft *w, void *arg)
+static int give(struct weft *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
     uint64_t at = place(w, s, w->rank);
-    for (uint32_t i = 0; i < s->member_count; i++) {
+    for (uint32_t i = 0; i < s->member_count && !s->put; i++) {
         int rc = put_word(w, s->members[i], at + offsetof(struct given, tag), 0);
         if (!rc)
             rc = put_word(w, s->members[i], at + offsetof(struct given, word), x->mine);
@@ -47,11 +65,13 @@ static int give(struct weft *w, void *arg)
         if (rc && rc != -ECONNRESET)
             return rc;
     }
-    /* The barrier that follows may reach a node by way of others, and be there before what was put to it directly. */
+    s->put = true;
     for (uint32_t i = 0; i < s->member_count; i++) {
-        int rc = weft_flush(w, s->members[i], WEFT_DEFAULT);
-        if (rc && rc != -ECONNRESET)
+        int rc = flush(w, p, s->members[i]);
+        if (rc) {
+            s->put = rc == -ETIMEDOUT; /* else something may not have happened */
             return rc;
+        }
     }
     return 0;
 }
@@ -69,12 +89,12 @@ static bool decided(void *arg)
     const struct sync *s = g->w->sync;
     uint64_t tag = __atomic_load_n(&g->given->tag, __ATOMIC_ACQUIRE);
     bool newer = tag != 0 && tag >> 32 != s->set && tag >> 52 < s->set >> 20; /* of a smaller set */
-    return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || sync_count_dead(g->w) != s->dead;
+    return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || fab_count_dead(g->w) != s->dead;
 }
 
 /* That all have come to the barrier says that all words are on their way: each came here by its own link, and what the barrier
  * knows by others. So each is waited for. */
-static int take(struct weft *w, void *arg)
+static int take(struct weft *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
@@ -82,9 +102,9 @@ static int take(struct weft *w, void *arg)
         x->all[i] = 0;
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + place(w, s, s->members[i])), s->members[i]};
-        int rc = decided(&wait) ? 0 : fab_wait(w, decided, &wait, x->deadline);
+        int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "exchange: node %u has come, but its word has not", wait.from);
+            return base_fail(rc, "exchange: node %u has come, but its word has not; the next call goes on with this one", wait.from);
         if (rc)
             return rc;
     }
@@ -102,6 +122,6 @@ static int take(struct weft *w, void *arg)
 
 int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns)
 {
-    struct exchange x = {mine, all, fab_timeout(w, timeout_ns)};
+    struct exchange x = {mine, all};
     return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
 }

@@ -7,6 +7,7 @@
  * While WAITERS is set only the home changes the word: takers see it is not 0, and the holder's compare-and-swap to 0
  * fails and turns into a message.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "sync/state.h"
@@ -16,7 +17,7 @@
 /* Nobody has it, and the last who had it died: the next is told. Not 0, so that the next asks the home. */
 #define ORPHAN  (UINT64_C(1) << 62)
 
-enum lock_verb { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE, LOCK_CANCEL };
+enum lock_verb { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE, LOCK_CANCEL, LOCK_REFUSE };
 
 struct lock_message {
     uint64_t word;   /* gaddr */
@@ -44,6 +45,7 @@ struct lock_wait {
     struct weft *w;
     uint64_t ticket, word;
     _Atomic bool granted;
+    _Atomic bool refused; /* the home has no memory for a waiter */
     bool inherited;
 };
 
@@ -106,8 +108,7 @@ static void on_request(struct weft *w, struct sync *s, uint32_t from, const stru
     if (!waiter || !fresh) {
         free(waiter);
         free(fresh);
-        base_log(BASE_LOG_ERROR, "no memory for a waiter of lock %#llx: node %u will time out", (unsigned long long)m->word,
-                 from);
+        (void)say(w, from, LOCK_REFUSE, m->word, m->ticket, false);
         return;
     }
     base_spin_lock(&s->lock_lock);
@@ -198,6 +199,15 @@ static void on_grant(struct weft *w, struct sync *s, uint32_t from, const struct
         (void)say(w, from, LOCK_RELEASE, m->word, 0, m->inherited);
 }
 
+static void on_refuse(struct sync *s, const struct lock_message *m)
+{
+    base_spin_lock(&s->lock_lock);
+    for (struct lock_wait *wait = s->waits; wait; wait = wait->next)
+        if (wait->ticket == m->ticket && wait->word == m->word)
+            atomic_store_explicit(&wait->refused, true, memory_order_release);
+    base_spin_unlock(&s->lock_lock);
+}
+
 static void on_message(struct weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, void *arg)
 {
@@ -208,7 +218,8 @@ static void on_message(struct weft *w, uint32_t from, const void *header, size_t
     if (header_len != sizeof *m)
         return;
     bool home = weft_gaddr_node(m->word) == w->rank;
-    if ((m->word & 7) || fab_resolve(w, m->word, 8, &l) || (m->verb == LOCK_GRANT ? weft_gaddr_node(m->word) != from : !home))
+    bool answer = m->verb == LOCK_GRANT || m->verb == LOCK_REFUSE;
+    if ((m->word & 7) || fab_resolve(w, m->word, 8, &l) || (answer ? weft_gaddr_node(m->word) != from : !home))
         return; /* not from any weft */
     switch (m->verb) {
     case LOCK_REQUEST:
@@ -223,6 +234,9 @@ static void on_message(struct weft *w, uint32_t from, const void *header, size_t
     case LOCK_CANCEL:
         on_cancel(arg, from, m);
         break;
+    case LOCK_REFUSE:
+        on_refuse(arg, m);
+        break;
     default:
         break;
     }
@@ -232,13 +246,41 @@ static bool granted_or_lost(void *arg)
 {
     struct lock_wait *wait = arg;
     return atomic_load_explicit(&wait->granted, memory_order_acquire) ||
-           !fab_alive(wait->w, weft_gaddr_node(wait->word));
+           atomic_load_explicit(&wait->refused, memory_order_acquire) || !fab_alive(wait->w, weft_gaddr_node(wait->word));
 }
 
-static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, int64_t deadline, bool *inherited)
+/* For whom this node waits: who holds the lock, as the word says now. */
+static void say_holder(const struct fab_patience *p, weft_gaddr word)
+{
+    struct weft *w = p->w;
+    uint32_t home = weft_gaddr_node(word);
+    char what[64], whom[160];
+    uint64_t value;
+    snprintf(what, sizeof what, "lock %#llx", (unsigned long long)word);
+    if (weft_fetch_add_now(w, word, 0, &value) == 0 && owner_alive(w, value))
+        snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & OWNER) - 1);
+    else
+        snprintf(whom, sizeof whom, "node %u, in whose memory the lock is, and which is alive, to hand it over", home);
+    fab_patience_say(p, what, whom);
+}
+
+static int wait_for_grant(struct lock_wait *wait, struct fab_patience *p)
+{
+    for (;;) {
+        int rc = fab_wait(wait->w, granted_or_lost, wait, fab_patience_next(p));
+        if (rc != -ETIMEDOUT || fab_patience_check(p))
+            return rc;
+        if (fab_patience_due(p))
+            say_holder(p, wait->word);
+    }
+}
+
+static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, int64_t timeout_ns, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(word);
     struct lock_wait wait = {.w = w, .word = word};
+    struct fab_patience p;
+    fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     base_spin_lock(&s->lock_lock);
     wait.ticket = ++s->next_ticket;
     wait.next = s->waits;
@@ -247,7 +289,7 @@ static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, 
 
     int rc = say(w, home, LOCK_REQUEST, word, wait.ticket, false);
     if (!rc)
-        rc = fab_wait(w, granted_or_lost, &wait, deadline);
+        rc = wait_for_grant(&wait, &p);
 
     base_spin_lock(&s->lock_lock);
     for (struct lock_wait **at = &s->waits; *at; at = &(*at)->next) {
@@ -267,6 +309,8 @@ static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, 
         (void)say(w, home, LOCK_CANCEL, word, wait.ticket, false);
         return base_fail(rc, "lock %#llx: it was held until the deadline", (unsigned long long)word);
     }
+    if (!rc && atomic_load_explicit(&wait.refused, memory_order_acquire))
+        return base_fail(-ENOMEM, "lock %#llx: node %u has no memory for one more that waits for it", (unsigned long long)word, home);
     return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
 }
 
@@ -278,7 +322,7 @@ int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited)
         return base_fail(-EDEADLK, "weft_lock() must not be called from a handler");
     int rc = weft_compare_swap_now(w, word, 0, w->rank + UINT64_C(1), &old);
     if (rc == 0 && old != 0)
-        rc = lock_slow(w, w->sync, word, fab_timeout(w, timeout_ns), &from_dead);
+        rc = lock_slow(w, w->sync, word, timeout_ns, &from_dead);
     if (rc == 0 && inherited)
         *inherited = from_dead;
     return rc;

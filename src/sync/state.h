@@ -16,6 +16,12 @@ struct sync {
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
     uint32_t *members;
+    /* A barrier that was entered and has not ended, since it timed out: the next call goes on with it. */
+    bool entered;
+    bool put;          /* exchange: the word is on its way */
+    bool given;        /* `before` has run: it has arrived */
+    bool sent;         /* the signal of this round is on its way */
+    uint32_t distance; /* of this round; the member count or more: all rounds are done */
 
     /* lock.c, under lock_lock */
     base_spin lock_lock;
@@ -25,14 +31,16 @@ struct sync {
 };
 
 /* barrier.c. A barrier in which every node gives a word: `before` runs when the barrier's set and generation are known,
- * ahead of its signals, `after` when all have come; both may be NULL. */
+ * ahead of its signals, `after` when all have come. In a barrier that is entered again, `before` runs only if it had not
+ * succeeded, and `after` may run once more. */
 struct sync_visit {
-    int (*before)(struct weft *w, void *arg);
-    int (*after)(struct weft *w, void *arg);
+    int (*before)(struct weft *w, struct fab_patience *p, void *arg);
+    int (*after)(struct weft *w, struct fab_patience *p, void *arg);
     void *arg;
 };
+/* fab_wait() for what `from` is to do, in a barrier; says, when it lasts, who has not come. */
+int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from);
 int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit);
-uint32_t sync_count_dead(const struct weft *w);
 
 int lock_open(struct weft *w);
 void lock_close(struct sync *s);

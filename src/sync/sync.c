@@ -2,6 +2,7 @@
  *
  * The room's state, and counters.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "sync/state.h"
@@ -48,6 +49,19 @@ int weft_counter_read(weft *w, weft_gaddr word, uint64_t *value)
     return weft_fetch_add_now(w, word, 0, value);
 }
 
+static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unread, uint64_t now, uint64_t value)
+{
+    char what[96], whom[320], living[160], is[48];
+    fab_name_living(p->w, living, sizeof living);
+    snprintf(what, sizeof what, "counter %#llx of node %u", (unsigned long long)word, weft_gaddr_node(word));
+    if (unread)
+        snprintf(is, sizeof is, "cannot be read now");
+    else
+        snprintf(is, sizeof is, "is %llu", (unsigned long long)now);
+    snprintf(whom, sizeof whom, "it to be %llu (it %s); %s", (unsigned long long)value, is, living);
+    fab_patience_say(p, what, whom);
+}
+
 int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_ns)
 {
     if (weft_gaddr_node(word) == w->rank)
@@ -55,15 +69,24 @@ int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_counter_wait() must not be called from a handler");
     /* A word of another node rings that node's bell, not ours: look, less and less often. */
-    int64_t deadline = fab_timeout(w, timeout_ns);
+    struct fab_patience p;
+    fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     for (int64_t pause = 5 * WEFT_US;; pause = pause < WEFT_MS ? pause * 2 : pause) {
-        uint64_t now;
+        uint64_t now = 0;
         int rc = weft_counter_read(w, word, &now);
-        if (rc || now >= value)
+        /* The node that has the counter may be stopped, and lives. */
+        bool unread = rc == -ETIMEDOUT && p.lasting && fab_alive(w, weft_gaddr_node(word));
+        if ((rc && !unread) || (!rc && now >= value))
             return rc;
-        if (base_now_ns() >= deadline)
-            return base_fail(-ETIMEDOUT, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word,
+        rc = fab_patience_check(&p);
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word,
                              (unsigned long long)now, (unsigned long long)value);
+        if (rc)
+            return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
+                             (unsigned long long)value, fab_patience_loss(&p));
+        if (fab_patience_due(&p))
+            say_counter(&p, word, unread, now, value);
         fab_progress(w);
         base_sleep_ns(pause);
     }

@@ -9,8 +9,11 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "cluster/cluster.h"
@@ -94,6 +97,65 @@ static void test_fails_half_way(void **state)
         assert_int_equal(processes_failed(4, fails_half_way, &i), 0);
     }
 }
+
+#if defined(__linux__)
+/* Nobody's weft_open() ends before all have connected with all: node 2 does not take the connection of node 3 yet, when
+ * nodes 0 and 1 have connected with all others. */
+struct held_up {
+    _Atomic uint32_t opened, killed;
+    bool dies;
+};
+static struct held_up *held_up; /* in node 2 */
+
+int accept(int fd, struct sockaddr *address, socklen_t *len)
+{
+    if (held_up) {
+        usleep(500000);
+        CHECK(held_up->opened == 0);
+        if (held_up->dies)
+            raise(SIGKILL);
+    }
+    return accept4(fd, address, len, 0);
+}
+
+static int one_connects_late(int rank, void *arg)
+{
+    struct held_up *h = arg;
+    held_up = rank == 2 ? h : NULL;
+    weft *w;
+    weft_config c = {.coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
+    int rc = weft_open(&w, &c);
+    if (h->dies) {
+        CHECK(rc == -ECONNRESET && strstr(weft_error(), "node 2 ") && w == NULL);
+        return 0;
+    }
+    OK(rc);
+    h->opened++;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_close(w));
+    return 0;
+}
+
+static void test_one_connects_late(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(processes_failed(4, one_connects_late, shared_words(64)), 0);
+}
+
+/* And when it dies, all others say so, those that had connected with it included. */
+static void test_dies_connecting(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    struct held_up *h = shared_words(64);
+    h->dies = true;
+    new_coord();
+    processes_run(4, one_connects_late, h, status);
+    for (int i = 0; i < 4; i++)
+        assert_true(i == 2 ? WIFSIGNALED(status[i]) : status[i] == 0);
+}
+#endif
 
 /* Too few descriptors for all that come: node 0 says so at once, and does not take it for somebody's absence. */
 static int few_files(int rank, void *arg)
@@ -369,6 +431,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing), cmocka_unit_test(test_fails_half_way),
+#if defined(__linux__)
+        cmocka_unit_test(test_one_connects_late), cmocka_unit_test(test_dies_connecting),
+#endif
         cmocka_unit_test(test_few_files),  cmocka_unit_test(test_no_coordinator),
         cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
         cmocka_unit_test(test_strangers),  cmocka_unit_test(test_silent),       cmocka_unit_test(test_tcp),

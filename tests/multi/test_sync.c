@@ -185,7 +185,7 @@ static void test_exchange(void **state)
 }
 
 /* What the lock's messages and its word look like: src/sync/lock.c. */
-enum { LOCK_REQUEST = 1 };
+enum { LOCK_REQUEST = 1, LOCK_REFUSE = 5 };
 #define LOCK_ORPHAN (UINT64_C(1) << 62)
 struct lock_message {
     uint64_t word, ticket;
@@ -307,6 +307,37 @@ static void test_lock_timeout(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed(3, lock_timeout, NULL), 0);
+}
+
+/* The home has no memory for one that waits, and says so by this message: that one's call ends, and disturbs nobody. */
+static void lock_refused(weft *w, void *arg)
+{
+    _Atomic uint32_t *asked = arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (weft_rank(w) == 0) {
+        watch_requests(w, asked);
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        wait_for(asked, 1);
+        struct lock_message refusal = {.word = word, .ticket = 1, .verb = LOCK_REFUSE};
+        OK(fab_send(w, 1, FAB_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
+    } else {
+        CHECK(weft_lock(w, word, WEFT_DEFAULT, NULL) == -ENOMEM && strstr(weft_error(), "node 0 has no memory"));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == 0)
+        OK(weft_unlock(w, word));
+    OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_unlock(w, word));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_lock_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, lock_refused, shared_words(4096)), 0);
 }
 
 /* The holder dies: with waiters in line, and with none. */
@@ -481,7 +512,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_leave_slow), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_inherit), cmocka_unit_test(test_lock_heir_gone),
+        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_refused), cmocka_unit_test(test_lock_inherit), cmocka_unit_test(test_lock_heir_gone),
         cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

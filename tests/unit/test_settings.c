@@ -21,7 +21,7 @@ static char hosts[64], secret[64];
 
 static const char *const variables[] = {
     "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
-    "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_JOIN_TIMEOUT",
+    "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_SAY_AFTER", "WEFT_JOIN_TIMEOUT",
     "WEFT_LIVENESS", "WEFT_SSH", "WEFT_SPIN", "WEFT_LOG", "WEFT_GID_INDEX", "WEFT_RAILS", "WEFT_STRIPE", "WEFT_GUARD", "WEFT_TB_LANES", "WEFT_TB_CHECK", "WEFT_VERBS_LIBRARY", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
     "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
 
@@ -73,6 +73,8 @@ static void alone_by_default(void **state)
     assert_int_equal(s.pool_bytes, 256u << 20);
     assert_int_equal(s.pool_flags, 0);
     assert_int_equal(s.deadline_ns, 30 * WEFT_SECOND);
+    assert_false(s.bounded); /* nobody has set the deadline */
+    assert_int_equal(s.say_after_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.spin_ns, 20 * WEFT_US);
     cluster_settings_clear(&s);
@@ -96,6 +98,7 @@ static void option_environment_hostfile_default(void **state)
     assert_string_equal(s.coord, "10.0.0.1:7654");
     assert_int_equal(s.pool_bytes, 2 << 20);
     assert_int_equal(s.deadline_ns, 4 * WEFT_SECOND);
+    assert_true(s.bounded);
     assert_int_equal(s.spin_ns, 0);
     assert_int_equal(s.pool_flags, 0);
     assert_non_null(s.hosts);
@@ -106,6 +109,7 @@ static void option_environment_hostfile_default(void **state)
     s = good(&config);
     assert_int_equal(s.rank, 0);
     assert_int_equal(s.deadline_ns, 5 * WEFT_SECOND);
+    assert_true(s.bounded);
     assert_int_equal(s.pool_bytes, 3 << 20);
     assert_int_equal(s.pool_flags, WEFT_POOL_PREFAULT);
     assert_string_equal(s.coord, "localhost:99");
@@ -113,7 +117,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
-    assert_int_equal(n, 26);
+    assert_int_equal(n, 27);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Waits for what other nodes do: a barrier, a lock, a word, work. A node that takes long is not an error, so unless the caller gives a
+ * time-out, or somebody has set the deadline (WEFT_DEADLINE), such a wait lasts as long as those it waits for live, and says once
+ * for whom it waits (WEFT_SAY_AFTER).
+ *
+ * Of some waits nobody knows who is to end them: any node may write to a word. A node that dies during one may have been that node,
+ * and when no other node lives, none is left. Then the wait goes on for the node's deadline, in which others, or a thread
+ * of this process, may still end it. Nodes that were dead before it began do not count: the caller could know of them.
+ */
+#include <stdio.h>
+
+#include "fabric/fabric.h"
+
+#define NAMED_MOST 8u
+
+static bool alone(const struct weft *w)
+{
+    return w->size > 1 && weft_alive_count(w) <= 1;
+}
+
+void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom whom, int64_t timeout_ns)
+{
+    bool lasting = timeout_ns < 0 && !w->bounded;
+    *p = (struct fab_patience){
+        .w = w,
+        .whom = whom,
+        .lasting = lasting,
+        .deadline = lasting ? INT64_MAX : fab_timeout(w, timeout_ns),
+        .say_at = lasting ? base_deadline(w->say_after_ns) : INT64_MAX,
+        .lost_at = INT64_MAX,
+        .epoch = weft_epoch(w),
+        .dead = whom == FAB_ANY ? fab_count_dead(w) : 0,
+    };
+    if (lasting && whom != FAB_KNOWN && alone(w))
+        p->lost_at = base_deadline(w->deadline_ns);
+}
+
+int fab_patience_check(struct fab_patience *p)
+{
+    int64_t now = base_now_ns();
+    if (now >= p->deadline)
+        return -ETIMEDOUT;
+    uint64_t epoch = weft_epoch(p->w);
+    if (epoch != p->epoch) {
+        uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w) : 0;
+        bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
+        if (p->lasting && lost && p->lost_at == INT64_MAX)
+            p->lost_at = base_deadline(p->w->deadline_ns);
+        p->epoch = epoch;
+        p->dead = dead;
+    }
+    return now >= p->lost_at ? -ECONNRESET : 0;
+}
+
+const char *fab_patience_loss(const struct fab_patience *p)
+{
+    return alone(p->w) ? "no other node is alive" : "a node has died meanwhile, and may be the one that was to do it";
+}
+
+bool fab_patience_due(struct fab_patience *p)
+{
+    if (base_now_ns() < p->say_at)
+        return false;
+    p->say_at = INT64_MAX;
+    return true;
+}
+
+void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom)
+{
+    base_log(BASE_LOG_WARN, "%s: node %u has waited %g s for %s; it goes on waiting (a time-out or WEFT_DEADLINE bounds this wait)", what,
+             p->w->rank, (double)p->w->say_after_ns / 1e9, whom);
+}
+
+uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t len)
+{
+    uint32_t n = 0, named = 0;
+    for (uint32_t i = 0; i < w->size; i++)
+        n += in[i];
+    uint32_t most = n <= NAMED_MOST ? n : NAMED_MOST - 1;
+    size_t at = (size_t)snprintf(buf, len, "%s", n == 0 ? "no node" : n == 1 ? "node" : "nodes");
+    for (uint32_t i = 0; i < w->size && named < most && at < len; i++) {
+        if (!in[i])
+            continue;
+        const char *before = named == 0 ? " " : named + 1 == n ? " and " : ", ";
+        at += (size_t)snprintf(buf + at, len - at, "%s%u", before, i);
+        named++;
+    }
+    if (named < n && at < len)
+        snprintf(buf + at, len - at, " and %u more", n - named);
+    return n;
+}
+
+void fab_name_living(const struct weft *w, char *buf, size_t len)
+{
+    bool in[WEFT_MAX_NODES];
+    char names[128];
+    for (uint32_t i = 0; i < w->size; i++)
+        in[i] = i != w->rank && fab_alive(w, i);
+    uint32_t n = fab_name_nodes(w, in, names, sizeof names);
+    snprintf(buf, len, "%s %s alive", n == 0 ? "no other node" : names, n > 1 ? "are" : "is");
+}

@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Waits for what other nodes do: they last as long as those live, and say once for whom they wait; a time-out or WEFT_DEADLINE
+ * bounds them; and a barrier that timed out is entered again in step.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "queue_test.h"
+#include "sync/state.h"
+
+#define LITTLE (50 * WEFT_MS) /* a deadline that is over when the others come */
+
+static const char *const SOON[] = {"WEFT_SAY_AFTER=200ms", NULL};
+
+/* What a node says goes to a file that all share. A check that fails while it does speaks there, and fails the test all the same. */
+struct speech {
+    FILE *file;
+    int keep;
+};
+static struct speech said;
+
+static void listen_begin(void)
+{
+    fflush(stderr);
+    said.keep = dup(STDERR_FILENO);
+    CHECK(said.keep >= 0 && dup2(fileno(said.file), STDERR_FILENO) >= 0);
+}
+
+static void listen_end(void)
+{
+    CHECK(dup2(said.keep, STDERR_FILENO) >= 0);
+    close(said.keep);
+}
+
+static uint32_t times(const char *words)
+{
+    static char text[65536];
+    ssize_t n = pread(fileno(said.file), text, sizeof text - 1, 0);
+    uint32_t count = 0;
+    CHECK(n >= 0);
+    text[n] = 0;
+    for (const char *p = text; (p = strstr(p, words)) != NULL; p++)
+        count++;
+    return count;
+}
+
+static void wait_until_said(const char *words)
+{
+    while (!times(words))
+        usleep(1000);
+}
+
+static void new_file(void)
+{
+    if (said.file)
+        fclose(said.file);
+    said.file = tmpfile();
+    assert_non_null(said.file);
+}
+
+static bool in_barrier(weft *w, uint32_t node, uint32_t generation)
+{
+    uint64_t word;
+    return fab_system_get(w, node, fab_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
+}
+
+static uint32_t generation(const weft *w)
+{
+    return ((const struct sync *)w->sync)->generation;
+}
+
+/* --- they last, and say for whom --- */
+
+struct late {
+    _Atomic uint32_t here, done;
+    bool exchange;
+};
+
+static void late(weft *w, void *arg)
+{
+    struct late *l = arg;
+    uint32_t me = weft_rank(w);
+    uint64_t all[NODES_MAX];
+    OK(weft_exchange(w, 1, all, WEFT_DEFAULT)); /* all pairs have used their links */
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    w->deadline_ns = LITTLE; /* of operations: such a wait has none */
+    meet(&l->here, weft_size(w));
+    if (me >= 2) {
+        wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive; it goes on waiting");
+        usleep(400000); /* once */
+    } else if (me == 0) {
+        while (!in_barrier(w, 1, generation(w) + 1))
+            usleep(1000);
+        listen_begin();
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 0) {
+        listen_end();
+        CHECK(times("goes on waiting") == 1);
+        listen_begin();
+    }
+    if (me == 3)
+        wait_until_said("exchange: node 0 has waited 0.2 s for ");
+    OK(weft_exchange(w, 10 + me, all, WEFT_DEFAULT));
+    for (uint32_t i = 0; i < weft_size(w); i++)
+        CHECK(all[i] == 10 + i);
+    if (me == 0) {
+        listen_end();
+        CHECK(times("goes on waiting") == 2);
+    }
+    w->deadline_ns = 30 * WEFT_SECOND;
+    meet(&l->done, weft_size(w));
+}
+
+static void test_late(void **state)
+{
+    (void)state;
+    new_file();
+    assert_int_equal(nodes_failed_with(4, late, shared_words(4096), SOON), 0);
+}
+
+/* A lock says who holds it; words and counters where they are and who lives. */
+static void held(weft *w, void *arg)
+{
+    _Atomic uint32_t *here = arg;
+    uint32_t me = weft_rank(w);
+    weft_gaddr area = symmetric_alloc(w, 64), lock = on_node(area, 2), word = on_node(area, me) + 8, counter = on_node(area, 1) + 16;
+    if (me == 1)
+        OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
+    meet(here, 3);
+    if (me == 0) {
+        listen_begin();
+        OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
+        w->deadline_ns = LITTLE;
+        OK(weft_wait_until(w, word, WEFT_EQ, 5, NULL, WEFT_DEFAULT));
+        OK(weft_counter_wait(w, counter, 7, WEFT_DEFAULT));
+        w->deadline_ns = 30 * WEFT_SECOND;
+        listen_end();
+        CHECK(times("goes on waiting") == 3);
+        OK(weft_unlock(w, lock));
+    } else if (me == 1) {
+        wait_until_said(": node 0 has waited 0.2 s for node 1, which holds it and is alive; it goes on waiting");
+        OK(weft_unlock(w, lock));
+        wait_until_said(": node 0 has waited 0.2 s for that word of its own to change, which is 0; nodes 1 and 2 are alive; it goes on");
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 5, NULL));
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        wait_until_said(" of node 1: node 0 has waited 0.2 s for it to be 7 (it is 0); nodes 1 and 2 are alive; it goes on");
+        OK(weft_counter_add(w, counter, 7, NULL));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_held(void **state)
+{
+    (void)state;
+    new_file();
+    assert_int_equal(nodes_failed_with(3, held, shared_words(64), SOON), 0);
+}
+
+/* Work: who has claimed it, whose it is. */
+static void slow_work(weft *w, void *arg)
+{
+    (void)arg;
+    weft_queue *q = open_queue(w, 64, 0, weft_rank(w) != 0, 0);
+    weft_task task = numbered(3);
+    if (weft_rank(w) == 0) {
+        weft_done done;
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        w->deadline_ns = LITTLE;
+        listen_begin();
+        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+        OK(weft_drain(q, WEFT_DEFAULT));
+        listen_end();
+        w->deadline_ns = 30 * WEFT_SECOND;
+        CHECK(times("goes on waiting") == 2);
+        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+    } else if (weft_rank(w) == 1) {
+        weft_claim claim;
+        weft_result result = {0};
+        CHECK(weft_claim_tasks(q, &claim, 1, 100 * WEFT_SECOND) == 1);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        wait_until_said("queue 'work': reap: node 0 has waited 0.2 s for 1 task at node 1, which is alive; it goes on waiting");
+        CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
+        wait_until_said("queue 'work': drain: node 0 has waited 0.2 s for work of node 0, which is alive; it goes on waiting");
+        CHECK(weft_claim_tasks(q, &claim, 1, 100 * WEFT_SECOND) == 1);
+        CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
+    } else {
+        OK(weft_barrier(w, WEFT_DEFAULT));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_queue_close(q));
+}
+
+static void test_slow_work(void **state)
+{
+    (void)state;
+    new_file();
+    assert_int_equal(nodes_failed_with(3, slow_work, NULL, SOON), 0);
+}
+
+/* --- bounds --- */
+
+/* A time-out that is given, or a deadline that is set, ends them, and nothing is said. */
+struct bounds {
+    _Atomic uint32_t here, end;
+    int64_t timeout;
+};
+
+static void bounded(weft *w, void *arg)
+{
+    struct bounds *b = arg;
+    uint64_t all[NODES_MAX];
+    weft_queue *q = open_queue(w, 64, 0, false, 0);
+    weft_gaddr area = symmetric_alloc(w, 64);
+    if (weft_rank(w) == 1)
+        OK(weft_lock(w, on_node(area, 1), 100 * WEFT_SECOND, NULL));
+    meet(&b->here, 2);
+    if (weft_rank(w) == 0) {
+        weft_task task = numbered(1);
+        weft_done done;
+        w->say_after_ns = WEFT_MS;
+        w->deadline_ns = LITTLE; /* all of them wait for what cannot come */
+        listen_begin();
+        CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
+        CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "the next call goes on with this one"));
+        CHECK(weft_exchange(w, 1, all, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_lock(w, on_node(area, 1), b->timeout, NULL) == -ETIMEDOUT);
+        CHECK(weft_wait_until(w, area + 8, WEFT_NE, 0, NULL, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_counter_wait(w, area + 8, 1, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_counter_wait(w, on_node(area, 1) + 8, 1, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_submit(q, &task, 1, NULL, 100 * WEFT_SECOND) == 1);
+        CHECK(weft_reap(q, &done, 1, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_drain(q, b->timeout) == -ETIMEDOUT);
+        w->deadline_ns = 30 * WEFT_SECOND;
+        listen_end();
+        CHECK(times("weft") == 0);
+    }
+    meet(&b->end, 2);
+}
+
+static void test_bounded(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct bounds *b = shared_words(4096);
+        b->timeout = i ? WEFT_DEFAULT : LITTLE;
+        new_file();
+        assert_int_equal(nodes_failed_with(2, bounded, b, i ? (const char *const[]){"WEFT_DEADLINE=100s", NULL} : NULL), 0);
+    }
+}
+
+/* --- in step --- */
+
+/* All try with time-outs of their own until they succeed; nobody leaves before all have come. */
+static void again(weft *w, void *arg)
+{
+    _Atomic uint64_t *arrived = arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    uint64_t random = me, all[NODES_MAX];
+    for (uint64_t round = 1; round <= repeats(400); round++) {
+        if (random_next(&random) % 4 == 0)
+            usleep((unsigned)(random_next(&random) % 2000));
+        atomic_fetch_add(arrived, 1);
+        int rc;
+        do {
+            int64_t timeout = (int64_t)(random_next(&random) % 3) * 300 * WEFT_US;
+            rc = round % 3 ? weft_barrier(w, timeout) : weft_exchange(w, round * 100 + me, all, timeout);
+        } while (rc == -ETIMEDOUT);
+        OK(rc);
+        CHECK(atomic_load(arrived) >= round * n);
+        for (uint32_t i = 0; i < n && round % 3 == 0; i++)
+            CHECK(all[i] == round * 100 + i);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_again(void **state)
+{
+    (void)state;
+    for (int n = 2; n <= 5; n++)
+        assert_int_equal(nodes_failed(n, again, shared_words(4096)), 0);
+}
+
+/* Node 0 times out when it has said all that the barrier needs of it. The others pass; node 2 leaves. What node 0 enters then is
+ * still the barrier of three, which all have come to, and not the next one, in which node 1 is already. */
+struct passing {
+    _Atomic uint32_t two, ready, next, through;
+};
+
+static void passed_by(weft *w, void *arg)
+{
+    struct passing *p = arg;
+    uint32_t me = weft_rank(w);
+    const struct sync *s = w->sync;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 0) {
+        while (!s->entered || s->distance < 2 || !s->sent)
+            CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
+        p->ready = 1;
+        while (weft_alive(w, 2))
+            usleep(1000);
+        wait_for(&p->next, 1);
+        OK(weft_barrier(w, 100 * WEFT_SECOND)); /* at once */
+        usleep(100000);
+        CHECK(p->through == 0);
+        OK(weft_barrier(w, WEFT_DEFAULT));
+        return;
+    }
+    if (me == 1)
+        wait_for(&p->ready, 1);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 2)
+        return;
+    while (weft_alive(w, 2))
+        usleep(1000);
+    p->next = 1;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    p->through = 1;
+}
+
+static void test_passed_by(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, passed_by, shared_words(4096)), 0);
+}
+
+/* An exchange of which the word was given before it timed out: the others have it, and the next call gets theirs. */
+static void given(weft *w, void *arg)
+{
+    _Atomic uint32_t *stage = arg;
+    uint32_t me = weft_rank(w);
+    uint64_t all[NODES_MAX] = {0};
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (me == 0) {
+        const struct sync *s = w->sync;
+        do
+            CHECK(weft_exchange(w, 100, all, LITTLE) == -ETIMEDOUT);
+        while (!s->sent);
+        *stage = 1;
+        wait_for(stage, 2);
+        OK(weft_exchange(w, 999, all, WEFT_DEFAULT)); /* too late: it has given its word */
+    } else {
+        wait_for(stage, 1);
+        OK(weft_exchange(w, 101, all, WEFT_DEFAULT));
+        *stage = 2;
+    }
+    CHECK(all[0] == 100 && all[1] == 101);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_given(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, given, shared_words(4096)), 0);
+}
+
+/* A barrier that timed out and of which then somebody dies fails like any other, once. */
+static void dies_meanwhile(weft *w, void *arg)
+{
+    _Atomic uint32_t *here = arg;
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) < 2)
+        CHECK(weft_barrier(w, (1 + weft_rank(w)) * LITTLE) == -ETIMEDOUT);
+    meet(here, 3);
+    if (weft_rank(w) == 2)
+        raise(SIGKILL);
+    CHECK(weft_barrier(w, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(!weft_alive(w, 2));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_dies_meanwhile(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(3, dies_meanwhile, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+    assert_true(WIFSIGNALED(status[2]));
+}
+
+/* --- words: nobody knows who changes them --- */
+
+/* Node 2 leaves in good order: node 0 goes on waiting for node 1. Node 3 dies: it may have been the one. */
+static void lost(weft *w, void *arg)
+{
+    _Atomic uint32_t *stage = arg; /* of node 0 */
+    uint32_t me = weft_rank(w);
+    weft_gaddr word = symmetric_alloc(w, 64);
+    if (me == 0) {
+        listen_begin();
+        meet(stage, 4);
+        w->deadline_ns = LITTLE;
+        OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_DEFAULT));
+        *stage = 5;
+        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
+        CHECK(strstr(weft_error(), "a node has died meanwhile"));
+        w->deadline_ns = 30 * WEFT_SECOND;
+        listen_end();
+        *stage = 6;
+        while (weft_alive(w, 1))
+            usleep(1000);
+        w->deadline_ns = LITTLE;
+        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
+        CHECK(strstr(weft_error(), "no other node is alive"));
+        w->deadline_ns = 30 * WEFT_SECOND;
+        return;
+    }
+    meet(stage, 4);
+    if (me == 2)
+        return;
+    while (weft_alive(w, 2))
+        usleep(1000);
+    if (me == 1) {
+        wait_until_said("goes on waiting");
+        usleep(4 * LITTLE / 1000); /* it still does */
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+    }
+    if (me == 3) {
+        wait_for(stage, 5);
+        while (times("goes on waiting") < 2) /* it is in the second wait */
+            usleep(1000);
+        raise(SIGKILL);
+    }
+    wait_for(stage, 6);
+}
+
+static void test_lost(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    new_file();
+    nodes_run(4, lost, shared_words(4096), (const char *const[]){"WEFT_SAY_AFTER=10ms", NULL}, status);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(status[i], 0);
+    assert_true(WIFSIGNALED(status[3]));
+}
+
+/* Work that nobody is left to do. A node that does work itself needs no other. */
+static void no_workers(weft *w, void *arg)
+{
+    _Atomic uint32_t *here = arg;
+    weft_queue *q = open_queue(w, 64, 0, weft_rank(w) != 0, 0);
+    weft_task task = numbered(1);
+    weft_done done;
+    meet(here, 2);
+    if (weft_rank(w) == 1)
+        raise(SIGKILL);
+    CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+    while (weft_alive(w, 1))
+        usleep(1000);
+    w->deadline_ns = LITTLE;
+    CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_drain(q, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
+    CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+    OK(weft_drain(q, WEFT_DEFAULT));
+    w->deadline_ns = 30 * WEFT_SECOND;
+    OK(weft_queue_close(q));
+}
+
+static void test_no_workers(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(2, no_workers, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    assert_int_equal(status[0], 0);
+    assert_true(WIFSIGNALED(status[1]));
+}
+
+/* What a node that is stopped has submitted is not taken for complete because nobody can ask it. */
+struct stopped {
+    _Atomic uint32_t here, end;
+    _Atomic int pid;
+};
+
+static void stopped(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_queue *q = open_queue(w, 64, 0, weft_rank(w) == 0, 0);
+    if (weft_rank(w) == 1) {
+        weft_task task = numbered(1);
+        weft_done done;
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+        s->pid = (int)getpid();
+        meet(&s->here, 2);
+        wait_for(&s->end, 1);
+        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+    } else {
+        meet(&s->here, 2);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT);
+        stop_asleep(s->pid);
+        w->deadline_ns = LITTLE; /* of the questions */
+        int rc = weft_drain(q, 10 * LITTLE);
+        w->deadline_ns = 30 * WEFT_SECOND;
+        kill(s->pid, SIGCONT);
+        CHECK(rc == -ETIMEDOUT);
+        CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
+        s->end = 1;
+        OK(weft_drain(q, WEFT_DEFAULT));
+    }
+    meet(&s->here, 4);
+    OK(weft_queue_close(q));
+}
+
+static void test_stopped(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, stopped, shared_words(4096)), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_late),    cmocka_unit_test(test_held),      cmocka_unit_test(test_slow_work),
+        cmocka_unit_test(test_bounded), cmocka_unit_test(test_again),     cmocka_unit_test(test_passed_by),
+        cmocka_unit_test(test_given),   cmocka_unit_test(test_dies_meanwhile), cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_no_workers), cmocka_unit_test(test_stopped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
