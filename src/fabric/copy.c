@@ -23,8 +23,9 @@
  * starting many nodes costs nothing. Until then, and where there is no memory to measure with, a guess serves.
  * How: in private memory of the class's size, by the thread's own processor time, which leaves out what others do on a busy
  * machine; the least of several. What counts is the copy's own time. Those who read the destination next find it in a cache
- * unless the copy streamed past it: so a way that streams has to be ahead by MARGIN_STREAM, and below 1 MiB, where the
- * destination fits a core's own cache, it is not considered.
+ * unless the copy streamed past it: so ways that stream come last in the table, where as good is not good enough, and below
+ * 1 MiB, where the destination fits a core's own cache, they are not considered. Of those that stream the ones that take four
+ * pages in turn come first: 16 MiB are measured for all that is larger, and there their lead grows.
  */
 #include "fabric/copy.h"
 
@@ -35,10 +36,10 @@
 #include "fabric/copy_ways.h"
 
 #define STREAM_LEAST  ((size_t)1 << 20)
-#define MARGIN        102u /* percent: so much slower and earlier in the table counts as equal */
-#define MARGIN_STREAM 105u
+#define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */
+#define BEHIND        125u /* percent: so much slower after a round is not measured again */
 #define SAMPLE        ((size_t)512 << 10) /* bytes to copy between two looks at the clock, at least */
-#define REPEAT        3u   /* samples in a row: the first finds in the caches what another way left there */
+#define REPEAT        2u   /* samples in a row: the first finds in the caches what another way left there */
 #define COPIES_BEFORE 4u   /* worth of a class's smallest copy, then it is measured */
 
 unsigned copy_class(size_t len)
@@ -61,11 +62,9 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
     for (unsigned i = 0; i < COPY_WAYS_MAX; i++)
         if (ns[i] && (!least || ns[i] < least))
             least = ns[i], best = i;
-    for (unsigned i = 0; i < best; i++) {
-        unsigned margin = copy_ways[best].streams && !copy_ways[i].streams ? MARGIN_STREAM : MARGIN;
-        if (ns[i] && ns[i] * 100 <= least * margin)
+    for (unsigned i = 0; i < best; i++)
+        if (ns[i] && ns[i] * 100 <= least * MARGIN)
             return i;
-    }
     return best;
 }
 
@@ -108,14 +107,22 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
             uint64_t *of_kind = &least[copy_ways[i].streams];
             *of_kind = ns[i] < *of_kind ? ns[i] : *of_kind;
         }
-    for (unsigned i = 0; copy_ways[i].name; i++)
-        ns[i] = ns[i] && ns[i] / 2 <= least[copy_ways[i].streams] ? UINT64_MAX : 0;
-    for (unsigned round = len <= STREAM_LEAST ? 4 : 1; round; round--)
+    bool behind[COPY_WAYS_MAX];
+    for (unsigned i = 0; i < COPY_WAYS_MAX; i++) {
+        behind[i] = !ns[i] || ns[i] / 2 > least[copy_ways[i].streams];
+        ns[i] = 0;
+    }
+    for (unsigned round = len <= STREAM_LEAST ? 4 : 2; round; round--) {
+        uint64_t best = UINT64_MAX;
         for (unsigned i = 0; copy_ways[i].name; i++)
-            if (ns[i]) {
+            if (!behind[i]) {
                 uint64_t took = sample(&copy_ways[i], dst, src, len, REPEAT);
-                ns[i] = took < ns[i] ? took : ns[i];
+                ns[i] = ns[i] && ns[i] < took ? ns[i] : took;
+                best = ns[i] < best ? ns[i] : best;
             }
+        for (unsigned i = 0; copy_ways[i].name; i++)
+            behind[i] = behind[i] || ns[i] > best / 100 * BEHIND;
+    }
     munmap(src, 2 * len);
     return true;
 }
@@ -145,15 +152,15 @@ static struct {
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* The C library's, and past the caches what fits into none. */
+/* The C library's; and what fits into no cache streams in order, the last way of the table, which is bad nowhere. */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();
-    unsigned i = 0;
+    const struct copy_way *way = &copy_ways[0];
     if (len >= (cache ? cache / 2 : (uint64_t)8 << 20))
-        while (copy_ways[i].name && !(copy_ways[i].streams && copy_ways[i].works()))
-            i++;
-    return copy_ways[i].name ? &copy_ways[i] : &copy_ways[0];
+        for (unsigned i = 1; copy_ways[i].name; i++)
+            way = copy_ways[i].works() ? &copy_ways[i] : way;
+    return way;
 }
 
 static void tell(unsigned class, const uint64_t ns[COPY_WAYS_MAX], const struct copy_way *way)
@@ -175,7 +182,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
         atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
         return guess(len); /* too early, or another thread is at it */
     uint64_t ns[COPY_WAYS_MAX];
-    const struct copy_way *way = guess(len);
+    const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {
         way = &copy_ways[copy_choose(ns)];
         tell(class, ns, way);

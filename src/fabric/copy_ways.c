@@ -133,9 +133,9 @@ const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
     {"memcpy", always, library, false},
     {"rep movsb", always, string_move, false},
     {"AVX2", has_avx2, avx2, false},
-    {"AVX2 non-temporal", has_avx2, avx2_stream, true},
-    {"AVX2 non-temporal, four pages", has_avx2, avx2_stream_pages, true},
     {"AVX-512 non-temporal, four pages", has_avx512, avx512_stream_pages, true},
+    {"AVX2 non-temporal, four pages", has_avx2, avx2_stream_pages, true},
+    {"AVX2 non-temporal", has_avx2, avx2_stream, true},
 };
 
 #elif defined(__aarch64__)
@@ -188,8 +188,8 @@ static void neon_stream_pages(uint8_t *dst, const uint8_t *src, size_t len)
 const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
     {"memcpy", always, library, false},
     {"NEON", always, neon, false},
-    {"NEON non-temporal", always, neon_stream, true},
     {"NEON non-temporal, four pages", always, neon_stream_pages, true},
+    {"NEON non-temporal", always, neon_stream, true},
 };
 
 #else

@@ -117,15 +117,15 @@ static void the_fastest_is_chosen(void **state)
 
     uint64_t second_faster[COPY_WAYS_MAX] = {1000, 900};
     assert_int_equal(copy_choose(second_faster), 1);
-    uint64_t as_good_as_equal[COPY_WAYS_MAX] = {1000, 985};
+    uint64_t as_good_as_equal[COPY_WAYS_MAX] = {1000, 965};
     assert_int_equal(copy_choose(as_good_as_equal), 0);
 
     uint64_t stream_faster[COPY_WAYS_MAX] = {1000, 1000, [2] = 0};
     stream_faster[s] = 700;
     assert_int_equal(copy_choose(stream_faster), s);
-    stream_faster[s] = 960; /* not enough for what readers lose */
+    stream_faster[s] = 965; /* not enough for what readers lose */
     assert_int_equal(copy_choose(stream_faster), 0);
-    stream_faster[s] = 940;
+    stream_faster[s] = 950;
     assert_int_equal(copy_choose(stream_faster), s);
     stream_faster[1] = 980; /* the second is within the margin of the stream, the first is not */
     assert_int_equal(copy_choose(stream_faster), 1);
@@ -140,7 +140,7 @@ static void measures_what_may_serve(void **state)
     for (; copy_ways[i].name; i++) {
         assert_true(ns[i] == 0 || copy_ways[i].works());
         assert_true(ns[i] == 0 || !copy_ways[i].streams); /* never where the destination fits a core's cache */
-        measured += ns[i] != 0 && ns[i] != UINT64_MAX;
+        measured += ns[i] != 0;
     }
     for (; i < COPY_WAYS_MAX; i++)
         assert_int_equal(ns[i], 0);
