@@ -8,7 +8,7 @@ NAME = "fabric"
 TITLE = "operations between two nodes of one machine, each on a core of its own"
 
 SIZES = ((4 << 10, "4 KiB", 200000, 2000), (64 << 10, "64 KiB", 30000, 300), (1 << 20, "1 MiB", 2000, 20),
-         (16 << 20, "16 MiB", 100, 4), (256 << 20, "256 MiB", 6, 1))
+         (16 << 20, "16 MiB", 100, 20), (256 << 20, "256 MiB", 6, 2))
 # group: (test, bytes, iterations, warm-up)
 TESTS = {"put_lat": ("put_lat", 8, 500000, 10000), "msg_lat": ("msg_lat", 8, 200000, 10000),
          "cswap_lat": ("cswap_lat", 8, 500000, 10000)}

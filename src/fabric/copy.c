@@ -40,7 +40,7 @@
 #define BEHIND        125u /* percent: so much slower after a round is not measured again */
 #define SAMPLE        ((size_t)512 << 10) /* bytes to copy between two looks at the clock, at least */
 #define REPEAT        2u   /* samples in a row: the first finds in the caches what another way left there */
-#define COPIES_BEFORE 4u   /* worth of a class's smallest copy, then it is measured */
+#define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured, which takes as long as some 40 of them */
 
 unsigned copy_class(size_t len)
 {
