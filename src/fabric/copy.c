@@ -38,8 +38,9 @@
 #define STREAM_LEAST  ((size_t)1 << 20)
 #define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */
 #define BEHIND        125u /* percent: so much slower after a round is not measured again */
-#define SAMPLE        ((size_t)512 << 10) /* bytes to copy between two looks at the clock, at least */
-#define REPEAT        2u   /* samples in a row: the first finds in the caches what another way left there */
+#define SAMPLE        ((size_t)2 << 20) /* bytes to copy between two looks at the clock, at least */
+#define SAMPLES       2u   /* of a way in a row, after one more */
+#define ROUNDS        4u   /* of all ways, for what is small */
 #define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured, which takes as long as some 40 of them */
 
 unsigned copy_class(size_t len)
@@ -75,17 +76,17 @@ static uint64_t cpu_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The least time for a copy, of `repeat` samples. */
-static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len, unsigned repeat)
+/* The least time for a copy, of several samples; not of the first, which finds in the caches what another way left there. */
+static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
 {
     uint64_t least = UINT64_MAX;
     size_t copies = len < SAMPLE ? SAMPLE / len : 1;
-    for (unsigned i = 0; i < repeat; i++) {
+    for (unsigned i = 0; i <= SAMPLES; i++) {
         uint64_t start = cpu_ns();
         for (size_t k = 0; k < copies; k++)
             way->copy(dst, src, len);
         uint64_t took = (cpu_ns() - start) / copies;
-        least = took < least ? took : least;
+        least = i && took < least ? took : least;
     }
     return least ? least : 1; /* 0 says: not measured */
 }
@@ -103,7 +104,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
     uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
     for (unsigned i = 0; copy_ways[i].name; i++)
         if (copy_ways[i].works() && (!copy_ways[i].streams || len >= STREAM_LEAST)) {
-            ns[i] = sample(&copy_ways[i], dst, src, part, 2);
+            ns[i] = sample(&copy_ways[i], dst, src, part);
             uint64_t *of_kind = &least[copy_ways[i].streams];
             *of_kind = ns[i] < *of_kind ? ns[i] : *of_kind;
         }
@@ -112,11 +113,12 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
         behind[i] = !ns[i] || ns[i] / 2 > least[copy_ways[i].streams];
         ns[i] = 0;
     }
-    for (unsigned round = len <= STREAM_LEAST ? 4 : 2; round; round--) {
+    size_t rounds = ROUNDS * STREAM_LEAST / len;
+    for (rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds; rounds; rounds--) {
         uint64_t best = UINT64_MAX;
         for (unsigned i = 0; copy_ways[i].name; i++)
             if (!behind[i]) {
-                uint64_t took = sample(&copy_ways[i], dst, src, len, REPEAT);
+                uint64_t took = sample(&copy_ways[i], dst, src, len);
                 ns[i] = ns[i] && ns[i] < took ? ns[i] : took;
                 best = ns[i] < best ? ns[i] : best;
             }
