@@ -226,7 +226,7 @@ static void *copies_again_and_again(void *arg)
     struct caller *c = arg;
     size_t len = 4 * MIB + c->number * 1000;
     uint8_t *src = memory(len), *dst = memory(len);
-    for (uint32_t i = 0; i < 12; i++) {
+    for (uint32_t i = 0; i < 40; i++) {
         fill(src, len, c->number * 100 + i);
         copy_by_team(c->t, dst, src, len);
         c->wrong += memcmp(dst, src, len) != 0;
