@@ -72,6 +72,51 @@ __attribute__((target("avx2"))) static void copy_stream32(uint8_t *to, const uin
     _mm_sfence();
 }
 
+__attribute__((target("avx2"))) static void copy_plain32(uint8_t *to, const uint8_t *from, size_t len)
+{
+    for (size_t i = 0; i < len; i += 128) {
+        __m256i a = _mm256_loadu_si256((const void *)(from + i));
+        __m256i b = _mm256_loadu_si256((const void *)(from + i + 32));
+        __m256i c = _mm256_loadu_si256((const void *)(from + i + 64));
+        __m256i d = _mm256_loadu_si256((const void *)(from + i + 96));
+        _mm256_store_si256((void *)(to + i), a);
+        _mm256_store_si256((void *)(to + i + 32), b);
+        _mm256_store_si256((void *)(to + i + 64), c);
+        _mm256_store_si256((void *)(to + i + 96), d);
+    }
+}
+
+/* Two lines of each of four pages in turn; `len` is one page, or a multiple of four. */
+__attribute__((target("avx2"))) static void copy_pages32(uint8_t *to, const uint8_t *from, size_t len)
+{
+    size_t pages = len < 16384 ? len : 16384;
+    for (size_t at = 0; at < len; at += pages)
+        for (size_t i = 0; i < 4096; i += 128)
+            for (size_t page = 0; page < pages; page += 4096)
+                for (size_t k = at + page + i; k < at + page + i + 128; k += 64) {
+                    __m256i a = _mm256_loadu_si256((const void *)(from + k));
+                    __m256i b = _mm256_loadu_si256((const void *)(from + k + 32));
+                    _mm256_stream_si256((void *)(to + k), a);
+                    _mm256_stream_si256((void *)(to + k + 32), b);
+                }
+    _mm_sfence();
+}
+
+__attribute__((target("avx512f"))) static void copy_pages64(uint8_t *to, const uint8_t *from, size_t len)
+{
+    size_t pages = len < 16384 ? len : 16384;
+    for (size_t at = 0; at < len; at += pages)
+        for (size_t i = 0; i < 4096; i += 128)
+            for (size_t page = 0; page < pages; page += 4096) {
+                size_t k = at + page + i;
+                __m512i a = _mm512_loadu_si512((const void *)(from + k));
+                __m512i b = _mm512_loadu_si512((const void *)(from + k + 64));
+                _mm512_stream_si512((void *)(to + k), a);
+                _mm512_stream_si512((void *)(to + k + 64), b);
+            }
+    _mm_sfence();
+}
+
 __attribute__((target("avx512f"))) static void copy_stream64(uint8_t *to, const uint8_t *from, size_t len)
 {
     for (size_t i = 0; i < len; i += 256) {
@@ -92,8 +137,11 @@ static const struct copy_method copy_methods[] = {
     {"memcpy", copy_always, copy_library},
 #if defined(__x86_64__)
     {"rep movsb", copy_always, copy_string},
+    {"avx2", copy_has_avx2, copy_plain32},
     {"avx2 non-temporal", copy_has_avx2, copy_stream32},
+    {"avx2 non-temporal, four pages", copy_has_avx2, copy_pages32},
     {"avx512 non-temporal", copy_has_avx512, copy_stream64},
+    {"avx512 non-temporal, four pages", copy_has_avx512, copy_pages64},
 #endif
     {NULL, NULL, NULL},
 };

@@ -116,8 +116,26 @@ def end(process):
     process.poll()
 
 
+def why_ended(process, out, err):
+    """Who ended with what, and the last it said: on stderr, or where there is nothing on stdout, as UCX's programs do."""
+    lines = [line.strip() for line in (err or "").splitlines() + [""] if line.strip()] or \
+            [line.strip() for line in (out or "").splitlines() if line.strip()]
+    return f"'{os.path.basename(process.args[0])}' ended with {process.returncode}" + \
+        (": " + " | ".join(lines[-2:])[:300] if lines else "")
+
+
+def rest_of(process):
+    """What a process that has ended, or is to end now, had still to say."""
+    end(process)
+    try:
+        return process.communicate(timeout=5)
+    except (subprocess.TimeoutExpired, ValueError):
+        return "", ""  # somebody holds its pipes, or they are closed
+
+
 def together(processes, timeout):
-    """Wait for all; returns their outputs. Any that fails or is late ends the others and is Missing."""
+    """Wait for all; returns their outputs. Any that fails or is late ends the others and is Missing; of others that have
+    failed as well it is said too, since one may have been the reason."""
     outputs = [None] * len(processes)
     limit = time.monotonic() + timeout
     try:
@@ -125,11 +143,10 @@ def together(processes, timeout):
             try:
                 out, err = p.communicate(timeout=max(0.1, limit - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise Missing(f"'{os.path.basename(p.args[0])}' did not end within {timeout:.0f} s") from None
+                raise Missing("; ".join([f"'{os.path.basename(p.args[0])}' did not end within {timeout:.0f} s",
+                                         *others(p, processes)])) from None
             if p.returncode:
-                lines = [line for line in (err or "").strip().splitlines() if line.strip()]
-                raise Missing(f"'{os.path.basename(p.args[0])}' ended with {p.returncode}"
-                              + (": " + " | ".join(line.strip() for line in lines[-2:])[:300] if lines else ""))
+                raise Missing("; ".join([why_ended(p, out, err), *others(p, processes)]))
             outputs[i] = out
     finally:
         for p in processes:
@@ -140,13 +157,17 @@ def together(processes, timeout):
     return outputs
 
 
+def others(failed, processes):
+    return [why_ended(p, *rest_of(p)) for p in processes if p is not failed and p.poll()]
+
+
 def run(argv, core=None, env=None, timeout=120, **more):
     return together([start(argv, core, env, **more)], timeout)[0]
 
 
-def nodes(count, argv, cores=None, timeout=120):
+def nodes(count, argv, cores=None, timeout=120, env=None):
     """Run a program once a node, joined through the environment. Returns the output of all of them."""
-    env = {"WEFT_SIZE": str(count), "WEFT_COORD": "unix:@weft-bench-%x" % int.from_bytes(os.urandom(8), "big")}
+    env = {**(env or {}), "WEFT_SIZE": str(count), "WEFT_COORD": "unix:@weft-bench-%x" % int.from_bytes(os.urandom(8), "big")}
     started = []
     try:
         for rank in range(count):
@@ -165,7 +186,8 @@ def free_port():
 
 
 def wait_listening(port, process, timeout=10):
-    """Until somebody listens on the port, seen without connecting to it (a server may serve one client only)."""
+    """Until somebody listens on the port, seen without connecting to it (a server may serve one client only). Missing, with
+    what the server said last, when it ends or time is over."""
     limit = time.monotonic() + timeout
     while time.monotonic() < limit and process.poll() is None:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -178,7 +200,12 @@ def wait_listening(port, process, timeout=10):
             except OSError:
                 pass
         time.sleep(0.01)
-    raise Missing("the server did not come up")
+    if process.poll() is not None:
+        raise Missing("the server " + why_ended(process, *rest_of(process)) + " (before it listened)")
+    out, err = rest_of(process)
+    said = (err or out or "").strip().splitlines()[-2:]
+    raise Missing(f"the server '{os.path.basename(process.args[0])}' did not listen within {timeout:g} s"
+                  + (": " + " | ".join(said)[:300] if said else ""))
 
 
 def ask(server, client, timeout, coming_up=10):

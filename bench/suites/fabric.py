@@ -8,13 +8,20 @@ NAME = "fabric"
 TITLE = "operations between two nodes of one machine, each on a core of its own"
 
 SIZES = ((4 << 10, "4 KiB", 200000, 2000), (64 << 10, "64 KiB", 30000, 300), (1 << 20, "1 MiB", 2000, 20),
-         (16 << 20, "16 MiB", 100, 4), (256 << 20, "256 MiB", 6, 1))
+         (16 << 20, "16 MiB", 100, 20), (256 << 20, "256 MiB", 6, 2))
 # group: (test, bytes, iterations, warm-up)
 TESTS = {"put_lat": ("put_lat", 8, 500000, 10000), "msg_lat": ("msg_lat", 8, 200000, 10000),
          "cswap_lat": ("cswap_lat", 8, 500000, 10000)}
 for _bytes, _text, _iterations, _warmup in SIZES:
     for _test in ("put_bw", "get_bw"):
         TESTS[f"{_test} {_text}"] = (_test, _bytes, _iterations, _warmup)
+# Several threads may copy: neither node is bound to a core, and the peer is weft with one thread.
+SHARED = {}
+for _bytes, _text, _iterations, _warmup in ((4 << 20, "4 MiB", 500, 20), (64 << 20, "64 MiB", 40, 8), (256 << 20, "256 MiB", 10, 2)):
+    for _test in ("put_bw", "get_bw"):
+        SHARED[f"shared {_test} {_text}"] = (_test, _bytes, _iterations, _warmup)
+SHARED_CORES = 4   # with fewer nobody helps
+SHARED_TARGET = 3  # times one thread, for 64 MiB with 16 cores
 
 
 def rows(context):
@@ -24,27 +31,42 @@ def rows(context):
     for group, (test, *_) in TESTS.items():
         if test.endswith("_bw"):
             found.append(Row(group, f"{test[:3]} {group[7:]}", "GB/s", "higher", 1.0))
+    for group, (test, *_) in SHARED.items():
+        text = group.split(" ", 2)[2]
+        target = SHARED_TARGET if text == "64 MiB" and len(context.cores) >= 16 else None
+        found.append(Row(group, f"{test[:3]} {text}, several threads", "GB/s", "higher", target))
     return found
 
 
 def groups(context):
-    return list(TESTS)
+    return [*TESTS, *(SHARED if len(context.cores) >= SHARED_CORES else ())]
 
 
 def word(group, scale, test=None):
-    name, size, iterations, warmup = TESTS[group]
+    name, size, iterations, warmup = {**TESTS, **SHARED}[group]
     return f"{test or name}:{size}:{scaled(iterations, scale)}:{scaled(warmup, scale, 1)}"
 
 
 class Weft(Ours):
     PROGRAM = "bench_fabric"
+    ENV = {}
 
     def test(self, group, scale, test=None):
-        out = nodes(2, [self.program, word(group, scale, test)], [self.context.core(0), self.context.core(1)])
+        pinned = None if group in SHARED else [self.context.core(0), self.context.core(1)]
+        out = nodes(2, [self.program, word(group, scale, test)], pinned, env=self.ENV)
         return values(out, lambda line: group)
 
     def measure(self, group, scale):
         return self.test(group, scale)
+
+
+class OneThread(Weft):
+    """Ours where no other thread may help with a copy."""
+    peer = "weft, one thread"
+    ENV = {"WEFT_COPY_THREADS": "1"}
+
+    def measure(self, group, scale):
+        return self.test(group, scale) if group in SHARED else {}
 
 
 class Machine(Weft):
@@ -53,7 +75,7 @@ class Machine(Weft):
     limit = True
 
     def measure(self, group, scale):
-        if group in ("msg_lat", "cswap_lat"):
+        if group in ("msg_lat", "cswap_lat") or group in SHARED:
             return {}
         return self.test(group, scale, "line_lat" if group == "put_lat" else "copy_bw")
 
@@ -84,6 +106,8 @@ class UCX(Side):
         return float(figures["overall_mr"]), float(figures["overall_bw"])
 
     def measure(self, group, scale):
+        if group in SHARED:
+            return {}
         test, size, iterations, warmup = TESTS[group]
         got = {}
         for transport in self.TRANSPORTS:
@@ -108,6 +132,8 @@ class Libfabric(Side):
         return why and why + " (needs libfabric; Debian: libfabric-dev)"
 
     def measure(self, group, scale):
+        if group in SHARED:
+            return {}
         got = {}
         for variant, env in (("CMA", {}), ("no CMA", {"FI_SHM_DISABLE_CMA": "1"})):
             for name in ("msg_lat", "tag_lat") if group == "msg_lat" else (None,):
@@ -117,4 +143,4 @@ class Libfabric(Side):
 
 
 def sides(context):
-    return [Weft(context), UCX(context), Libfabric(context), Machine(context)]
+    return [Weft(context), UCX(context), Libfabric(context), OneThread(context), Machine(context)]

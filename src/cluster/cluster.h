@@ -53,6 +53,7 @@ struct cluster_settings {
     uint32_t rails;      /* of the rc transport; 0: as many as there are */
     char rail_names[FAB_RAILS_MAX][64]; /* "" = choose */
     uint64_t stripe_bytes;
+    uint32_t copy_threads; /* 0: by the processors */
     int gid_index;       /* -1: choose (verbs_choose_gid()) */
     char guard[FAB_GUARD_MAX]; /* "" = none */
     struct fab_lane lanes[FAB_LANES_MAX]; /* of the tb transport */

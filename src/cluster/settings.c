@@ -20,7 +20,7 @@ enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, LANES, RAIL_LIST, PA
 
 /* Order of the rows in `weft config`. */
 enum id {
-    RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, VERBS_LIBRARY, DEVICE, RAILS, STRIPE, GID_INDEX, GUARD, TB_LANES, TB_CHECK, POOL, POOL_HUGE,
+    RANK, SIZE, COORD, HOSTFILE, SECRET_TEXT, SECRET_FILE, TRANSPORT, COPY_THREADS, VERBS_LIBRARY, DEVICE, RAILS, STRIPE, GID_INDEX, GUARD, TB_LANES, TB_CHECK, POOL, POOL_HUGE,
     POOL_LOCK, POOL_PREFAULT,
     DEADLINE, SAY_AFTER, JOIN_TIMEOUT, LIVENESS, RECONNECT, SPIN, SSH, LOG, COUNT
 };
@@ -57,6 +57,9 @@ static const struct setting table[COUNT] = {
     [TRANSPORT] = {.name = "transport", .variable = "WEFT_TRANSPORT", .fallback = "", .kind = CHOICE,
                    .choices = "shm|rc|tb|rdma", .in_hostfile = true,
                    .help = "force one: shm, rc, tb, or rdma (tb where devices have no RC, else rc); else the best for each peer"},
+    [COPY_THREADS] = {.name = "copy_threads", .variable = "WEFT_COPY_THREADS", .fallback = "0", .kind = NUMBER, .max = FAB_COPY_THREADS_MAX,
+                      .in_hostfile = true,
+                      .help = "shm: threads that copy 4 MiB and more together, 1 to 16; 0: by the processors a node has, at most 6"},
     [VERBS_LIBRARY] = {.name = "verbs_library", .variable = "WEFT_VERBS_LIBRARY", .fallback = "", .kind = PATH,
                        .help = "the verbs library; else libibverbs.so.1, on macOS librdma.dylib"},
     [DEVICE] = {.name = "device", .variable = "WEFT_DEVICE", .fallback = "", .kind = PATH, .in_hostfile = true,
@@ -588,11 +591,14 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         rc = read_rails(&found[RAILS], out);
     if (rc == 0)
         rc = read_bytes(STRIPE, &found[STRIPE], &out->stripe_bytes);
-    int64_t gid_index = -1;
+    int64_t gid_index = -1, copy_threads = 0;
     if (rc == 0)
         rc = read_number(GID_INDEX, &found[GID_INDEX], &gid_index);
+    if (rc == 0)
+        rc = read_number(COPY_THREADS, &found[COPY_THREADS], &copy_threads);
     out->gid_index = (int)gid_index;
     out->bounded = found[DEADLINE].source != CLUSTER_DEFAULT;
+    out->copy_threads = (uint32_t)copy_threads;
     if (rc) {
         cluster_settings_clear(out);
         return rc;

@@ -1,80 +1,209 @@
 /* SPDX-License-Identifier: MIT
  *
- * Large copies: see copy.h.
+ * Which way serves a large copy: see copy.h.
  *
- * Measured between two shared mappings on a Zen 5 core, best of many, GB/s (memcpy / rep movsb / non-temporal):
- * 64 KiB 143/143/49, 1 MiB 66/83/45, 8 MiB 68/73/44, 16 MiB 37/52/42, 64 MiB 20/27/27. The processor's own string
- * move is never behind where it is fast (FSRM), so it is used there. Elsewhere the C library's copy serves what fits
- * in the caches, and non-temporal stores what does not.
+ * No rule by processor holds. GB/s between two shared mappings, best of many, on
+ *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
+ *   EPYC (Zen 3), L3 of 32 MiB
+ *     memcpy                34       32     33     32     30      15      10       16
+ *     rep movsb             33       32     29     29     26      14      18       18
+ *     AVX2                  46       42     32     32     30      16      10       10
+ *     AVX2 non-temporal     23       24     25     25     25      23      18       18
+ *     the same, four pages   5        4      4      4      4       4       4        4
+ *   Xeon (Emerald Rapids), L2 of 2 MiB
+ *     memcpy                41       41     32     14     13      12      10       12
+ *     rep movsb             41       41     32     14     13      13      12        9
+ *     AVX2                  41       41     28     14     13      13      12        8
+ *     AVX2 non-temporal     17       19     19     19     15      16      14        9
+ *     the same, four pages  18       19     18     19     16      16      16       12
+ *     AVX-512, four pages   19       20     19     20     17      16      17       13
+ *   Zen 5, memcpy / rep movsb / non-temporal: 64 KiB 143/143/49, 1 MiB 66/83/45, 8 MiB 68/73/44, 16 MiB 37/52/42, 64 MiB 20/27/27
+ * and all three report fast string moves (FSRM). So the ways are measured, on the machine, by size class.
+ *
+ * When: once so much of a class was copied that measuring it pays. A process that makes few large copies never measures, and
+ * starting many nodes costs nothing. Until then, and where there is no memory to measure with, a guess serves.
+ * How: in private memory of the class's size, by the thread's own processor time, which leaves out what others do on a busy
+ * machine; the least of several. What counts is the copy's own time. Those who read the destination next find it in a cache
+ * unless the copy streamed past it: so ways that stream come last in the table, where as good is not good enough, and below
+ * 1 MiB, where the destination fits a core's own cache, they are not considered. Of those that stream the ones that take four
+ * pages in turn come first: 16 MiB are measured for all that is larger, and there their lead grows.
  */
 #include "fabric/copy.h"
 
+#include <stdio.h>
+#include <sys/mman.h>
+#include <time.h>
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#include <cpuid.h>
-#include <immintrin.h>
+#include "fabric/copy_ways.h"
 
-enum { UNKNOWN, STRING_MOVE, STREAM, LIBRARY };
+#define STREAM_LEAST  ((size_t)1 << 20)
+#define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */
+#define BEHIND        125u /* percent: so much slower after a round is not measured again */
+#define SAMPLE        ((size_t)2 << 20) /* bytes to copy between two looks at the clock, at least */
+#define SAMPLES       2u   /* of a way in a row, after one more */
+#define ROUNDS        4u   /* of all ways, for what is small */
+#define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 50 ms for 16 MiB */
 
-static void string_move(uint8_t *dst, const uint8_t *src, size_t len)
+unsigned copy_class(size_t len)
 {
-    /* Whole destination lines: a misaligned start would make every line be read first. */
-    size_t head = (64 - ((uintptr_t)dst & 63)) & 63;
-    memcpy(dst, src, head);
-    dst += head, src += head, len -= head;
-    __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(len) : : "memory");
+    if (len < COPY_LARGE)
+        return 0;
+    unsigned octave = 63u - (unsigned)__builtin_clzll((unsigned long long)len / COPY_LARGE);
+    return octave < COPY_CLASSES ? octave : COPY_CLASSES - 1;
 }
 
-/* The fence at the end makes the bytes visible before whatever is stored next. */
-__attribute__((target("avx"))) static void stream(uint8_t *dst, const uint8_t *src, size_t len)
+size_t copy_class_bytes(unsigned class)
 {
-    size_t head = (64 - ((uintptr_t)dst & 63)) & 63;
-    memcpy(dst, src, head);
-    dst += head, src += head, len -= head;
-    for (; len >= 128; dst += 128, src += 128, len -= 128) {
-        for (unsigned i = 0; i < 128; i += 32)
-            _mm256_stream_si256((__m256i *)(void *)(dst + i), _mm256_loadu_si256((const __m256i *)(const void *)(src + i)));
+    return (size_t)COPY_LARGE << class;
+}
+
+unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
+{
+    unsigned best = 0;
+    uint64_t least = 0;
+    for (unsigned i = 0; i < COPY_WAYS_MAX; i++)
+        if (ns[i] && (!least || ns[i] < least))
+            least = ns[i], best = i;
+    for (unsigned i = 0; i < best; i++)
+        if (ns[i] && ns[i] * 100 <= least * MARGIN)
+            return i;
+    return best;
+}
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The least time for a copy, of several samples; not of the first, which finds in the caches what another way left there. */
+static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
+{
+    uint64_t least = UINT64_MAX;
+    size_t copies = len < SAMPLE ? SAMPLE / len : 1;
+    for (unsigned i = 0; i <= SAMPLES; i++) {
+        uint64_t start = cpu_ns();
+        for (size_t k = 0; k < copies; k++)
+            way->copy(dst, src, len);
+        uint64_t took = (cpu_ns() - start) / copies;
+        least = i && took < least ? took : least;
     }
-    _mm_sfence();
-    memcpy(dst, src, len);
+    return least ? least : 1; /* 0 says: not measured */
 }
 
-static _Atomic int way;
-static size_t stream_from;
-
-static BASE_COLD int choose(void)
+bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
 {
-    unsigned a, b, c, d;
-    int w = LIBRARY;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 4))) { /* FSRM */
-        w = STRING_MOVE;
-    } else if (__builtin_cpu_supports("avx")) {
-        uint64_t l3 = base_cache_bytes();
-        stream_from = l3 ? (size_t)l3 / 2 : (size_t)8 << 20;
-        w = STREAM;
+    size_t len = copy_class_bytes(class), part = len < STREAM_LEAST ? len : len / 8;
+    memset(ns, 0, COPY_WAYS_MAX * sizeof *ns);
+    uint8_t *src = mmap(NULL, 2 * len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (src == MAP_FAILED)
+        return false;
+    uint8_t *dst = src + len;
+    memset(src, 1, 2 * len);
+    /* First a part of it by all: what is far behind others of its kind there is not tried any further. */
+    uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
+    for (unsigned i = 0; copy_ways[i].name; i++)
+        if (copy_ways[i].works() && (!copy_ways[i].streams || len >= STREAM_LEAST)) {
+            ns[i] = sample(&copy_ways[i], dst, src, part);
+            uint64_t *of_kind = &least[copy_ways[i].streams];
+            *of_kind = ns[i] < *of_kind ? ns[i] : *of_kind;
+        }
+    bool behind[COPY_WAYS_MAX];
+    for (unsigned i = 0; i < COPY_WAYS_MAX; i++) {
+        behind[i] = !ns[i] || ns[i] / 2 > least[copy_ways[i].streams];
+        ns[i] = 0;
     }
-    atomic_store_explicit(&way, w, memory_order_release); /* stream_from before it */
-    return w;
+    size_t rounds = ROUNDS * STREAM_LEAST / len;
+    for (rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds; rounds; rounds--) {
+        uint64_t best = UINT64_MAX;
+        for (unsigned i = 0; copy_ways[i].name; i++)
+            if (!behind[i]) {
+                uint64_t took = sample(&copy_ways[i], dst, src, len);
+                ns[i] = ns[i] && ns[i] < took ? ns[i] : took;
+                best = ns[i] < best ? ns[i] : best;
+            }
+        for (unsigned i = 0; copy_ways[i].name; i++)
+            behind[i] = behind[i] || ns[i] > best / 100 * BEHIND;
+    }
+    munmap(src, 2 * len);
+    return true;
 }
 
-void copy_large(void *dst, const void *src, size_t len)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CHECKED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define CHECKED 1
+#endif
+#endif
+
+#if defined(CHECKED)
+
+/* The sanitizers see what the C library copies, and not all of the other ways. */
+const struct copy_way *copy_way_for(size_t len)
 {
-    int w = atomic_load_explicit(&way, memory_order_acquire);
-    if (BASE_UNLIKELY(w == UNKNOWN))
-        w = choose();
-    if (w == STRING_MOVE)
-        string_move(dst, src, len);
-    else if (w == STREAM && len >= stream_from)
-        stream(dst, src, len);
-    else
-        memcpy(dst, src, len);
+    (void)len;
+    return &copy_ways[0];
 }
 
 #else
 
-void copy_large(void *dst, const void *src, size_t len)
+static struct {
+    _Atomic(const struct copy_way *) way; /* constants: nothing is published with the pointer; NULL: not measured yet */
+    _Atomic uint64_t bytes;               /* asked for so far */
+    _Atomic bool measuring;
+} classes[COPY_CLASSES];
+
+/* The C library's; and what fits into no cache streams in order, the last way of the table, which is bad nowhere. */
+static const struct copy_way *guess(size_t len)
 {
-    memcpy(dst, src, len);
+    uint64_t cache = base_cache_bytes();
+    const struct copy_way *way = &copy_ways[0];
+    if (len >= (cache ? cache / 2 : (uint64_t)8 << 20))
+        for (unsigned i = 1; copy_ways[i].name; i++)
+            way = copy_ways[i].works() ? &copy_ways[i] : way;
+    return way;
+}
+
+static void tell(unsigned class, const uint64_t ns[COPY_WAYS_MAX], const struct copy_way *way)
+{
+    char text[512] = "", size[32];
+    int at = 0;
+    for (unsigned i = 0; copy_ways[i].name && at >= 0 && (size_t)at < sizeof text; i++)
+        if (ns[i])
+            at += snprintf(text + at, sizeof text - (size_t)at, "%s%s %.1f", at ? "; " : "", copy_ways[i].name,
+                           (double)copy_class_bytes(class) / (double)ns[i]);
+    base_log(BASE_LOG_INFO, "copies from %s on go by %s; measured, in GB/s: %s",
+             base_format_bytes(copy_class_bytes(class), size, sizeof size), way->name, text);
+}
+
+static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
+{
+    uint64_t before = atomic_fetch_add_explicit(&classes[class].bytes, len, memory_order_relaxed);
+    if (before + len < COPIES_BEFORE * copy_class_bytes(class) ||
+        atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
+        return guess(len); /* too early, or another thread is at it */
+    uint64_t ns[COPY_WAYS_MAX];
+    const struct copy_way *way = guess(copy_class_bytes(class));
+    if (copy_measure(class, ns)) {
+        way = &copy_ways[copy_choose(ns)];
+        tell(class, ns, way);
+    }
+    atomic_store_explicit(&classes[class].way, way, memory_order_relaxed);
+    return way;
+}
+
+const struct copy_way *copy_way_for(size_t len)
+{
+    unsigned class = copy_class(len);
+    const struct copy_way *way = atomic_load_explicit(&classes[class].way, memory_order_relaxed);
+    return BASE_LIKELY(way) ? way : not_measured(class, len);
 }
 
 #endif
+
+void copy_large(void *dst, const void *src, size_t len)
+{
+    copy_way_for(len)->copy(dst, src, len);
+}

@@ -54,6 +54,9 @@ struct fab_lane {
 /* Devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
+/* Threads that copy together over shm. */
+#define FAB_COPY_THREADS_MAX 16u
+
 #define FAB_TRANSPORTS_MAX 4u
 #define FAB_TRANSPORT_FDS  16u
 
@@ -189,6 +192,7 @@ struct weft {
     char device[64]; /* the verbs device to use; "": the best */
     uint32_t rails;  /* devices that rc uses together; 0: all as good as the best, or only `device` */
     char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
+    uint32_t copy_threads; /* that copy large data together over shm, the caller included; 0: by the processors */
     uint64_t stripe_bytes; /* rc spreads puts and gets from so many bytes on over them */
     int gid_index;   /* of its table; -1: choose */
     char guard[FAB_GUARD_MAX]; /* the command weft, which is to own tb's devices in a process of its own; "": this process owns them */
@@ -237,6 +241,7 @@ struct fab_config {
     const char *device;    /* of verbs; NULL: choose */
     uint32_t rails;        /* of rc; 0: choose */
     const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
+    uint32_t copy_threads; /* 0: choose */
     uint64_t stripe_bytes;
     int gid_index;         /* -1: choose */
     const char *guard;     /* NULL or "": none */

@@ -80,6 +80,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->rails = config->rails < FAB_RAILS_MAX ? config->rails : FAB_RAILS_MAX;
     for (uint32_t i = 0; i < w->rails && config->rail_names; i++)
         snprintf(w->rail_names[i], sizeof w->rail_names[i], "%s", config->rail_names[i]);
+    w->copy_threads = config->copy_threads;
     w->stripe_bytes = config->stripe_bytes;
     w->lane_count = config->lane_count < FAB_LANES_MAX ? config->lane_count : FAB_LANES_MAX;
     for (uint32_t i = 0; i < w->lane_count; i++)

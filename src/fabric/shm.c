@@ -17,6 +17,8 @@
 
 #define CONTROL_MAGIC  UINT64_C(0x7765667473686d31) /* "weftshm1" */
 
+_Static_assert(FAB_COPY_THREADS_MAX == COPY_TEAM_MAX, "what the setting allows");
+
 static size_t control_size(uint32_t nodes)
 {
     return base_round_up(sizeof(struct control) + (size_t)nodes * sizeof(struct ring), BASE_PAGE);
@@ -50,6 +52,7 @@ static void shm_close(struct weft *w)
     struct shm *s = w->shm;
     if (!s)
         return;
+    copy_team_free(atomic_load_explicit(&s->team, memory_order_relaxed));
     if (s->control)
         munmap(s->control, s->control_bytes);
     if (s->control_fd >= 0)
@@ -57,6 +60,21 @@ static void shm_close(struct weft *w)
     free(s->here);
     free(s);
     w->shm = NULL;
+}
+
+/* How many nodes share the host is known now. The threads themselves are started by the first copy that wants them. */
+static int shm_settle(struct weft *w, int64_t deadline)
+{
+    (void)deadline;
+    struct shm *s = w->shm;
+    struct copy_team *team;
+    uint32_t threads = w->copy_threads ? w->copy_threads : copy_team_default(base_cpus(), w->size_here);
+    if (threads < 2)
+        return 0;
+    int rc = copy_team_new(&team, threads, w->spin_ns);
+    if (!rc)
+        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy() */
+    return rc;
 }
 
 static bool shm_reaches(struct weft *w, const uint8_t *peer_host_id)
@@ -244,20 +262,31 @@ void shm_ring_bell(struct fab_bell *bell)
     base_futex_wake(&bell->seq, INT32_MAX);
 }
 
+static inline void copy(struct weft *w, void *dst, const void *src, size_t len)
+{
+    if (BASE_UNLIKELY(len >= COPY_TEAM_LEAST)) {
+        struct shm *s = w->shm;
+        struct copy_team *team = atomic_load_explicit(&s->team, memory_order_acquire); /* pairs with the release in shm_settle() */
+        if (team) {
+            copy_by_team(team, dst, src, len);
+            return;
+        }
+    }
+    copy_bytes(dst, src, len);
+}
+
 static int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op)
 {
-    (void)w;
     struct shm_link *s = l->impl;
-    copy_bytes(s->pool + to, src, len);
+    copy(w, s->pool + to, src, len);
     fab_complete(op, 0);
     return 0;
 }
 
 static int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op)
 {
-    (void)w;
     struct shm_link *s = l->impl;
-    copy_bytes(dst, s->pool + from, len);
+    copy(w, dst, s->pool + from, len);
     fab_complete(op, 0);
     return 0;
 }
@@ -280,10 +309,9 @@ static int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, 
 static int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
                           uint64_t add, weft_op *op)
 {
-    (void)w;
     struct shm_link *s = l->impl;
     if (len)
-        copy_bytes(s->pool + to, src, len); /* ends with a store fence when it streams */
+        copy(w, s->pool + to, src, len); /* ends with a store fence when it streams */
     /* release (within seq_cst): the bytes before the word */
     __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
     fence_after_rmw();
@@ -346,5 +374,6 @@ const struct fab_transport fab_shm = {
     .progress = shm_progress,
     .idle = shm_idle,
     .pointer = shm_pointer,
+    .settle = shm_settle,
     .wake = shm_wake,
 };

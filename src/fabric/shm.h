@@ -46,6 +46,7 @@ struct shm {
     struct shm_link **here; /* [count]: links to nodes of this host */
     uint32_t count;
     struct ring_message message; /* being delivered */
+    _Atomic(struct copy_team *) team; /* helps with large copies; NULL: nobody does */
 };
 
 /* Wake who waits at the peer for memory; after a full fence. */

@@ -49,6 +49,7 @@ int weft_open(weft **out, const weft_config *config)
         .device = s.device,
         .rails = s.rails,
         .rail_names = s.rail_names,
+        .copy_threads = s.copy_threads,
         .stripe_bytes = s.stripe_bytes,
         .gid_index = s.gid_index,
         .guard = s.guard,

@@ -159,6 +159,28 @@ class Processes(unittest.TestCase):
         with self.assertRaisesRegex(rig.Missing, r"'sh' ended with 3: no such thing"):
             rig.run(["sh", "-c", "echo no such thing >&2; exit 3"])
 
+    def test_a_server_that_cannot_start_says_why(self):
+        """A missing library, say: what the loader wrote is in the note, not only that nobody came up."""
+        def server(port):
+            return rig.start(["sh", "-c", "echo 'error while loading shared libraries: libucp.so.0' >&2; exit 127"])
+        with self.assertRaisesRegex(rig.Missing, r"the server 'sh' ended with 127: error while loading.*libucp\.so\.0"):
+            rig.ask(server, lambda port: rig.start(["true"]), 5)
+
+    def test_a_server_that_only_speaks_on_stdout_is_heard(self):
+        with self.assertRaisesRegex(rig.Missing, r"ended with 1: no device"):
+            rig.ask(lambda port: rig.start(["sh", "-c", "echo no device; exit 1"]), lambda port: rig.start(["true"]), 5)
+
+    def test_a_server_that_never_listens_says_what_it_said(self):
+        with self.assertRaisesRegex(rig.Missing, r"the server 'sh' did not listen within 0\.2 s: waiting for a device"):
+            rig.ask(lambda port: rig.start(["sh", "-c", "echo waiting for a device >&2; sleep 60"]),
+                    lambda port: rig.start(["true"]), 5, coming_up=0.2)
+
+    def test_the_other_end_may_be_the_reason(self):
+        dead = rig.start(["sh", "-c", "echo no memory >&2; exit 4"])
+        dead.wait()
+        with self.assertRaisesRegex(rig.Missing, r"ended with 2: connection refused; 'sh' ended with 4: no memory"):
+            rig.together([rig.start(["sh", "-c", "echo connection refused >&2; exit 2"]), dead], 5)
+
     def test_late_ones_are_ended(self):
         p = rig.start(["sleep", "60"])
         with self.assertRaisesRegex(rig.Missing, "did not end within"):

@@ -22,7 +22,7 @@ static char hosts[64], secret[64];
 static const char *const variables[] = {
     "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
     "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_SAY_AFTER", "WEFT_JOIN_TIMEOUT",
-    "WEFT_LIVENESS", "WEFT_SSH", "WEFT_SPIN", "WEFT_LOG", "WEFT_GID_INDEX", "WEFT_RAILS", "WEFT_STRIPE", "WEFT_GUARD", "WEFT_TB_LANES", "WEFT_TB_CHECK", "WEFT_VERBS_LIBRARY", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
+    "WEFT_LIVENESS", "WEFT_SSH", "WEFT_SPIN", "WEFT_LOG", "WEFT_GID_INDEX", "WEFT_RAILS", "WEFT_STRIPE", "WEFT_COPY_THREADS", "WEFT_GUARD", "WEFT_TB_LANES", "WEFT_TB_CHECK", "WEFT_VERBS_LIBRARY", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
     "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
 
 static int setup(void **state)
@@ -251,6 +251,7 @@ static void names_the_wrong_one(void **state)
         {"WEFT_RAILS", "a,b,a", "WEFT_RAILS='a,b,a': expected " RAILS_EXPECTED},
         {"WEFT_RAILS", "a,b,c,d,e", "WEFT_RAILS='a,b,c,d,e': expected " RAILS_EXPECTED},
         {"WEFT_STRIPE", "4K", "WEFT_STRIPE='4K': expected a size from 32 KiB to 1 TiB, as in 256M or 1.5G"},
+        {"WEFT_COPY_THREADS", "17", "WEFT_COPY_THREADS='17': expected a number from 0 to 16"},
         {"WEFT_GID_INDEX", "-2", "WEFT_GID_INDEX='-2': expected a number from -1 to 255"},
         {"WEFT_TB_CHECK", "some", "WEFT_TB_CHECK='some': expected one of full|frames"},
         {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
@@ -357,6 +358,18 @@ static void rails_of_rc(void **state)
     cluster_settings_clear(&s);
 }
 
+static void threads_that_copy(void **state)
+{
+    (void)state;
+    struct cluster_settings s = good(NULL);
+    assert_int_equal(s.copy_threads, 0); /* by the processors */
+    cluster_settings_clear(&s);
+    setenv("WEFT_COPY_THREADS", "4", 1);
+    s = good(NULL);
+    assert_int_equal(s.copy_threads, 4);
+    cluster_settings_clear(&s);
+}
+
 static void lanes_of_tb(void **state)
 {
     (void)state;
@@ -421,6 +434,7 @@ int main(void)
         cmocka_unit_test_setup(names_the_wrong_one, setup),
         cmocka_unit_test_setup(secrets, setup),
         cmocka_unit_test_setup(rails_of_rc, setup),
+        cmocka_unit_test_setup(threads_that_copy, setup),
         cmocka_unit_test_setup(lanes_of_tb, setup),
         cmocka_unit_test_setup(log_level_is_set, setup),
     };

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Several threads copy together: see copy.h.
+ *
+ * A copy is cut into pieces, which the caller and its helpers take one after the other, so nobody waits for a helper that is
+ * not running: the caller would do all by itself. `ticket` says what is to be had: the number of the copy in its upper half,
+ * how many pieces are left in its lower. A piece is taken by a compare-and-swap of the whole word. So what a helper read of a
+ * copy (source, destination, length) is of that copy, or the swap fails: those words change only while no piece is left and
+ * all are done, and the number grows when there are new ones.
+ * The caller's own stores before the copy are visible to helpers, and the helpers' stores to the caller after it, so whatever
+ * the caller stores next comes after the whole copy also for others: `ticket` is released by the caller and acquired by
+ * helpers, `done` the other way round, and ways that stream end each piece with a fence.
+ */
+#include <stdlib.h>
+
+#include "fabric/copy.h"
+#include "fabric/copy_ways.h"
+
+#define THREADS_MOST  6u /* by default: more add little, and other programs want processors too */
+#define PIECE_LEAST   ((size_t)256 << 10)
+#define PIECE_MOST    ((size_t)2 << 20)
+#define PIECE_PAGES   ((size_t)64 << 10) /* a piece is a multiple of it */
+#define PIECES_EACH   4u /* for each thread: who is faster takes more */
+#define SLEEP_NS      (INT64_C(3600) * 1000000000)
+#define NAP_NS        INT64_C(1000000) /* of the caller, should a wake-up be lost with its helper's processor */
+
+struct copy_team {
+    uint32_t helpers;
+    int64_t spin_ns;
+    base_spin lock; /* of the one copy that has the helpers, and of `started`; only ever tried, so nobody spins for it */
+    uint32_t started;
+    pthread_t threads[COPY_TEAM_MAX];
+    /* The copy. Relaxed: they are read before a piece is taken, and count only if that succeeds. */
+    _Atomic(uint8_t *) dst;
+    _Atomic(const uint8_t *) src;
+    _Atomic(const struct copy_way *) way;
+    _Atomic size_t len, piece;
+    _Atomic uint32_t pieces;
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t ticket;
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done; /* pieces of it; the caller sleeps on it */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* copies so far, and the end; helpers sleep on it */
+    _Atomic uint32_t sleepers;
+    _Atomic bool end;
+};
+
+uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here)
+{
+    uint32_t each = nodes_here ? processors / nodes_here : processors;
+    return processors <= 2 || each < 2 ? 1 : each < THREADS_MOST ? each : THREADS_MOST;
+}
+
+/* Take a piece and copy it. False: there is none. */
+static bool copy_piece(struct copy_team *t)
+{
+    /* acquire: pairs with the release in copy_by_team(); what the copy is */
+    uint64_t ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
+    for (;;) {
+        uint32_t left = (uint32_t)ticket;
+        if (left == 0)
+            return false;
+        uint32_t pieces = atomic_load_explicit(&t->pieces, memory_order_relaxed);
+        uint8_t *dst = atomic_load_explicit(&t->dst, memory_order_relaxed);
+        const uint8_t *src = atomic_load_explicit(&t->src, memory_order_relaxed);
+        const struct copy_way *way = atomic_load_explicit(&t->way, memory_order_relaxed);
+        size_t len = atomic_load_explicit(&t->len, memory_order_relaxed);
+        size_t piece = atomic_load_explicit(&t->piece, memory_order_relaxed);
+        /* acquire: if it fails, of the next copy; release keeps the loads above before it */
+        if (!atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket - 1, memory_order_acq_rel,
+                                                   memory_order_acquire))
+            continue;
+        size_t at = (pieces - left) * piece;
+        way->copy(dst + at, src + at, len - at < piece ? len - at : piece);
+        /* release: pairs with the acquire in copy_by_team(); the bytes before the count */
+        if (atomic_fetch_add_explicit(&t->done, 1, memory_order_release) + 1 == pieces)
+            base_futex_wake(&t->done, 1);
+        return true;
+    }
+}
+
+static void *help(void *arg)
+{
+    struct copy_team *t = arg;
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&t->calls, memory_order_acquire);
+        while (copy_piece(t))
+            ;
+        if (atomic_load_explicit(&t->end, memory_order_acquire)) /* pairs with the release in copy_team_free() */
+            return NULL;
+        /* The next copy often follows at once. */
+        int64_t until = base_now_ns() + t->spin_ns;
+        while (atomic_load_explicit(&t->calls, memory_order_relaxed) == seen && base_now_ns() < until)
+            base_relax();
+        /* seq_cst, with call(): either it sees a sleeper, or we see its call and do not sleep */
+        atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
+        if (atomic_load_explicit(&t->calls, memory_order_seq_cst) == seen)
+            base_futex_wait(&t->calls, seen, SLEEP_NS);
+        atomic_fetch_sub_explicit(&t->sleepers, 1, memory_order_relaxed);
+    }
+}
+
+static void call(struct copy_team *t)
+{
+    /* seq_cst, with help(); release within it: what is to be done before the call */
+    atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
+        base_futex_wake(&t->calls, INT32_MAX);
+}
+
+int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns)
+{
+    struct copy_team *t = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *t, BASE_CACHE_LINE));
+    *out = t;
+    if (!t)
+        return base_fail(-ENOMEM, "no memory for the threads that copy");
+    memset(t, 0, sizeof *t);
+    t->helpers = (threads < COPY_TEAM_MAX ? threads : COPY_TEAM_MAX) - 1;
+    t->spin_ns = spin_ns;
+    return 0;
+}
+
+void copy_team_free(struct copy_team *t)
+{
+    if (!t)
+        return;
+    atomic_store_explicit(&t->end, true, memory_order_release); /* pairs with the acquire in help() */
+    call(t);
+    for (uint32_t i = 0; i < t->started; i++)
+        pthread_join(t->threads[i], NULL);
+    free(t);
+}
+
+/* Under the lock: what cannot be started is not tried again, the others do its share. */
+static BASE_COLD void start(struct copy_team *t)
+{
+    while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
+        t->started++;
+    if (t->started < t->helpers)
+        base_log(BASE_LOG_WARN, "only %u of %u threads that help with large copies could be started", t->started, t->helpers);
+    t->helpers = t->started;
+}
+
+void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
+{
+    const struct copy_way *way = copy_way_for(len);
+    if (len < COPY_TEAM_LEAST || !base_spin_try(&t->lock)) {
+        way->copy(dst, src, len);
+        return;
+    }
+    if (BASE_UNLIKELY(t->started < t->helpers))
+        start(t);
+    size_t piece = base_round_up(len / ((t->helpers + 1) * PIECES_EACH), PIECE_PAGES);
+    piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
+    uint32_t pieces = (uint32_t)((len + piece - 1) / piece);
+    /* No piece of the copy before is left, so nobody takes one by these words until the ticket changes. */
+    uint64_t number = (atomic_load_explicit(&t->ticket, memory_order_relaxed) >> 32) + 1;
+    atomic_store_explicit(&t->dst, dst, memory_order_relaxed);
+    atomic_store_explicit(&t->src, src, memory_order_relaxed);
+    atomic_store_explicit(&t->way, way, memory_order_relaxed);
+    atomic_store_explicit(&t->len, len, memory_order_relaxed);
+    atomic_store_explicit(&t->piece, piece, memory_order_relaxed);
+    atomic_store_explicit(&t->pieces, pieces, memory_order_relaxed);
+    atomic_store_explicit(&t->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->ticket, number << 32 | pieces, memory_order_release); /* pairs with the acquire in copy_piece() */
+    call(t);
+    while (copy_piece(t))
+        ;
+    int64_t until = 0;
+    for (uint32_t done; (done = atomic_load_explicit(&t->done, memory_order_acquire)) < pieces;) {
+        int64_t now = base_now_ns(); /* acquire above: pairs with the release in copy_piece() */
+        until = until ? until : now + t->spin_ns;
+        if (now < until)
+            base_relax();
+        else
+            base_futex_wait(&t->done, done, NAP_NS);
+    }
+    base_spin_unlock(&t->lock);
+}
