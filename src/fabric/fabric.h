@@ -133,6 +133,7 @@ struct fab_link {
     struct fab_side *side; /* side.c; NULL while no message is on its way */
     char *gone_why;    /* written before the state says so; NULL: nobody knows */
     bool goodbye;      /* the peer has said that it leaves; the progress thread's */
+    _Atomic(const char *) given_up; /* why a room above has done with it (fab_give_up()); NULL: none has */
     _Atomic bool unsure; /* an operation without an op may not have happened; the next flush says so */
     /* Of a peer on another host (peer.c): */
     int64_t liveness_ns;   /* so long it and its host may be silent; 0: the kernel tells of its death */
@@ -296,6 +297,8 @@ void fab_run_gone(struct weft *w, uint32_t node, bool died);
 /* --- peer.c: liveness --- */
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
 void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
+/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
+void fab_give_up(struct weft *w, uint32_t node, const char *why);
 bool fab_alive(const struct weft *w, uint32_t node);
 uint32_t fab_count_dead(const struct weft *w);
 int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */

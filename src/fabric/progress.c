@@ -198,7 +198,11 @@ static void give_up_broken(struct weft *w)
 {
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
-        const char *why = fab_alive(w, i) ? l->transport->broken(w, l) : NULL;
+        if (!fab_alive(w, i))
+            continue;
+        const char *why = l->transport->broken(w, l);
+        if (!why)
+            why = atomic_load_explicit(&l->given_up, memory_order_relaxed);
         if (why)
             fab_peer_gone(w, i, true, why);
     }

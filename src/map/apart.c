@@ -17,16 +17,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fabric/fabric.h"
 #include "map/order.h"
+#include "map/owner.h"
 
 #define ORDER_WAIT (30 * WEFT_SECOND)
 #define LEAVE_WAIT (3 * WEFT_SECOND)
+#define LOOK_NS    (20 * WEFT_MS) /* how often the owner looks whether ways lead to all nodes */
 
 struct map_apart {
     pid_t guardian;
     int guardian_fd;
     _Atomic uint64_t died;  /* a bit a node; the owner's */
     uint64_t said;          /* of these, what has been said */
+    uint64_t out_of_reach;  /* and which the owner gave up, though they live: a bit a node */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* since when no way leads to a node; 0: one does */
     uint64_t spilled[MAP_NODES_MAX];
     weft_gaddr given, order, tallies;
     /* A node's. */
@@ -227,9 +232,37 @@ uint64_t map_apart_spilled(const struct map_job *job)
     return sum;
 }
 
+/* A node to which no way leads for as long as a silent one is waited for is as good as dead: its pieces run elsewhere, and as the
+ * owner is gone for it, too, it ends. The same when there is a way again, and what it was asked for before still does not come. */
+static void give_up_unreachable(struct map_job *job)
+{
+    struct map_apart *a = job->with;
+    int64_t now = base_now_ns();
+    if (now - a->looked_ns < LOOK_NS)
+        return;
+    a->looked_ns = now;
+    for (uint32_t node = 1; node < job->nodes; node++) {
+        weft_link_stats s;
+        if (a->out_of_reach >> node & 1 || weft_link_stat(job->w, node, &s))
+            continue;
+        bool cut = s.via == UINT32_MAX;
+        if (!home_unsure(job->owner, node, cut) && !cut) {
+            a->cut_ns[node] = 0;
+            continue;
+        }
+        if (a->cut_ns[node] == 0)
+            a->cut_ns[node] = now;
+        if (now - a->cut_ns[node] < job->w->links[node].liveness_ns)
+            continue;
+        a->out_of_reach |= UINT64_C(1) << node;
+        fab_give_up(job->w, node, "no way has led to it for too long (WEFT_LIVENESS)");
+    }
+}
+
 void map_apart_check(struct map_job *job)
 {
     struct map_apart *a = job->with;
+    give_up_unreachable(job);
     uint64_t died = atomic_load_explicit(&a->died, memory_order_relaxed), fresh = died & ~a->said;
     a->said = died;
     for (uint32_t node = 1; node < job->nodes; node++) {
@@ -237,7 +270,8 @@ void map_apart_check(struct map_job *job)
         if (!(fresh >> node & 1))
             continue;
         job->counts.nodes_died++;
-        map_say(job, "node %u is gone; its pieces run again elsewhere", node);
+        map_say(job, "node %u %s; its pieces run again elsewhere", node,
+                a->out_of_reach >> node & 1 ? "cannot be reached any more" : "is gone");
     }
 }
 

@@ -3,7 +3,7 @@
  * Outputs from nodes that are apart are brought home before anything of them is printed: first the outcome, then its parts,
  * several at once, into chunks of the owner's pool or, where there is no room, its spill file. What is home is the owner's
  * as if its own slots had made it. A node that dies takes with it what is not home yet: those pieces run again, and nothing
- * of them had been printed.
+ * of them had been printed. While no way leads to a node that lives, what it has waits for it.
  *
  * Lower pieces come first. Memory bounds what is brought before its turn, and the rest waits where it is; the piece whose
  * turn it is comes in any case, through the spill file if need be.
@@ -32,6 +32,10 @@ struct coming { /* a piece on its way */
 struct move {
     struct record *r;
     bool asked;            /* the node's carrier reads it for us; else it is a get */
+    bool held_up;          /* not under way: no way led to the node when it was started, or while it was */
+    bool unsure;           /* asked for, and then no way led to the node: question or answer may be lost, or come late */
+    uint64_t source;       /* there */
+    weft_gaddr at;         /* here, of what is asked for */
     weft_op op;
     uint8_t *to, *copy_to; /* copy_to: from the bounce to there; NULL: nowhere else */
     size_t len;
@@ -164,6 +168,20 @@ static int place_part(struct map_owner *o, struct record *r, struct move *m, wef
     return has_turn(o, r) ? take_bounce(o, m, at) : 0;
 }
 
+static int start_move(struct map_owner *o, struct move *m)
+{
+    int rc;
+    if (m->asked) {
+        struct map_ask ask = {
+            .what = MAP_ASK_SPILL, .offset = m->source, .len = m->len, .to = m->at, .word = word_of(o->home, m)};
+        rc = map_ask(o->job, m->r->worker, &ask);
+    } else {
+        rc = weft_get(o->job->w, m->to, m->source, m->len, &m->op);
+    }
+    m->held_up = rc == -ENETDOWN;
+    return m->held_up ? 0 : rc;
+}
+
 /* The next bytes of a piece: 1 asked for, 0 not now or nothing is left to ask for. */
 static int next_move(struct map_owner *o, struct record *r)
 {
@@ -204,14 +222,9 @@ static int next_move(struct map_owner *o, struct record *r)
     }
     if (placed != 1)
         return 0;
-    int rc;
-    if (m->asked) {
-        struct map_ask ask = {
-            .what = MAP_ASK_SPILL, .offset = source + c->from, .len = m->len, .to = at, .word = word_of(h, m)};
-        rc = map_ask(o->job, r->worker, &ask);
-    } else {
-        rc = weft_get(o->job->w, m->to, source + c->from, m->len, &m->op);
-    }
+    m->source = source + c->from;
+    m->at = at;
+    int rc = start_move(o, m);
     c->from += m->len;
     if (c->planned) {
         c->home_part++;
@@ -233,8 +246,16 @@ static int next_move(struct map_owner *o, struct record *r)
 
 static int move_result(struct map_owner *o, struct move *m)
 {
-    if (!m->asked)
-        return weft_test(o->job->w, &m->op);
+    int started = 0;
+    if (m->held_up && (!weft_alive(o->job->w, m->r->worker) || (started = start_move(o, m))))
+        return started ? started : -ECONNRESET;
+    if (m->held_up)
+        return -EINPROGRESS;
+    if (!m->asked) {
+        int rc = weft_test(o->job->w, &m->op);
+        m->held_up = rc == -ENETDOWN;
+        return m->held_up ? -EINPROGRESS : rc;
+    }
     bool there = weft_alive(o->job->w, m->r->worker); /* first: what it has put before its death is seen then */
     const _Atomic uint64_t *word = weft_ptr(o->job->w, word_of(o->home, m), sizeof *word);
     /* Pairs with the signal of the node's carrier: the bytes are there when the word is. */
@@ -387,11 +408,27 @@ int home_step(struct map_owner *o, int *status)
     return steps;
 }
 
+bool home_unsure(struct map_owner *o, uint32_t node, bool cut)
+{
+    struct home *h = o->home;
+    bool unsure = false;
+    for (uint32_t i = 0; h && i < h->count; i++) {
+        struct move *m = &h->moves[(h->head + i) % MOVES];
+        if (!m->asked || m->held_up || m->r->worker != node)
+            continue;
+        m->unsure = m->unsure || cut;
+        unsure = unsure || m->unsure;
+    }
+    return unsure;
+}
+
 void home_wait(struct map_owner *o)
 {
     struct move *m = &o->home->moves[o->home->head];
     uint64_t seen;
-    if (m->asked)
+    if (m->held_up)
+        base_sleep_ns(WAIT_NS);
+    else if (m->asked)
         weft_wait_until(o->job->w, word_of(o->home, m), WEFT_NE, 0, &seen, WAIT_NS);
     else
         weft_wait(o->job->w, &m->op, WAIT_NS);

@@ -50,6 +50,8 @@ int home_expect(struct map_owner *o, struct record *r); /* it is complete at its
 /* Do what can be done now: how many steps that were, or an error. `*status` as owner_take_outcome() has it. */
 int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o);  /* something is on its way */
+/* Is an answer of the node's outstanding that may be lost? `cut`: no way leads to it now. */
+bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
 void home_wait(struct map_owner *o);        /* for some of it, a moment */
 
 #endif

@@ -260,6 +260,10 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     } else if (map_is_apart(job)) {
         code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
+        if (code == ENETDOWN) { /* no way leads to the owner now: the piece is not to blame */
+            weft_release(job->queue, claim); /* refused: its lease ends */
+            slot->lost = true;
+        }
     } else {
         in.fd = piece.place == MAP_IN_SPOOL ? job->spool.fd : map_input_fd(job, piece.input, &slot->held);
         if (in.fd < 0) {

@@ -17,6 +17,7 @@ import unittest
 sys.dont_write_bytecode = True
 import test_map  # noqa: E402
 from stand_in import APART, SSH  # noqa: E402
+from processes import alive  # noqa: E402
 from test_map import LIMIT, Map, environment, marked, patience, read, rng, seed, until  # noqa: E402
 
 
@@ -139,6 +140,28 @@ class Hosts(Map):
                 died = json.load(f)["nodes_died"]
             self.assertEqual(err.count(b"is gone; its pieces run again elsewhere"), died, err)
         os.unlink(self.path("stats"))
+
+    def test_cut_off(self):
+        """Of a ring of four both nodes beside the third are killed: it lives, and nothing leads to it. Early, when most of its outputs
+        are not home, and late."""
+        env = environment(WEFT_LIVENESS="1s")
+        block = len(Map.bytes) // 60
+        moments = {"its first pieces are complete": 1, "half of all are": 30}
+        for moment, count in moments.items():
+            with self.subTest(moment):
+                done = self.path("done", b"")
+                job = start_here("--softverbs", "ring:4:tb5", "--slots", "2", "--block", str(block), Map.text, "--", "sh", "-c",
+                                 f"cat; echo {{node}} >>{done}; sleep 0.2", env=env)
+                pids = {rank: self.node(job, rank) for rank in (1, 2, 3)}
+                first = os.read(job.stdout.fileno(), 1)
+                until(moment, lambda: read(done).count(b"\n") >= count and b"2\n" in read(done))
+                for rank in (1, 3):
+                    os.kill(pids[rank], signal.SIGKILL)
+                out, err = job.communicate(timeout=LIMIT)
+                self.assertEqual((job.returncode, first + out == Map.bytes), (0, True), err)
+                self.assertIn(b"weft map: node 2 cannot be reached any more; its pieces run again elsewhere\n", err)
+                until("node 2 has ended", lambda: not alive(pids[2]))
+                os.unlink(done)
 
     def test_killed_with_outputs_not_printed(self):
         """All but the first piece are complete, and wait at the nodes that ran them, when one of these dies."""
