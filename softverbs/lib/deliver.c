@@ -237,6 +237,8 @@ static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
     const uint8_t *from = topology->devices[j->qp->device % SV_DEVICES].gids[(s->ud_hop & 0xff) % SV_GIDS].raw;
     uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
     memset(grh, 0, GRH);
+    if (!(s->ud_hop & SF_UD_GLOBAL))
+        return; /* by LID alone: the receiver's 40 bytes are there, and mean nothing */
     if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
         uint8_t *ip = grh + 20;
         uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));

@@ -100,7 +100,10 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         slot->ud_qp = wr->wr.ud.remote_qpn;
         /* The high bit asks for the queue pair's own key. */
         slot->ud_qkey = wr->wr.ud.remote_qkey & UINT32_C(0x80000000) ? s->qkey : wr->wr.ud.remote_qkey;
-        slot->ud_hop = ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 | (uint32_t)ah->attr.grh.hop_limit << 16;
+        slot->ud_hop = (uint32_t)(ah->attr.sl & 0xf) << 24;
+        if (ah->attr.is_global)
+            slot->ud_hop |= SF_UD_GLOBAL | ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 |
+                            (uint32_t)ah->attr.grh.hop_limit << 16;
         memcpy(slot->ud_dgid, ah->attr.grh.dgid.raw, 16);
     } else {
         slot->remote = wr->wr.rdma.remote_addr;
