@@ -112,6 +112,39 @@ pingpong("timestamps", "rc", {"options": ("-t", "-c")})
 pingpong("many_queue_pairs", "srq", {"options": ("-q", "64", "-c")})
 
 
+INFINIBAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "infiniband.json")
+
+
+class InfinibandPingpong(Pingpong):
+    """By LID, as these programs do without -g. The tests of Pingpong are not run again: they name GIDs."""
+    PROFILE = INFINIBAND
+
+    def test_devinfo(self):
+        program = self.start(2, "ibv_devinfo", "-v")
+        self.wait(program)
+        out = program.text(program.out)
+        self.assertRegex(out, r"link_layer:\s+InfiniBand")
+        self.assertRegex(out, r"sm_lid:\s+1\n")
+        self.assertRegex(out, r"port_lid:\s+3\n")
+        self.assertRegex(out, r"port_lmc:\s+0x00\n")
+        guid = re.search(r"node_guid:\s+(\S+)", out)[1]
+        self.assertRegex(out, r"GID\[\s*0\]:\s+fe80:0000:0000:0000:" + guid)
+        self.assertNotIn("GID[  1]", out)
+
+
+for _name in dir(Pingpong):
+    if _name.startswith("test_"):
+        setattr(InfinibandPingpong, _name, None)
+for _kind in ("rc", "uc", "ud", "srq"):
+    for _name, _case in {"plain": {}, "validated": {"options": ("-c",)}, "events": {"options": ("-e", "-c")},
+                         "one_host": {"options": ("-c",), "hosts": (3, 3)}}.items():
+        def _one(self, kind=_kind, case=_case):
+            self.run_it(kind, *case.get("options", ()), hosts=case.get("hosts", (0, 1)), gid=None)
+        setattr(InfinibandPingpong, f"test_{_kind}_by_lid_{_name}", _one)
+setattr(InfinibandPingpong, "test_rc_by_gid", lambda self: self.run_it("rc", "-c", gid=0))
+setattr(InfinibandPingpong, "test_ud_by_gid", lambda self: self.run_it("ud", "-c", gid=0))
+
+
 class Perftest(Base):
     """perftest's table: every size is there, with its iterations, and figures that can be.
 
