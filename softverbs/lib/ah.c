@@ -23,7 +23,7 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
         goto refused;
     if (atomic_fetch_add(&handles, 1) >= p->max_ah && p->max_ah != 0) {
         error = sv_refuse(ENOMEM, "ibv_create_ah: %u address handles are there already (profile %s, max_ah; "
-                          "softverbs/docs/profiles.md)", p->max_ah, p->name);
+                          SV_DOCUMENTED ")", p->max_ah, p->name);
         goto uncounted;
     }
     error = ENOMEM;

@@ -294,7 +294,7 @@ static enum sv_step send(struct sv_job *j)
     if (!receive_place(j, &target))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && frames(source.bytes) != frames(target.bytes)) {
-        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (softverbs/docs/profiles.md)",
+        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
                (unsigned long long)source.bytes, (unsigned long long)target.bytes, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     }

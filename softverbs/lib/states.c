@@ -380,7 +380,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
         sv_log(SV_INFO, "a queue pair went to ERR: from now on ibv_dereg_mr fails on this device (profile %s, "
-               "error_blocks_dereg; softverbs/docs/profiles.md)", sv_lib.profile->name);
+               "error_blocks_dereg; " SV_DOCUMENTED ")", sv_lib.profile->name);
     }
 }
 
