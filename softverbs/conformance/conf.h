@@ -45,7 +45,7 @@ struct check {
 /* One list a file, each ended by an empty entry; harness.c names them all. */
 extern const struct check device_checks[], mr_checks[], access_checks[], cq_checks[], channel_checks[],
     cq_ex_checks[], qp_create_checks[], qp_state_checks[], qp_query_checks[], queue_checks[], rc_checks[],
-    rc_error_checks[], uc_checks[], ud_checks[], srq_checks[], qp_ex_checks[], event_checks[],
+    rc_error_checks[], uc_checks[], ud_checks[], lid_checks[], srq_checks[], qp_ex_checks[], event_checks[],
     process_checks[], thread_checks[], optional_checks[];
 
 /* The program started by itself for a check with two processes: conformance --peer NAME (process.c). */

@@ -19,7 +19,7 @@
 static const struct check *const lists[] = {
     device_checks, mr_checks,        access_checks,   cq_checks,       channel_checks,
     cq_ex_checks,  qp_create_checks, qp_state_checks, qp_query_checks, queue_checks,
-    rc_checks,     rc_error_checks,  uc_checks,       ud_checks,       srq_checks,
+    rc_checks,     rc_error_checks,  uc_checks,       ud_checks,       lid_checks,      srq_checks,
     qp_ex_checks,  event_checks,     process_checks,  thread_checks,   optional_checks,
 };
 

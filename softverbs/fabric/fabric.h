@@ -37,7 +37,7 @@ enum {
     SF_PAGE = 4096,
     SF_PAGES = 1 << 20, /* of the arena that queues are cut from: 4 GiB of file, used where it is touched */
 };
-#define SF_MAGIC UINT64_C(0x3230626146765331) /* version 2 of the layout, for this build of it: see sf_layout */
+#define SF_MAGIC UINT64_C(0x3330626146765331) /* version 3 of the layout, for this build of it: see sf_layout */
 #define SF_MAGIC_FAMILY UINT64_C(0x0000ffffffffffff) /* what all versions have in common: the rest is the version */
 
 /* ---- Locks ---------------------------------------------------------------------------------------------------
@@ -106,7 +106,8 @@ struct sf_cqe {
     uint8_t connection;     /* low bits of the queue pair's: a request of before its RESET frees nothing */
     uint8_t service_level;  /* of a datagram: what the device tells there (lib/finish.c) */
     uint8_t pad;
-    uint32_t srq;           /* entry number + 1 where the receive came from a shared queue */
+    uint16_t source_lid;    /* of a received message on InfiniBand: the sender's port */
+    uint16_t srq;           /* entry number + 1 where the receive came from a shared queue */
     uint32_t vendor_error;
     uint64_t turn;          /* its position + 1, written last: the consumer looks at nothing else, so that the completion
                              * comes to it in one line of a cache, which is what this structure is long */
@@ -154,6 +155,7 @@ struct sf_receive {
     uint32_t length;
     struct sf_sge sge[];
 };
+enum { SF_UD_GLOBAL = 1 << 28 }; /* in ud_hop: the datagram has a global header */
 struct sf_send {
     uint64_t wr_id;
     uint32_t opcode;        /* enum ibv_wr_opcode */
@@ -165,7 +167,7 @@ struct sf_send {
     uint64_t remote;
     uint64_t compare_add, swap;
     uint32_t ud_device, ud_qp, ud_qkey; /* of an address handle's peer, looked up when it was posted */
-    uint32_t ud_hop;        /* sgid index | traffic class << 8 | hop limit << 16 */
+    uint32_t ud_hop;        /* sgid index | traffic class << 8 | hop limit << 16 | service level << 24 | SF_UD_GLOBAL */
     uint8_t ud_dgid[16];
     union {
         struct sf_sge sge[1];
@@ -303,6 +305,7 @@ struct sf_fault {
 };
 
 /* ---- The file -------------------------------------------------------------------------------------------------- */
+_Static_assert(SF_SRQS < UINT16_MAX, "sf_cqe.srq");
 struct sf_fabric {
     uint64_t magic;
     uint64_t layout;         /* sf_layout(): sizes of all this, so that another build's file is refused */
@@ -440,6 +443,9 @@ static inline uint32_t sf_number_entry(uint32_t number)
 
 /* Which device of the fabric has this GID; entry, or SF_NO_DEVICE. `gid` may be NULL for its index in that table. */
 uint32_t sf_find_gid(const struct sf_fabric *, const uint8_t raw[16], uint32_t *gid);
+/* Which port's local identifier it is on an InfiniBand fabric; device's entry, or SF_NO_DEVICE. And a device's own, 0 on Ethernet. */
+uint32_t sf_find_lid(const struct sf_fabric *, uint16_t lid);
+uint16_t sf_lid(const struct sf_fabric *, uint32_t device);
 /* Whether messages get from one device to another now: cables, switch, ports, removal. */
 bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 

@@ -20,6 +20,20 @@ uint32_t sf_find_gid(const struct sf_fabric *f, const uint8_t raw[16], uint32_t 
     return SF_NO_DEVICE;
 }
 
+uint16_t sf_lid(const struct sf_fabric *f, uint32_t device)
+{
+    return f->model.profile.link_layer == SV_LINK_INFINIBAND ? (uint16_t)(f->model.profile.lid_base + device) : 0;
+}
+
+uint32_t sf_find_lid(const struct sf_fabric *f, uint16_t lid)
+{
+    const struct sv_model *m = &f->model;
+    if (m->profile.link_layer != SV_LINK_INFINIBAND || lid < m->profile.lid_base)
+        return SF_NO_DEVICE;
+    uint32_t d = (uint32_t)lid - m->profile.lid_base;
+    return d < m->topology.device_count && d < SV_DEVICES ? d : SF_NO_DEVICE;
+}
+
 static bool up(const struct sf_fabric *f, uint32_t d)
 {
     return atomic_load_explicit(&f->devices[d].port_up, memory_order_relaxed) != 0 &&

@@ -23,7 +23,7 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
         goto refused;
     if (atomic_fetch_add(&handles, 1) >= p->max_ah && p->max_ah != 0) {
         error = sv_refuse(ENOMEM, "ibv_create_ah: %u address handles are there already (profile %s, max_ah; "
-                          "softverbs/docs/profiles.md)", p->max_ah, p->name);
+                          SV_DOCUMENTED ")", p->max_ah, p->name);
         goto uncounted;
     }
     error = ENOMEM;
@@ -33,9 +33,10 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     ah->base.context = pd->context;
     ah->base.pd = pd;
     ah->attr = *attr;
-    ah->device = sf_find_gid(sv_lib.fabric, attr->grh.dgid.raw, NULL);
+    ah->device = sv_find_port(attr, NULL);
     if (ah->device == SF_NO_DEVICE)
-        sv_log(SV_INFO, "ibv_create_ah: no port of the fabric has this GID: what is sent there is lost");
+        sv_log(SV_INFO, "ibv_create_ah: no port of the fabric has this %s: what is sent there is lost",
+               p->link_layer == IBV_LINK_LAYER_ETHERNET ? "GID" : attr->is_global ? "LID with this GID" : "LID");
     atomic_fetch_add(&sv_container(pd, struct sv_pd, base)->users, 1);
     atomic_fetch_add(&context->objects, 1);
     return &ah->base;

@@ -220,6 +220,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
             .qp_num = e->qp_num,
             .src_qp = e->source_qp,
             .wc_flags = e->wc_flags,
+            .slid = e->source_lid,
             .sl = e->service_level,
         };
         free_slots(e);

@@ -106,11 +106,9 @@ static unsigned read_wc_flags(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.wc_flags;
 }
 
-/* Local addresses are of no use on these devices: as sv_poll_cq, which leaves them 0. */
 static uint32_t read_slid(struct ibv_cq_ex *ex)
 {
-    (void)ex;
-    return 0;
+    return cq_of(ex)->current.source_lid;
 }
 
 static uint8_t read_sl(struct ibv_cq_ex *ex)
@@ -118,6 +116,7 @@ static uint8_t read_sl(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.service_level;
 }
 
+/* A port has one LID (lmc is 0). */
 static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
 {
     (void)ex;

@@ -237,6 +237,8 @@ static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
     const uint8_t *from = topology->devices[j->qp->device % SV_DEVICES].gids[(s->ud_hop & 0xff) % SV_GIDS].raw;
     uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
     memset(grh, 0, GRH);
+    if (!(s->ud_hop & SF_UD_GLOBAL))
+        return; /* by LID alone: the receiver's 40 bytes are there, and mean nothing */
     if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
         uint8_t *ip = grh + 20;
         uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));
@@ -292,7 +294,7 @@ static enum sv_step send(struct sv_job *j)
     if (!receive_place(j, &target))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && frames(source.bytes) != frames(target.bytes)) {
-        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (docs/profiles.md)",
+        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
                (unsigned long long)source.bytes, (unsigned long long)target.bytes, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     }

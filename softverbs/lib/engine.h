@@ -71,7 +71,6 @@ static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
     return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
 }
 
-enum { SV_GID_ROCE_V2 = 2 }; /* gid_type of the profile */
 /* Whether a datagram goes to an IPv4 address. */
 static inline bool sv_over_ipv4(const struct sf_send *s)
 {

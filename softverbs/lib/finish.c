@@ -100,7 +100,11 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
  * 8, and 1 for IPv6's or 2 for IPv4's. libibverbs has no other place for it, and UCX 1.13 drops what came over IPv4 without. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
-    if (target->type != IBV_QPT_UD || sv_lib.profile->gid_type != SV_GID_ROCE_V2)
+    if (target->type != IBV_QPT_UD)
+        return 0;
+    if (sv_lib.profile->link_layer == SV_LINK_INFINIBAND)
+        return s->ud_hop >> 24 & 0xf;
+    if (sv_lib.profile->gid_type != SV_GID_ROCE_V2)
         return 0;
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
 }
@@ -124,12 +128,13 @@ void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
         .slot = (uint32_t)done,
         .status = (uint8_t)status,
         .opcode = s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM - IBV_WC_RECV : 0,
-        .wc_flags = (uint8_t)((imm ? IBV_WC_WITH_IMM : 0) | (t->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
+        .wc_flags = (uint8_t)((imm ? IBV_WC_WITH_IMM : 0) | (t->type == IBV_QPT_UD && (s->ud_hop & SF_UD_GLOBAL) ? IBV_WC_GRH : 0)),
         .receive = 1,
         .solicited = (s->flags & IBV_SEND_SOLICITED) != 0,
         .connection = (uint8_t)t->connection,
         .service_level = service_level(t, s),
-        .srq = t->srq,
+        .source_lid = sf_lid(sv_lib.fabric, j->qp->device),
+        .srq = (uint16_t)t->srq,
     };
     struct sf_intent in = {.kind = t->srq ? 3 : 2, .index = t->srq ? t->srq - 1 : j->t, .done = done + 1};
     sv_complete(t->receive_cq, &e, &in);

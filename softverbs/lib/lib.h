@@ -269,6 +269,8 @@ void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
 /* To RESET: what was posted is gone. Between sv_enter_qp and sv_leave_qp, pollers shut out. */
 void sv_reset_qp(struct sv_qp *);
+/* states.c: the device an address leads to, or SF_NO_DEVICE; `gid`, which may be NULL: of a global one, its GID's index there. */
+uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
 /* states.c: port, is_global and sgid_index of an address: 0, or the errno of the refusal. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
 void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; 0, or errno in errno */

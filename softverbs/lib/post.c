@@ -44,7 +44,7 @@ static int overdepth(const struct sv_qp *qp, const char *queue, uint64_t outstan
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
     sv_log(SV_INFO, "queue pair %u: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
-                    "(profile %s, docs/profiles.md: depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
+                    "(profile %s, " SV_DOCUMENTED ": depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
            (unsigned long long)more, depth, *lose ? "It will never complete" : "Refused", p->name);
     return *lose ? 0 : p->overdepth_errno;
 }
@@ -58,7 +58,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     if (op == 0)
         return sv_refuse(EINVAL, "queue pair %u: operation %d is none of its type", s->number, (int)wr->opcode);
     if (!(p->operations & op))
-        return sv_refuse(p->operation_errno, "queue pair %u: operation %d is not one of profile %s (docs/profiles.md: operations)",
+        return sv_refuse(p->operation_errno, "queue pair %u: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
         return sv_refuse(EINVAL, "queue pair %u: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
@@ -71,7 +71,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         return sv_refuse(EINVAL, "queue pair %u: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
                          (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno, "queue pair %u: a message of %llu bytes, the most is %llu (profile %s, docs/profiles.md: max_message)",
+        return sv_refuse(p->message_errno, "queue pair %u: a message of %llu bytes, the most is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair %u: a datagram without an address handle", s->number);
@@ -100,7 +100,10 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         slot->ud_qp = wr->wr.ud.remote_qpn;
         /* The high bit asks for the queue pair's own key. */
         slot->ud_qkey = wr->wr.ud.remote_qkey & UINT32_C(0x80000000) ? s->qkey : wr->wr.ud.remote_qkey;
-        slot->ud_hop = ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 | (uint32_t)ah->attr.grh.hop_limit << 16;
+        slot->ud_hop = (uint32_t)(ah->attr.sl & 0xf) << 24;
+        if (ah->attr.is_global)
+            slot->ud_hop |= SF_UD_GLOBAL | ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 |
+                            (uint32_t)ah->attr.grh.hop_limit << 16;
         memcpy(slot->ud_dgid, ah->attr.grh.dgid.raw, 16);
     } else {
         slot->remote = wr->wr.rdma.remote_addr;
@@ -194,7 +197,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
         sv_log(SV_ERROR, "ibv_post_recv on queue pair %u after its cable was pulled: this device's driver crashes here (profile %s, "
-                         "docs/profiles.md: unplugged)", s->number, p->name);
+                         SV_DOCUMENTED ": unplugged)", s->number, p->name);
         volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
         *gone = 0;
     }
@@ -204,7 +207,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         r = sv_refuse(EINVAL, "queue pair %u is in RESET: no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
         r = sv_refuse(p->receive_errno, "queue pair %u is not ready to send yet, and this device takes receives only then (profile %s, "
-                                        "docs/profiles.md: receive_needs_rts)", s->number, p->name);
+                                        SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
     if (r) {
         *bad = wr;
         return r;

@@ -151,8 +151,8 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
         attr->port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
         attr->flags = IBV_QPF_GRH_REQUIRED;
     } else {
-        attr->lid = (uint16_t)(profile->lid_base + device);
-        attr->sm_lid = profile->lid_base;
+        attr->lid = sf_lid(sv_lib.fabric, device);
+        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* as if the first device's host ran the subnet manager */
     }
 }
 

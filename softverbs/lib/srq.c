@@ -12,7 +12,7 @@ static int check(const struct sv_profile *p, const struct ibv_srq_attr *a)
 {
     if (p->max_srq == 0)
         return sv_refuse(EOPNOTSUPP, "ibv_create_srq: there are no shared receive queues (profile %s, max_srq; "
-                         "softverbs/docs/profiles.md)", p->name);
+                         SV_DOCUMENTED ")", p->name);
     if (a->max_wr == 0 || a->max_wr > p->max_srq_wr)
         return sv_refuse(EINVAL, "ibv_create_srq: max_wr %u: 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", a->max_wr, p->max_srq_wr,
                          p->name);

@@ -185,14 +185,27 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
         return sv_refuse(EINVAL, "%s: the address is of port %u; a device has port 1 alone", verb, ah->port_num);
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
-            return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet only GIDs lead anywhere", verb);
-        return sv_refuse(EINVAL, "%s: is_global is 0: softverbs has no LIDs", verb);
+            return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet only GIDs lead anywhere (pingpongs take -g 1, perftest -x 1)", verb);
+        return 0; /* by LID alone, within the one subnet that a fabric is */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
     if (ah->grh.sgid_index >= d->gid_count || memcmp(d->gids[ah->grh.sgid_index].raw, none, 16) == 0)
         return sv_refuse(bad, "%s: sgid_index %u: %s has no such GID (profile %s, bad_gid_errno; " SV_DOCUMENTED ")", verb,
                          ah->grh.sgid_index, d->name, p->name);
     return 0;
+}
+
+uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
+{
+    uint32_t index = 0, found = ah->is_global ? sf_find_gid(sv_lib.fabric, ah->grh.dgid.raw, &index) : SF_NO_DEVICE;
+
+    if (gid)
+        *gid = index;
+    if (sv_lib.profile->link_layer == IBV_LINK_LAYER_ETHERNET)
+        return found;
+    /* InfiniBand's switches go by the LID; the port that it leads to takes a global header only if the GID is its own. */
+    uint32_t port = sf_find_lid(sv_lib.fabric, ah->dlid);
+    return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
 /* The device an address leads to. Where the profile finds out at once that it leads nowhere: its errno. */
@@ -206,11 +219,15 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     int error = sv_check_route(device, ah, "ibv_modify_qp");
     if (error)
         return error;
+    if (!ah->is_global) { /* a LID that nobody has: the data's time-outs tell */
+        *peer = sv_find_port(ah, NULL);
+        return 0;
+    }
     if (memcmp(ah->grh.dgid.raw, none, 16) == 0)
         return sv_refuse(p->bad_gid_errno ? p->bad_gid_errno : EINVAL,
                          "ibv_modify_qp: the destination GID is zero: it was never set (profile %s, bad_gid_errno; " SV_DOCUMENTED ")", p->name);
-    *peer = sf_find_gid(sv_lib.fabric, ah->grh.dgid.raw, &index);
-    if (*peer == SF_NO_DEVICE && p->bad_gid_errno)
+    *peer = sv_find_port(ah, &index);
+    if (*peer == SF_NO_DEVICE && p->link_layer == IBV_LINK_LAYER_ETHERNET && p->bad_gid_errno)
         return sv_refuse(p->bad_gid_errno,
                          "ibv_modify_qp: no port of the fabric has the destination GID (profile %s, bad_gid_errno; " SV_DOCUMENTED ")", p->name);
     if (p->unreachable_gid_errno == 0)
@@ -262,7 +279,7 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
     if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31)
         return too_large("min_rnr_timer", a->min_rnr_timer, 31);
     if (mask & IBV_QP_ALT_PATH)
-        return sv_refuse(EINVAL, "ibv_modify_qp: an alternate path: there is none over Ethernet");
+        return sv_refuse(EINVAL, "ibv_modify_qp: an alternate path: a device has one port, and there is none");
     if ((mask & IBV_QP_PATH_MIG_STATE) && (uint32_t)a->path_mig_state > IBV_MIG_ARMED)
         return too_large("path_mig_state", (uint32_t)a->path_mig_state, IBV_MIG_ARMED);
     return 0;
@@ -285,7 +302,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         q->qkey = said->qkey = a->qkey;
     if (mask & IBV_QP_AV) {
         said->ah_attr = a->ah_attr;
-        q->sgid_index = a->ah_attr.grh.sgid_index;
+        q->sgid_index = a->ah_attr.is_global ? a->ah_attr.grh.sgid_index : 0;
         q->peer_device = peer;
     }
     if (mask & IBV_QP_PATH_MTU) {
@@ -363,7 +380,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
         sv_log(SV_INFO, "a queue pair went to ERR: from now on ibv_dereg_mr fails on this device (profile %s, "
-               "error_blocks_dereg; softverbs/docs/profiles.md)", sv_lib.profile->name);
+               "error_blocks_dereg; " SV_DOCUMENTED ")", sv_lib.profile->name);
     }
 }
 

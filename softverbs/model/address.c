@@ -106,6 +106,11 @@ bool sv_gids_derive(struct sv_device_model *d, const struct sv_addresses *a, con
     bool other = false; /* another fe80:: was given: it is the one that the interface has */
     memset(d->gids, 0, sizeof d->gids);
     d->gid_count = 0;
+    if (p->link_layer == SV_LINK_INFINIBAND) { /* the port's GUID is its only GID: IP addresses over it are none */
+        link_local(add(d), d->guid);
+        d->gids[0].unreachable = p->first_gid_unreachable;
+        return true;
+    }
     link_local(add(d), sv_eui64(d->mac));
     d->gids[0].unreachable = p->first_gid_unreachable;
     for (unsigned i = 0; i < a->v4_count; i++) {

@@ -29,7 +29,7 @@ void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT]);
 uint64_t sv_eui64(const uint8_t mac[6]);
 
 /* Fills the device's table by the profile's rules: from the MAC, the IPv4-mapped ones, the other fe80::,
- * other IPv6 ones. False: more than SV_GIDS. */
+ * other IPv6 ones; on InfiniBand the one from the GUID alone. `mac` and `guid` are set. False: more than SV_GIDS. */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
 /* The profile's pattern of names for a device; false: too long. */

@@ -58,7 +58,7 @@ const struct sv_key sv_keys[] = {
     NUMBER("device", active_width, 1, 16,
            "`active_width`, lanes: 1 is one, 16 two, 2 four, 4 eight, 8 twelve"),
     WORD("device", gid_type, gid_types, "type of the GID table's entries"),
-    NUMBER("device", lid_base, 0, 255, "LID of the first device; the link layer ethernet has none: 0"),
+    NUMBER("device", lid_base, 0, 255, "LID of the first device, the next has the next; the link layer ethernet has none: 0"),
     NUMBER("device", pkeys, 1, 128, "entries of the P_Key table; the first is 0xffff, the others are empty"),
 
     WORDS("can", transports, transports, "kinds of queue pair"),

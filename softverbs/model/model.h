@@ -22,6 +22,11 @@ enum {
     SV_TEXT = 64,
 };
 
+/* sv_profile.link_layer, as ibv_port_attr has it. */
+enum { SV_LINK_INFINIBAND = 1, SV_LINK_ETHERNET = 2 };
+/* sv_profile.gid_type, as ibv_gid_entry has it. */
+enum { SV_GID_IB, SV_GID_ROCE_V1, SV_GID_ROCE_V2 };
+
 /* Bits of sv_profile.transports: which kinds of queue pair can be made. */
 enum { SV_RC = 1 << 0, SV_UC = 1 << 1, SV_UD = 1 << 2 };
 
@@ -72,11 +77,11 @@ struct sv_profile {
     char firmware[SV_TEXT];
     uint32_t vendor_id, vendor_part, hardware_version;
     int32_t transport_type; /* ibv_device.transport_type: 0 InfiniBand and its kin, 100 Thunderbolt */
-    uint8_t link_layer;     /* 1 InfiniBand, 2 Ethernet */
+    uint8_t link_layer;     /* SV_LINK_* */
     uint8_t active_mtu;     /* enum ibv_mtu: 5 = 4096 B */
     uint8_t active_speed, active_width; /* as ibv_port_attr has them */
     uint8_t gid_type;       /* of the table's entries: 0 IB, 1 RoCE v1, 2 RoCE v2 */
-    uint8_t lid_base;       /* unused by an Ethernet link layer: 0 */
+    uint8_t lid_base;       /* LID of the fabric's first device, the next has the next; 0 on Ethernet, which has none */
     uint16_t pkeys;         /* entries of the pkey table; the first is 0xffff */
 
     /* What a device can do. */

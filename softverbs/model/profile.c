@@ -269,6 +269,16 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
         return sv_fail(why, EINVAL,
                        "%s: limits.max_srq is %u; then max_srq_wr and max_srq_sge must be more than 0",
                        origin, p->max_srq);
+    bool infiniband = p->link_layer == SV_LINK_INFINIBAND;
+    if (infiniband && !p->lid_base)
+        return sv_fail(why, EINVAL,
+                       "%s: device.lid_base is 0; it must be from 1 to 255, since device.link_layer is infiniband, where "
+                       "ports are addressed by LID and 0 is none", origin);
+    if (!infiniband && p->lid_base)
+        return sv_fail(why, EINVAL, "%s: device.lid_base is %u; it must be 0, since device.link_layer is ethernet, which has no LIDs",
+                       origin, p->lid_base);
+    if (infiniband && p->gid_type != SV_GID_IB)
+        return sv_fail(why, EINVAL, "%s: device.gid_type is of RoCE; it must be \"ib\", since device.link_layer is infiniband", origin);
     if (!sv_name_valid(p->name, sizeof p->name))
         return sv_fail(
             why, EINVAL,

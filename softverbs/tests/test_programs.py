@@ -59,7 +59,7 @@ class Devices(Base):
         self.assertEqual(len(seen), 8)
 
 
-class Pingpong(Base):
+class Pingpongs(Base):
     """ibv_*_pingpong: how many bytes in how many iterations, and that with -c all of them are the right ones."""
 
     def run_it(self, kind, *options, hosts=(0, 1), size=None, iterations=1000, gid=1):
@@ -74,6 +74,10 @@ class Pingpong(Base):
             self.assertNotIn("invalid", out)
         for program in self.started:
             self.assertEqual(program.text(program.err), "", self.told())
+
+
+class Pingpong(Pingpongs):
+    """On a RoCE device, where -g says which GID."""
 
 
 PINGPONG = {  # name: options
@@ -110,6 +114,36 @@ pingpong("new_post", "rc", {"options": ("-N", "-c")})
 pingpong("new_post_events", "rc", {"options": ("-N", "-e")})
 pingpong("timestamps", "rc", {"options": ("-t", "-c")})
 pingpong("many_queue_pairs", "srq", {"options": ("-q", "64", "-c")})
+
+
+INFINIBAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "infiniband.json")
+
+
+class InfinibandPingpong(Pingpongs):
+    """By LID, as these programs do without -g."""
+    PROFILE = INFINIBAND
+
+    def test_devinfo(self):
+        program = self.start(2, "ibv_devinfo", "-v")
+        self.wait(program)
+        out = program.text(program.out)
+        self.assertRegex(out, r"link_layer:\s+InfiniBand")
+        self.assertRegex(out, r"sm_lid:\s+1\n")
+        self.assertRegex(out, r"port_lid:\s+3\n")
+        self.assertRegex(out, r"port_lmc:\s+0x00\n")
+        guid = re.search(r"node_guid:\s+(\S+)", out)[1]
+        self.assertRegex(out, r"GID\[\s*0\]:\s+fe80:0000:0000:0000:" + guid)
+        self.assertNotIn("GID[  1]", out)
+
+
+for _kind in ("rc", "uc", "ud", "srq"):
+    for _name, _case in {"plain": {}, "validated": {"options": ("-c",)}, "events": {"options": ("-e", "-c")},
+                         "one_host": {"options": ("-c",), "hosts": (3, 3)}}.items():
+        def _one(self, kind=_kind, case=_case):
+            self.run_it(kind, *case.get("options", ()), hosts=case.get("hosts", (0, 1)), gid=None)
+        setattr(InfinibandPingpong, f"test_{_kind}_by_lid_{_name}", _one)
+setattr(InfinibandPingpong, "test_rc_by_gid", lambda self: self.run_it("rc", "-c", gid=0))
+setattr(InfinibandPingpong, "test_ud_by_gid", lambda self: self.run_it("ud", "-c", gid=0))
 
 
 class Perftest(Base):
@@ -182,6 +216,12 @@ class NewPost(Perftest):
             json.dump(profile, f)
 
 
+class InfinibandPerftest(Perftest):
+    """By LID, without -x."""
+    PROFILE = INFINIBAND
+    NEW_POST = False
+
+
 def perftest(classes, name, program, *options, sizes=(65536,), iterations=300, hosts=(0, 1)):
     def test(self):
         self.run_it(program, *options, sizes=sizes, iterations=iterations, hosts=hosts)
@@ -226,6 +266,10 @@ for _shape in ("bw", "lat"):
         if _shape == "bw":
             perftest(_classes, _n + "_queue_pairs", _p, "-A", _type, "-q", "4", sizes=(8,))
             perftest(_classes, _n + "_both_ways", _p, "-A", _type, "-b", sizes=(8,))
+
+for _name, _program, *_options in (("write", "ib_write_bw"), ("send", "ib_send_lat"), ("send_uc", "ib_send_bw", "-c", "UC"),
+                                   ("send_ud", "ib_send_lat", "-c", "UD"), ("read", "ib_read_lat")):
+    perftest([InfinibandPerftest], _name, _program, *_options, sizes=(2048,))
 
 
 if __name__ == "__main__":

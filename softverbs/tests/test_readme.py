@@ -50,7 +50,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="softverbs-readme-") as tmp:
         env = {k: v for k, v in os.environ.items() if not k.startswith("SOFTVERBS_") and not k.startswith("LD_")}
         env.update(SOFTVERBS_DIR=os.path.join(tmp, "fabrics"), PATH=os.path.dirname(command) + os.pathsep + env["PATH"])
-        shutil.copy(os.path.join(here, "..", "examples", "regions.c"), tmp)
+        for example in ("regions.c", "infiniband.json"):
+            shutil.copy(os.path.join(here, "..", "examples", example), tmp)
         try:
             for line, expected in todo:
                 # A file and not a pipe: what a command leaves running in the background holds it open.

@@ -67,6 +67,18 @@ for transport, test, layout, bytes_ in (("rc_verbs", "put_lat", "short", 8), ("r
     setattr(Perftest, f"test_uct_{transport}_{test}_{layout}", one)
 
 
+@needs("ucx_perftest")
+class Infiniband(Ucx):
+    """By LID, which UCX does within a subnet of InfiniBand."""
+    PROFILE = os.path.join(here, "..", "examples", "infiniband.json")
+
+    def test_rc(self):
+        self.perftest("-t", "tag_lat", size=4000, UCX_TLS="rc_v,self")
+
+    def test_ud(self):
+        self.perftest("-t", "tag_lat", size=4000, UCX_TLS="ud_v,self")
+
+
 @needs("mpirun", "mpicc")
 class Mpi(Ucx):
     """Two ranks of OpenMPI, each on a host of its own; with UCX told to use our device alone, there is no other way."""
