@@ -32,6 +32,8 @@ uint32_t fab_count_dead(const struct weft *w)
     for (uint32_t i = 0; i < w->size; i++)
         dead += atomic_load_explicit(&w->links[i].state, memory_order_acquire) == FAB_DEAD;
     return dead;
+}
+
 void fab_give_up(struct weft *w, uint32_t node, const char *why)
 {
     atomic_store_explicit(&w->links[node].given_up, why, memory_order_relaxed);
