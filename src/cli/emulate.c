@@ -38,13 +38,6 @@ static size_t file_length(const char *text)
     return 0;
 }
 
-/* Does it look like a path, so that only the file is missing? */
-static bool means_file(const char *text)
-{
-    size_t n = strcspn(text, ":");
-    return memchr(text, '/', n) || (n > 5 && memcmp(text + n - 5, ".json", 5) == 0);
-}
-
 /* Of a topology file the hosts' names, and whether cables join them. What else is wrong in it softverbs says. */
 static int read_file(struct emulation *e, bool *cables)
 {
@@ -120,7 +113,7 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
     if (!profile)
         return base_fail(-EINVAL, "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or a topology's FILE, and perhaps :PROFILE "
                          "(generic, usual without cables; tb5, usual with them; tb5-strict; or a file)", text,
-                         !kind && means_file(text) ? "there is no such file; " : "");
+                         kind ? "" : "there is no such file; ");
     if (nodes > e->hosts)
         return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, and there are %u nodes: each needs one of its own", text, e->hosts,
                          e->hosts == 1 ? "" : "s", nodes);
