@@ -16,7 +16,7 @@ struct command {
 /* In the order of the help; add a row to add a subcommand. */
 static const struct command commands[] = {
     {"run", "start a program that sees the devices of a host", cli_run},
-    {"up", "make a fabric: switch N, mesh N, ring N or a file", cli_up},
+    {"up", "make a fabric: switch N, mesh N, ring N, chain N or a file", cli_up},
     {"ls", "live fabrics, their devices, who uses what", cli_ls},
     {"down", "remove a fabric", cli_down},
     {"reboot", "what only a restart of a host mends: leaked domains", cli_reboot},

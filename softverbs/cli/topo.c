@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs topo: a topology as JSON, or as a picture.
+ * softverbs topo: a topology as JSON, as a picture, or as MLX's hostfile.
  */
 #include "cli.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char help[] =
-    "Usage: softverbs topo [--fabric F] [--json | --dot]\n"
-    "       softverbs topo [--profile P] [--json | --dot] TOPOLOGY\n"
+    "Usage: softverbs topo [--fabric F] [--json | --dot | --matrix]\n"
+    "       softverbs topo [--profile P] [--json | --dot | --matrix] TOPOLOGY\n"
     "\n"
     "Prints the topology of a live fabric; or that which `softverbs up TOPOLOGY` would make, without making it.\n"
     "\n"
@@ -17,17 +19,32 @@ static const char help[] =
     "  --profile P   which names devices get, and which addresses; 'generic' without this\n"
     "  --json        as JSON, to be changed and given to `softverbs up` (this is how it is without a choice)\n"
     "  --dot         as a graph for Graphviz\n"
+    "  --matrix      as MLX's hostfile: for each host the device that leads to each other, null where none does\n"
     "\n"
-    "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n";
+    "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
+    "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
+
+static char *matrix(const struct sv_topology *t)
+{
+    struct sv_several several;
+    char *text = sv_topology_matrix(t, &several);
+    if (text && several.pairs)
+        fprintf(stderr,
+                "softverbs topo: several cables join %u pair%s of hosts, '%s' and '%s' first; MLX's hostfile has one device for a "
+                "pair: the first cable is taken\n",
+                several.pairs, several.pairs == 1 ? "" : "s", t->hosts[several.a].name, t->hosts[several.b].name);
+    return text;
+}
 
 int cli_topo(int argc, char **argv)
 {
     static const struct option longs[] = {
         {"fabric", required_argument, NULL, 'F'}, {"profile", required_argument, NULL, 'P'},
         {"json", no_argument, NULL, 'j'},         {"dot", no_argument, NULL, 'd'},
-        {"help", no_argument, NULL, 'h'},         {0}};
+        {"matrix", no_argument, NULL, 'm'},       {"help", no_argument, NULL, 'h'},
+        {0}};
     const char *fabric = NULL, *profile = NULL, *name = NULL;
-    bool json = false, dot = false, started = false;
+    bool json = false, dot = false, mlx = false, started = false;
     int c, status;
     while ((c = cli_option("topo", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
@@ -43,6 +60,9 @@ int cli_topo(int argc, char **argv)
         case 'd':
             dot = true;
             break;
+        case 'm':
+            mlx = true;
+            break;
         case 'h':
             return cli_help("topo", help);
         default:
@@ -50,8 +70,8 @@ int cli_topo(int argc, char **argv)
         }
     }
     bool planned = optind < argc;
-    if (json && dot)
-        return cli_usage("topo", "--json and --dot together: use one of them");
+    if (json + dot + mlx > 1)
+        return cli_usage("topo", "two of --json, --dot and --matrix together: use one of them");
     if (planned && fabric)
         return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric,
                          argv[optind]);
@@ -70,8 +90,12 @@ int cli_topo(int argc, char **argv)
             return status;
         t = &view.fabric->model.topology;
     }
-    char *text = dot ? sv_topology_dot(t) : sv_topology_json(t);
-    status = text ? 0 : cli_error("topo", "out of memory");
+    char *text = dot ? sv_topology_dot(t) : mlx ? matrix(t) : sv_topology_json(t);
+    status = text ? 0
+             : mlx && errno == ENXIO
+                 ? cli_error("topo", "'%s': no cable and no switch joins any two hosts: there is no matrix of devices", t->name)
+             : errno == EINVAL ? cli_error("topo", "the topology is damaged; `softverbs down` removes the fabric")
+                               : cli_error("topo", "out of memory");
     if (text) {
         size_t n = strlen(text);
         fputs(text, stdout);

@@ -15,6 +15,7 @@ static const char help[] =
     "  switch N     N hosts with a device each, on one switch\n"
     "  mesh N       N hosts, a cable from each to each\n"
     "  ring N       N hosts, each cabled to the next and the last to the first\n"
+    "  chain N      N hosts, each cabled to the next\n"
     "  FILE.json    your own; `softverbs topo ring 4` shows how one is written\n"
     "\n"
     "  --fabric F    its name; else SOFTVERBS_FABRIC, else the profile's if --profile was given, else 'default'\n"
@@ -55,7 +56,7 @@ int cli_up(int argc, char **argv)
         }
     }
     if (optind >= argc)
-        return cli_usage("up", "which topology? One of: switch N, mesh N, ring N, FILE.json");
+        return cli_usage("up", "which topology? One of: switch N, mesh N, ring N, chain N, FILE.json");
     struct sv_model *model = NULL;
     struct sv_why why = {""};
     if ((status = cli_model("up", profile ? profile : "generic", argc - optind, argv + optind, &model)))

@@ -15,6 +15,9 @@ int sv_topology_builtin(int words, const char *const *word, const struct sv_prof
  * Clears what is not. */
 int sv_topology_check(struct sv_topology *, const char *origin, struct sv_why *);
 
+/* Whether all indices and names are such as can be used: a topology from a file that other processes write. */
+bool sv_topology_sane(const struct sv_topology *);
+
 /* "HOST/INTERFACE" of a device. */
 enum { SV_PLACE = SV_NAME + 16 };
 const char *sv_place(const struct sv_topology *, uint32_t device, char place[SV_PLACE]);

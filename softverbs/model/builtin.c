@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The topologies that need no file: switch N, mesh N, ring N.
+ * The topologies that need no file: switch N, mesh N, ring N, chain N.
  *
  * Interfaces are en2, en3, ... as on a Mac whose en0 and en1 are Ethernet and Wi-Fi. On a switch each host
  * has en2 and an address of 192.168/16. A cable's two ends have addresses of 169.254/16, as two Macs have
@@ -8,7 +8,8 @@
  *
  * mesh N: every host has a cable to every other. N even: both ends of a cable are the same interface of their
  * hosts, and host 0 reaches host J over en(J+1). N odd cannot be had so: host I reaches host I+K (mod N) over
- * en(K+1). ring N: en2 goes to the next host's en3. Two hosts share one cable, en2 to en2.
+ * en(K+1). ring N: en2 goes to the next host's en3. Two hosts share one cable, en2 to en2. chain N: each host
+ * but the first has en2 to the one before, each but the last its highest port to en2 of the next.
  */
 #include "build.h"
 #include "input.h"
@@ -20,26 +21,28 @@
 
 enum { MESH_MAX = 7, RING_MAX = SV_HOSTS }; /* a Mac has at most six ports */
 
-static int add_hosts(struct sv_topology *t, unsigned hosts, unsigned ports)
+static void add_host(struct sv_topology *t, unsigned ports)
 {
-    for (unsigned h = 0; h < hosts; h++) {
-        struct sv_host_model *host = &t->hosts[h];
-        snprintf(host->name, sizeof host->name, "%u", h);
-        host->first_device = (uint16_t)(h * ports);
-        host->device_count = (uint16_t)ports;
-        for (unsigned port = 0; port < ports; port++) {
-            struct sv_device_model *d = &t->devices[h * ports + port];
-            d->host = (uint16_t)h;
-            snprintf(d->interface, sizeof d->interface, "en%u", port + 2);
-            /* 0x36: a locally given address, as the ports of a Mac have */
-            const uint8_t mac[6] = {0x36, 's', 'v', (uint8_t)(h >> 8), (uint8_t)h, (uint8_t)port};
-            memcpy(d->mac, mac, 6);
-            d->cable = SV_NO_CABLE;
-        }
+    unsigned h = t->host_count++;
+    struct sv_host_model *host = &t->hosts[h];
+    snprintf(host->name, sizeof host->name, "%u", h);
+    host->first_device = (uint16_t)t->device_count;
+    host->device_count = (uint16_t)ports;
+    for (unsigned port = 0; port < ports; port++) {
+        struct sv_device_model *d = &t->devices[t->device_count++];
+        d->host = (uint16_t)h;
+        snprintf(d->interface, sizeof d->interface, "en%u", port + 2);
+        /* 0x36: a locally given address, as the ports of a Mac have */
+        const uint8_t mac[6] = {0x36, 's', 'v', (uint8_t)(h >> 8), (uint8_t)h, (uint8_t)port};
+        memcpy(d->mac, mac, 6);
+        d->cable = SV_NO_CABLE;
     }
-    t->host_count = hosts;
-    t->device_count = hosts * ports;
-    return 0;
+}
+
+static void add_hosts(struct sv_topology *t, unsigned hosts, unsigned ports)
+{
+    for (unsigned h = 0; h < hosts; h++)
+        add_host(t, ports);
 }
 
 static bool address(struct sv_topology *t, uint32_t device, uint8_t a, uint8_t b, unsigned c, unsigned d,
@@ -105,6 +108,17 @@ static bool build_ring(struct sv_topology *t, unsigned n, const struct sv_profil
     return fits;
 }
 
+/* Both ends have one port, those between them two: the ports' numbers in turn are those of the cables' ends. */
+static bool build_chain(struct sv_topology *t, unsigned n, const struct sv_profile *p)
+{
+    bool fits = true;
+    for (unsigned h = 0; h < n; h++)
+        add_host(t, h == 0 || h == n - 1 ? 1 : 2);
+    for (unsigned h = 0; h + 1 < n && fits; h++)
+        fits = cable(t, h, 2 * h, 2 * h + 1, p);
+    return fits;
+}
+
 static const struct {
     const char *name, *what;
     unsigned least, most;
@@ -113,6 +127,7 @@ static const struct {
     {"switch", "hosts on one switch", 1, SV_HOSTS, build_switch},
     {"mesh", "hosts with a cable between any two", 2, MESH_MAX, build_mesh},
     {"ring", "hosts with a cable to the next and the one before", 2, RING_MAX, build_ring},
+    {"chain", "hosts with a cable from each to the next", 2, SV_HOSTS, build_chain},
 };
 
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *p, struct sv_topology *t,

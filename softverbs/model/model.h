@@ -193,7 +193,7 @@ int sv_profile_parse(const char *json, size_t bytes, const char *origin, struct 
 /* Names of the built-in profiles, NULL at the end. */
 const char *const *sv_profile_names(void);
 
-/* words: {"switch", "8"}, {"mesh", "4"}, {"ring", "4"}, or {"path.json"}. Names and GIDs follow the profile's rules. */
+/* words: {"switch", "8"}, {"mesh", "4"}, {"ring", "4"}, {"chain", "4"}, or {"path.json"}. Names and GIDs follow the profile's rules. */
 int sv_topology_load(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 int sv_topology_parse(const char *json, size_t bytes, const char *origin, const struct sv_profile *, struct sv_topology *,
                       struct sv_why *);
@@ -201,6 +201,12 @@ int sv_topology_parse(const char *json, size_t bytes, const char *origin, const 
 /* A malloc'ed text: the topology as JSON that sv_topology_parse takes back to the same, or as Graphviz dot. */
 char *sv_topology_json(const struct sv_topology *);
 char *sv_topology_dot(const struct sv_topology *);
+/* The same kind of text: MLX's hostfile with its matrix of devices, and, of pairs with several cables between them, how many there
+ * are and the first two hosts. NULL with errno ENXIO: nothing joins any two hosts. */
+struct sv_several {
+    uint32_t pairs, a, b;
+};
+char *sv_topology_matrix(const struct sv_topology *, struct sv_several *);
 /* The profile as JSON that sv_profile_parse takes back to the same. */
 char *sv_profile_json(const struct sv_profile *);
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool sane(const struct sv_topology *t)
+bool sv_topology_sane(const struct sv_topology *t)
 {
     if (t->host_count > SV_HOSTS || t->device_count > SV_DEVICES || !memchr(t->name, 0, sizeof t->name))
         return false;
@@ -92,7 +92,7 @@ char *sv_topology_json(const struct sv_topology *t)
 {
     char *text = NULL;
     json_t *root = json_object(), *hosts = json_array();
-    if (!sane(t)) {
+    if (!sv_topology_sane(t)) {
         errno = EINVAL;
         goto out;
     }
@@ -134,7 +134,7 @@ char *sv_topology_dot(const struct sv_topology *t)
     char *text = NULL;
     size_t bytes = 0;
     bool joined = false;
-    if (!sane(t)) {
+    if (!sv_topology_sane(t)) {
         errno = EINVAL;
         return NULL;
     }

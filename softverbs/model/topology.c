@@ -433,18 +433,18 @@ int sv_topology_load(int words, const char *const *word, const struct sv_profile
     size_t bytes;
     memset(t, 0, sizeof *t);
     if (words < 1)
-        return sv_fail(why, EINVAL, "no topology: say switch N, mesh N, ring N, or a file");
+        return sv_fail(why, EINVAL, "no topology: say switch N, mesh N, ring N, chain N, or a file");
     int rc = sv_topology_builtin(words, word, profile, t, why);
     if (rc != -ENOENT)
         return rc;
     if (words > 1)
-        return sv_fail(why, EINVAL, "%.40s %.40s: a topology is switch N, mesh N, ring N, or one file",
+        return sv_fail(why, EINVAL, "%.40s %.40s: a topology is switch N, mesh N, ring N, chain N, or one file",
                        word[0], word[1]);
     rc = sv_read_file(word[0], &text, &bytes, why);
     if (rc == -ENOENT)
         return sv_fail(
             why, ENOENT,
-            "%.200s: there is no such file, nor is it a built-in topology (switch N, mesh N, ring N)",
+            "%.200s: there is no such file, nor is it a built-in topology (switch N, mesh N, ring N, chain N)",
             word[0]);
     if (rc)
         return rc;

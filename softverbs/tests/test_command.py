@@ -269,6 +269,26 @@ class Fabrics(Base):
         self.bad(2, "together", "topo", "--fabric", "copy", "mesh", "2")
         self.bad(2, "without a topology", "topo", "--profile", "tb5")
 
+    def test_matrix(self):
+        """MLX's hostfile, of a plan and of a live fabric, also after a cable was moved."""
+        def rows(*args):
+            hosts = json.loads(self.good("topo", "--matrix", *args))
+            self.assertEqual([h["ssh"] for h in hosts], [str(i) for i in range(len(hosts))])
+            return [h["rdma"] for h in hosts]
+
+        a, b = "rdma_en2", "rdma_en3"
+        ring = [[None, a, None, b], [b, None, a, None], [None, b, None, a], [a, None, b, None]]
+        self.assertEqual(rows("--profile", "tb5", "ring", "4"), ring)
+        self.good("up", "--profile", "tb5", "chain", "3")
+        self.assertEqual(rows("--fabric", "tb5"), [[None, a, None], [a, None, b], [None, a, None]])
+        self.good("fault", "plug", "--fabric", "tb5", "0:rdma_en2", "1:rdma_en3")
+        self.assertEqual(rows("--fabric", "tb5"), [[None, a, None], [b, None, None], [None, None, None]])
+        self.bad(2, "together", "topo", "--json", "--matrix", "mesh", "2")
+        path = os.path.join(self.dir, "lonely.json")
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump({"hosts": ["a", "b"]}, f)
+        self.bad(1, "'lonely': no cable and no switch joins any two hosts", "topo", "--matrix", path)
+
     def test_profiles(self):
         names = [p["name"] for p in json.loads(self.good("profile", "--json"))]
         self.assertEqual(names, ["generic", "tb5", "tb5-strict"])

@@ -183,6 +183,32 @@ static void test_ring(void **state)
     are_cabled("0", "en2", "1", "en2");
 }
 
+/* Each host to the next: en2 to the one before, and the highest port to the one behind. */
+static void test_chain(void **state)
+{
+    (void)state;
+    static const char *const sizes[] = {"2", "3", "4", "9", "256"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_int_equal(load("chain", sizes[i], &tb5), 0);
+        is_whole();
+        uint32_t n = topology.host_count;
+        assert_int_equal(n, atoi(sizes[i]));
+        assert_int_equal(topology.device_count, 2 * n - 2);
+        for (uint32_t k = 0; k < topology.device_count; k++) {
+            const struct sv_device_model *d = &topology.devices[k], *other = &topology.devices[d->cable];
+            assert_int_equal(other->cable, k);
+            assert_int_equal(abs((int)other->host - (int)d->host), 1);
+        }
+    }
+    assert_int_equal(load("chain", "2", &tb5), 0);
+    are_cabled("0", "en2", "1", "en2");
+    assert_int_equal(load("chain", "4", &tb5), 0);
+    assert_string_equal(topology.name, "chain 4");
+    are_cabled("0", "en2", "1", "en2");
+    are_cabled("1", "en3", "2", "en2");
+    are_cabled("2", "en3", "3", "en2");
+}
+
 static void test_builtin_refused(void **state)
 {
     (void)state;
@@ -191,6 +217,7 @@ static void test_builtin_refused(void **state)
         {"switch", "8x"}, {"switch", ""},    {"switch", "99999999999999"},
         {"mesh", "1"},    {"mesh", "8"},     {"ring", "1"},
         {"ring", "257"},  {"star", "4"},     {"switch", " 8"},
+        {"chain", "1"},   {"chain", "257"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(load(cases[i][0], cases[i][1], &generic), -EINVAL);
@@ -201,7 +228,7 @@ static void test_builtin_refused(void **state)
     assert_non_null(strstr(why.text, "1 to 256"));
     assert_int_equal(sv_topology_load(3, three, &generic, &topology, &why), -EINVAL);
     assert_int_equal(sv_topology_load(1, file, &generic, &topology, &why), -ENOENT);
-    assert_non_null(strstr(why.text, "switch N, mesh N, ring N"));
+    assert_non_null(strstr(why.text, "switch N, mesh N, ring N, chain N"));
 }
 
 /* The rules of apple-tb5.md, "Addresses", and of generic. */
@@ -426,7 +453,8 @@ static void test_round_trip(void **state)
 {
     (void)state;
     static const char *const kinds[][2] = {
-        {"switch", "3"}, {"switch", "256"}, {"mesh", "5"}, {"ring", "2"}, {"ring", "256"}};
+        {"switch", "3"}, {"switch", "256"}, {"mesh", "5"}, {"ring", "2"}, {"ring", "256"},
+        {"chain", "256"}};
     const struct sv_profile *const profiles[] = {&generic, &tb5, &strict};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
         for (int p = 0; p < 3; p++) {
@@ -490,6 +518,48 @@ static void test_print_broken(void **state)
     }
 }
 
+static void is_matrix(const char *expected, uint32_t pairs)
+{
+    struct sv_several several;
+    char *text = sv_topology_matrix(&topology, &several);
+    assert_non_null(text);
+    assert_string_equal(text, expected);
+    assert_int_equal(several.pairs, pairs);
+    free(text);
+}
+
+static void test_matrix(void **state)
+{
+    (void)state;
+    struct sv_several several;
+    assert_int_equal(load("chain", "3", &tb5), 0);
+    is_matrix("[\n"
+              "  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en2\", null]},\n"
+              "  {\"ssh\": \"1\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en2\", null, \"rdma_en3\"]},\n"
+              "  {\"ssh\": \"2\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en2\", null]}\n"
+              "]\n", 0);
+    assert_int_equal(load("switch", "1", &generic), 0);
+    is_matrix("[\n  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null]}\n]\n", 0);
+    /* Both ends name the same cable, where the first device of each is on another; one that is down only for want of others; a
+     * switch only where there is no cable; z reaches none. */
+    taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"port\": \"down\"}, \"en3\", \"en4\", \"en5\"]},"
+          "{\"name\": \"b\", \"devices\": [\"en2\", \"en3\", \"en4\", \"en5\"]}, \"c\", {\"name\": \"z\", \"devices\": []}],"
+          "\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}, {\"from\": \"a/en3\", \"to\": \"b/en4\"},"
+          "{\"from\": \"a/en4\", \"to\": \"b/en3\"}], \"switch\": true}", &tb5);
+    is_matrix("[\n"
+              "  {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en3\", \"rdma_en5\", null]},\n"
+              "  {\"ssh\": \"b\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en4\", null, \"rdma_en5\", null]},\n"
+              "  {\"ssh\": \"c\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en2\", \"rdma_en2\", null, null]},\n"
+              "  {\"ssh\": \"z\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, null, null, null]}\n"
+              "]\n", 1);
+    taken("{\"hosts\": [\"a\", \"b\"]}", &tb5);
+    assert_null(sv_topology_matrix(&topology, &several));
+    assert_int_equal(errno, ENXIO);
+    topology.devices[0].cable = 4000;
+    assert_null(sv_topology_matrix(&topology, &several));
+    assert_int_equal(errno, EINVAL);
+}
+
 static void test_dot(void **state)
 {
     (void)state;
@@ -520,11 +590,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_switch),       cmocka_unit_test(test_mesh),
-        cmocka_unit_test(test_ring),         cmocka_unit_test(test_builtin_refused),
+        cmocka_unit_test(test_ring),         cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_builtin_refused),
         cmocka_unit_test(test_gids),         cmocka_unit_test(test_file),
         cmocka_unit_test(test_file_refused), cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_print_broken),
-        cmocka_unit_test(test_dot),
+        cmocka_unit_test(test_dot),          cmocka_unit_test(test_matrix),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

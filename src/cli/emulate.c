@@ -5,6 +5,8 @@
  */
 #include "cli/emulate.h"
 
+#include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,29 +17,109 @@
 
 #include "base/base.h"
 
-int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
+static bool is_there(const char *path)
 {
-    char kind[16], *end;
-    *e = (struct emulation){0};
-    size_t n = strcspn(text, ":");
-    const char *count = text[n] ? text + n + 1 : "";
-    if (n < sizeof kind) {
-        memcpy(kind, text, n);
-        kind[n] = '\0';
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+/* "lab.json", "lab.json:tb5": the longest beginning that names a file, for a path may have colons. 0: none does. */
+static size_t file_length(const char *text)
+{
+    char path[4096];
+    for (size_t n = strlen(text); n > 0; n--) {
+        if ((text[n] && text[n] != ':') || n >= sizeof path)
+            continue;
+        memcpy(path, text, n);
+        path[n] = '\0';
+        if (is_there(path))
+            return n;
     }
+    return 0;
+}
+
+/* Of a topology file the hosts' names, and whether cables join them. What else is wrong in it softverbs says. */
+static int read_file(struct emulation *e, bool *cables)
+{
+    json_error_t why;
+    struct stat st;
+    if (stat(e->topology, &st) == 0 && !S_ISREG(st.st_mode))
+        return base_fail(-EINVAL, "--softverbs: %s is not a regular file; a topology's file has JSON, as softverbs topo prints it", e->topology);
+    int fd = open(e->topology, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return base_fail(-errno, "--softverbs: topology %s: %s", e->topology, base_strerror(errno));
+    json_t *root = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
+    close(fd);
+    if (!root)
+        return base_fail(-EINVAL, "--softverbs: topology %s:%d: expected JSON, as softverbs topo prints it: %s", e->topology,
+                         why.line > 0 ? why.line : 1, why.text);
+    const json_t *hosts = json_object_get(root, "hosts");
+    size_t count = json_array_size(hosts);
+    for (size_t i = 0; i < count && count <= EMULATE_HOSTS; i++) {
+        const json_t *host = json_array_get(hosts, i), *name = json_is_string(host) ? host : json_object_get(host, "name");
+        snprintf(e->names[i], sizeof e->names[i], "%s", json_is_string(name) ? json_string_value(name) : "");
+    }
+    e->hosts = (uint32_t)count;
+    *cables = json_array_size(json_object_get(root, "cables")) > 0;
+    json_decref(root);
+    if (count < 1 || count > EMULATE_HOSTS)
+        return base_fail(-EINVAL, "--softverbs: topology %s: expected an object with \"hosts\", a list of 1 to %u, as softverbs topo prints "
+                         "it, and found %zu", e->topology, EMULATE_HOSTS, count);
+    return 0;
+}
+
+/* The kind that a text begins with; NULL: none. */
+static const char *kind_of(const char *text)
+{
+    static const char *const kinds[] = {"switch", "mesh", "ring", "chain"};
+    size_t n = strcspn(text, ":");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strlen(kinds[i]) == n && memcmp(text, kinds[i], n) == 0)
+            return kinds[i];
+    return NULL;
+}
+
+/* "mesh:4": returns what comes behind, NULL if there is no number of hosts. */
+static const char *read_kind(struct emulation *e, const char *kind, const char *text)
+{
+    const char *count = text + strlen(kind);
+    char *end;
+    count += *count == ':';
     errno = 0;
     long hosts = strtol(count, &end, 10);
-    bool known = n < sizeof kind && (strcmp(kind, "switch") == 0 || strcmp(kind, "mesh") == 0 || strcmp(kind, "ring") == 0);
-    if (!known || errno || end == count || hosts < 1 || hosts > 256 || (*end && *end != ':'))
-        return base_fail(-EINVAL, "--softverbs '%s': expected switch:N, mesh:N or ring:N, and perhaps :PROFILE (generic, "
-                                  "usual for a switch; tb5, usual else; tb5-strict; or a file)", text);
-    if (nodes > (uint32_t)hosts)
-        return base_fail(-EINVAL, "--softverbs '%s' has %ld hosts, and there are %u nodes: each needs one of its own", text, hosts,
-                         nodes);
-    snprintf(e->topology, sizeof e->topology, "%s:%ld", kind, hosts);
+    if (errno || end == count || hosts < 1 || hosts > (long)EMULATE_HOSTS || (*end && *end != ':'))
+        return NULL;
+    e->hosts = (uint32_t)hosts;
+    snprintf(e->topology, sizeof e->topology, "%s", kind);
+    snprintf(e->count, sizeof e->count, "%u", e->hosts);
+    for (uint32_t h = 0; h < e->hosts; h++)
+        snprintf(e->names[h], sizeof e->names[h], "%u", h);
+    return end;
+}
+
+int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
+{
+    memset(e, 0, sizeof *e);
+    const char *kind = kind_of(text), *profile = kind ? read_kind(e, kind, text) : NULL;
+    bool cables = kind && strcmp(kind, "switch") != 0;
+    size_t n = kind ? 0 : file_length(text);
+    if (n > 0) {
+        snprintf(e->topology, sizeof e->topology, "%.*s", (int)n, text);
+        int err = read_file(e, &cables);
+        if (err)
+            return err;
+        profile = text + n;
+    }
+    if (!profile)
+        return base_fail(-EINVAL, "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or a topology's FILE, and perhaps :PROFILE "
+                         "(generic, usual without cables; tb5, usual with them; tb5-strict; or a file)", text,
+                         kind ? "" : "there is no such file; ");
+    if (nodes > e->hosts)
+        return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, and there are %u nodes: each needs one of its own", text, e->hosts,
+                         e->hosts == 1 ? "" : "s", nodes);
     /* Cables are Thunderbolt's: what goes by them finds ways through others. */
-    const char *usual = strcmp(kind, "switch") == 0 ? "generic" : "tb5";
-    if (snprintf(e->profile, sizeof e->profile, "%s", *end ? end + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
+    const char *usual = cables ? "tb5" : "generic";
+    if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
         return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long", text);
     return 0;
 }
@@ -72,10 +154,6 @@ static int find_command(char *out, size_t len)
 
 static int make_fabric(const struct emulation *e)
 {
-    char topology[64], *count;
-    snprintf(topology, sizeof topology, "%s", e->topology);
-    count = strchr(topology, ':');
-    *count++ = '\0';
     pid_t parent = getpid(), pid = fork();
     if (pid < 0)
         return base_fail(-errno, "cannot start softverbs: %s", base_strerror(errno));
@@ -83,19 +161,16 @@ static int make_fabric(const struct emulation *e)
         if (!base_end_with(parent, SIGKILL)) /* or it would make the fabric anew in what the keeper removes */
             _exit(127);
         putenv((char *)(uintptr_t)e->directory);
-        execl(e->command, "softverbs", "up", "--fabric", "weft", "--profile", e->profile, topology, count, (char *)NULL);
+        execl(e->command, "softverbs", "up", "--fabric", "weft", "--profile", e->profile, "--", e->topology, e->count[0] ? e->count : NULL,
+              (char *)NULL);
         _exit(127);
     }
     int status;
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)
             return base_fail(-errno, "waiting for softverbs: %s", base_strerror(errno));
-    return status == 0 ? 0 : base_fail(-EIO, "softverbs could not make the fabric %s of profile %s", e->topology, e->profile);
-}
-
-uint32_t emulate_hosts(const struct emulation *e)
-{
-    return (uint32_t)strtoul(strchr(e->topology, ':') + 1, NULL, 10);
+    return status == 0 ? 0 : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
+                                         e->count[0] ? ":" : "", e->count, e->profile);
 }
 
 static char **make_argv(struct emulation *e, char *const *program)

@@ -45,7 +45,7 @@ static const char help_more[] =
     "Hosts:\n"
     "  --hostfile FILE    nodes on the hosts of FILE, as `weft run` starts them; the first is this machine\n"
     "  --remote-weft PATH the command weft on other machines; else where it is on this one\n"
-    "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, mesh:4:tb5\n"
+    "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
     "  --guard            Thunderbolt devices are owned by a process beside each node, as with `weft run --guard`\n"
     "\n"
     "Output:\n"
@@ -220,7 +220,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
     if (!status && (status = hosts_apply(l, &hosts, l->hostfile)) == 0 && l->softverbs && !l->nodes)
-        l->nodes = emulate_hosts(&e);
+        l->nodes = e.hosts;
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: at most %u share a job; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])

@@ -27,7 +27,7 @@ static const char help[] =
     "      --hostfile FILE    the cluster's hosts and settings; nodes are started on all of them\n"
     "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
-    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, mesh:4:tb5\n"
+    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
     "      --guard            RDMA devices are owned by a process beside each node, which gives them back when the node is\n"
     "                         killed in whatever way (sets WEFT_GUARD; Thunderbolt only)\n"
     "  -t, --tag              put \"[K] \" before each line of node K's output\n"
@@ -137,7 +137,7 @@ int cli_run(int argc, char **argv)
         goto out;
     }
     if (!l.nodes && l.softverbs)
-        l.nodes = emulate_hosts(&emulated);
+        l.nodes = emulated.hosts;
     if (!l.nodes) {
         status = cli_usage("run", "how many nodes? give -n N, or --hostfile FILE");
     } else if (optind >= argc) {

@@ -199,7 +199,7 @@ static _Noreturn void become_node(struct launcher *s, uint32_t rank, const struc
         execvp(f->ssh.argv[0], (char *const *)(uintptr_t)f->ssh.argv);
         error = errno;
     } else if (!error && s->l->softverbs) {
-        snprintf(s->emulation.host, sizeof s->emulation.host, "%u", rank);
+        memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
         execve(s->emulation.command, s->emulation.argv[rank > 0], s->env);
         error = errno;
     } else if (!error) {

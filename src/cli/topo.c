@@ -21,17 +21,19 @@ static const char help[] =
     "  -n, --nodes N          how many nodes, 2 to 256; needed on this machine alone\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
     "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
-    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: mesh:4:tb5, ring:5:tb5-strict\n"
-    "      --time TIME        for each of the two measures of a direction (50ms)\n"
+    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: mesh:4:tb5, chain:5, lab.json\n"
+    "      --time TIME        for each of the two measures of a direction (50ms; with --matrix 1ms)\n"
     "      --json             everything, for programs\n"
     "      --dot              a drawing, for Graphviz\n"
     "      --svg              a drawing\n"
+    "      --matrix           MLX's hostfile: for each host the device that leads to each other, null where none does\n"
     "  -h, --help             this text\n"
     "\n"
     "What is measured is what a program gets, the machine's other work included: measure while there is none.\n"
     "\n"
     "  weft topo --softverbs mesh:4:tb5\n"
     "  weft topo --hostfile hosts.json --svg > cluster.svg\n"
+    "  weft topo --hostfile hosts.json --matrix > mlx.json\n"
     "\n"
     "Exit status: 0; 1 when the nodes do not come together, or a pair could not be measured; 2 when the command line is\n"
     "wrong; 128 + N when signal N ended it.\n";
@@ -60,9 +62,10 @@ static int take_option(int c, struct options *o, struct launch *l)
     case 'j':
     case 'd':
     case 's':
+    case 'm':
         if (o->format != TOPO_TABLE)
-            return cli_usage("topo", "--json, --dot and --svg: one of them");
-        o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : TOPO_SVG;
+            return cli_usage("topo", "--json, --dot, --svg and --matrix: one of them");
+        o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
     default: return CLI_USAGE;
     }
@@ -80,7 +83,7 @@ static int start(struct launch *l, int argc, char **argv)
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("topo", "%s", base_error());
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
-        l->nodes = emulate_hosts(&e);
+        l->nodes = e.hosts;
     if (!status && l->nodes == 0)
         status = cli_usage("topo", "of which cluster? Give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
@@ -112,10 +115,11 @@ int cli_topo(int argc, char **argv)
                                           {"json", no_argument, NULL, 'j'},
                                           {"dot", no_argument, NULL, 'd'},
                                           {"svg", no_argument, NULL, 's'},
+                                          {"matrix", no_argument, NULL, 'm'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     struct launch l = {.sub = "topo"};
-    struct options o = {.format = TOPO_TABLE, .time_ns = 50 * WEFT_MS};
+    struct options o = {.format = TOPO_TABLE};
     bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
     int c, status;
     if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
@@ -132,5 +136,7 @@ int cli_topo(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("topo", "unexpected '%s'", argv[optind]);
-    return as_node ? topo_node(o.format, o.time_ns) : start(&l, argc, argv);
+    if (!o.time_ns)
+        o.time_ns = o.format == TOPO_MATRIX ? WEFT_MS : 50 * WEFT_MS;
+    return as_node ? topo_node(o.format, o.time_ns, hosts_file(l.hostfile)) : start(&l, argc, argv);
 }

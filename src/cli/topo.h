@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo: topo.c has the command line and starts the nodes, topo_node.c is what each of them does, topo_print.c prints.
+ * weft topo: topo.c has the command line and starts the nodes, topo_node.c is what each of them does, topo_print.c and
+ * topo_matrix.c print.
  */
 #ifndef WEFT_CLI_TOPO_H
 #define WEFT_CLI_TOPO_H
@@ -12,7 +13,7 @@
 #define TOPO_DEVICES   8u
 #define TOPO_TIME_MAX  (60 * WEFT_SECOND)
 
-enum topo_format { TOPO_TABLE, TOPO_JSON, TOPO_DOT, TOPO_SVG };
+enum topo_format { TOPO_TABLE, TOPO_JSON, TOPO_DOT, TOPO_SVG, TOPO_MATRIX };
 
 /* What the nodes put into node 0's pool. */
 struct topo_device {
@@ -41,8 +42,10 @@ struct topo {
     const struct topo_link *links; /* [size][size]: from, to */
 };
 
-/* One node of the cluster that is looked at; its environment says which. Node 0 says how long a measure takes, and prints. */
-int topo_node(enum topo_format format, int64_t time_ns);
+/* One node of the cluster that is looked at; its environment says which. Node 0 says how long a measure takes, and prints. `hostfile`:
+ * which the nodes were started by, NULL: none. */
+int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
 int topo_print(const struct topo *t, enum topo_format format);
+int topo_matrix(const struct topo *t, const char *hostfile);
 
 #endif

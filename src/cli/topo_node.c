@@ -316,7 +316,7 @@ static void gather(struct measurer *m)
     }
 }
 
-static int print_report(struct measurer *m, enum topo_format format)
+static int print_report(struct measurer *m, enum topo_format format, const char *hostfile)
 {
     uint8_t *at = weft_ptr(m->w, m->report, links_at(m->size));
     struct topo_node *nodes = (struct topo_node *)(void *)at;
@@ -333,7 +333,10 @@ static int print_report(struct measurer *m, enum topo_format format)
         }
     for (uint64_t i = 0; i < (uint64_t)m->size * m->size; i++)
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
-    int status = topo_print(&(struct topo){m->size, nodes, links}, format);
+    const struct topo t = {m->size, nodes, links};
+    if (format == TOPO_MATRIX) /* programs go by it: one that lacks what is there would mislead them */
+        return whole ? topo_matrix(&t, hostfile) : cli_error("topo", "not every pair could be measured: there is no matrix");
+    int status = topo_print(&t, format);
     return status ? status : whole ? 0 : cli_error("topo", "not every pair could be measured");
 }
 
@@ -373,7 +376,7 @@ static int stopped_with_others(void)
     return cli_stopped();
 }
 
-int topo_node(enum topo_format format, int64_t time_ns)
+int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
 {
     struct measurer m = {.time_ns = time_ns};
     struct topo_node node = {.host = ""};
@@ -412,7 +415,7 @@ int topo_node(enum topo_format format, int64_t time_ns)
     else if (rc)
         cli_error("topo", "node %u: %s", m.rank, base_error());
     else
-        status = m.rank ? 0 : print_report(&m, format);
+        status = m.rank ? 0 : print_report(&m, format, hostfile);
     weft_close(m.w);
     free(links);
     free(m.samples);

@@ -29,7 +29,7 @@ with tempfile.TemporaryDirectory(prefix="weft-rc-", dir="/dev/shm" if os.access(
     env = dict(os.environ, SOFTVERBS_DIR=tmp, SOFTVERBS_FABRIC="test", WEFT_TRANSPORT=transport or "rc", WEFT_VERBS_LIBRARY=library,
                SOFTVERBS_COMMAND=softverbs)
     wanted = (topology or "switch:64").split(":")
-    if wanted[0] in ("chain", "circle", "random", "twin", "rails", "uneven", "crossed"):
+    if wanted[0] in ("circle", "random", "twin", "rails", "uneven", "crossed"):
         drawn = subprocess.run([sys.executable, os.path.join(os.path.dirname(__file__), "topology.py"), *wanted],
                                stdout=subprocess.PIPE, check=True).stdout
         wanted = [os.path.join(tmp, "topology.json")]

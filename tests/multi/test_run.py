@@ -22,6 +22,7 @@ import processes
 from processes import alive, clean_env, patience, state
 
 WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/weft"
+SOFTVERBS = os.path.abspath(os.path.join(os.path.dirname(WEFT), "../../softverbs/cli/softverbs"))
 LIMIT = patience(60)  # seconds until a wait that should have ended is called a failure
 until = functools.partial(processes.until, limit=LIMIT)
 started = []  # so that a test that fails leaves nothing for the next
@@ -145,6 +146,46 @@ class ExitCodes(Base):
         rc, _, err = run("-n", "3", "--softverbs", "switch:3:nosuch", "--", "true")
         self.assertEqual(rc, 1)
         self.assertIn("nosuch", err)
+
+    @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
+    def test_softverbs_of_a_file(self):
+        """Nodes are on the hosts that the file names, in its order; cables have other devices by default than a switch."""
+        def written(name, text):
+            with open(os.path.join(self.dir, name), "w", encoding="utf-8") as f:
+                f.write(text if isinstance(text, str) else json.dumps(text))
+            return os.path.join(self.dir, name)
+
+        hosts = [{"name": n, "devices": ["en2", "en3"]} for n in ("left", "middle", "right")]
+        cabled = {"hosts": hosts, "cables": [{"from": "left/en2", "to": "middle/en2"}, {"from": "middle/en3", "to": "right/en2"}]}
+        script = f"echo $WEFT_RANK $SOFTVERBS_HOST $({SOFTVERBS} ls --json | grep -o '\"profile\": *\"[^\"]*\"')"
+
+        def ran(topology, *more, where="."):
+            job = subprocess.run([WEFT, "run", *more, "--softverbs", topology, "--", "sh", "-c", script], cwd=where, env=clean_env(),
+                                 capture_output=True, text=True, timeout=LIMIT, check=False)
+            self.assertEqual((job.returncode, job.stderr), (0, ""))
+            return sorted(line.replace('"', "").replace(":", "").split() for line in job.stdout.splitlines())
+
+        names = [[str(rank), name, "profile"] for rank, name in enumerate(("left", "middle", "right"))]
+        lab = written("lab.json", cabled)
+        odd = written("a:b", {"hosts": ["x", "y"], "switch": True})
+        self.assertEqual(ran(lab), [n + ["tb5"] for n in names])
+        self.assertEqual(ran(lab + ":tb5-strict", "-n", "2"), [n + ["tb5-strict"] for n in names[:2]])
+        self.assertEqual(ran("lab.json:generic", where=self.dir), [n + ["generic"] for n in names])
+        self.assertEqual(ran(odd), [["0", "x", "profile", "generic"], ["1", "y", "profile", "generic"]])
+        self.assertEqual([line[1] for line in ran("chain:3")], ["0", "1", "2"])
+        written("chain", cabled)  # a kind is a kind, whatever files there are
+        self.assertEqual([line[1] for line in ran("chain:2", where=self.dir)], ["0", "1"])
+        for text, code, word in ((os.path.join(self.dir, "none.json"), 2, "there is no such file"), (self.dir, 2, "not a regular file"),
+                                 (written("bad", "{\n,"), 2, "bad:2: expected JSON"), (written("none", "[]"), 2, 'object with "hosts"'),
+                                 (written("much", {"hosts": ["h"] * 257}), 2, "found 257"), (lab + ":", 2, "profile's name is empty"),
+                                 (lab + ":tb6", 1, "did you mean 'tb5'"), (written("twice", {"hosts": ["x", "x"]}), 1, "is there twice"),
+                                 (written("odd", {"hosts": [7]}), 1, "hosts[0]"), ("chain:1", 1, "from 2 to 256")):
+            rc, out, err = run("--softverbs", text, "--", "true")
+            self.assertEqual((rc, out), (code, ""), err)
+            self.assertIn(word, err)
+        rc, _, err = run("-n", "4", "--softverbs", lab, "--", "true")
+        self.assertEqual(rc, 2)
+        self.assertIn("has 3 hosts, and there are 4 nodes", err)
 
     def test_secret_of_the_user_is_kept(self):
         code, out, _ = run("-n", "1", "--", "sh", "-c", "echo $WEFT_SECRET", env=clean_env(WEFT_SECRET="mine"))

@@ -46,7 +46,7 @@ class Ssh(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.tmp.name, name)
 
-    def start(self, hosts, *args, settings=None, preexec_fn=None, **more):
+    def start(self, hosts, *args, command="run", settings=None, preexec_fn=None, **more):
         file = {"weft": 1, "coord": f"127.0.0.1:{self.port}", "hosts": hosts, "settings": settings or {}}
         with open(self.path("hosts.json"), "w", encoding="utf-8") as f:
             json.dump(file, f)
@@ -54,7 +54,7 @@ class Ssh(unittest.TestCase):
         # Silence is no death here, however busy the machine: see over_softverbs.py.
         env = clean_env(WEFT_SSH=self.ssh + " -p 7", WEFT_VERBS_LIBRARY=library,
                         SOFTVERBS_HOST="0", WEFT_LIVENESS="30s", **more)
-        return subprocess.Popen([WEFT, "run", "--hostfile", self.path("hosts.json"), *args], env=env, cwd=self.tmp.name,
+        return subprocess.Popen([WEFT, command, "--hostfile", self.path("hosts.json"), *args], env=env, cwd=self.tmp.name,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=preexec_fn)
 
     def run_weft(self, *args, **more):
@@ -66,6 +66,17 @@ class Ssh(unittest.TestCase):
 
     def there(self, *numbers):
         return [{"ssh": f"user@host-{n}.invalid-{n}"} for n in numbers]
+
+    def test_matrix(self):
+        """weft topo --matrix of several machines: what the hostfile says of them stays, and where they met is the first's address."""
+        first = {"ssh": "localhost"}
+        for said, ips in ((first, ["127.0.0.1"]), ({**first, "ips": ["::1", "127.0.0.1"]}, ["::1", "127.0.0.1"])):
+            code, out, err = self.run_weft([said, *self.there(1, 2)], "--matrix", command="topo", settings={"pool": "16M"}, WEFT_TRANSPORT="rdma")
+            self.assertEqual((code, err), (0, ""), out)
+            hosts = json.loads(out)
+            self.assertEqual([(h["ssh"], h["ips"]) for h in hosts], [("localhost", ips)] + [(h["ssh"], []) for h in self.there(1, 2)])
+            for i, host in enumerate(hosts):
+                self.assertEqual([bool(device) for device in host["rdma"]], [k != i for k in range(3)])
 
     def test_one_cluster(self):
         """Here and there, each byte checked, over shared memory and RDMA."""

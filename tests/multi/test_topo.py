@@ -85,6 +85,59 @@ class Topo(unittest.TestCase):
         got = json.loads(topo("-n", "2", "--softverbs", "switch:3", "--time", "1ms", "--json"))
         self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
 
+    def test_matrix(self):
+        """MLX's hostfile: whoever is cabled names the ends of one cable; and weft takes from it what it found."""
+        def printed(*args):
+            p = subprocess.run([WEFT, "topo", "--matrix", *args], capture_output=True, text=True, env=ENV, timeout=LIMIT, check=False)
+            self.assertEqual(p.returncode, 0, p.stderr)
+            return json.loads(p.stdout), p.stderr
+
+        with tempfile.TemporaryDirectory() as where:
+            def written(name, what):
+                with open(os.path.join(where, name), "w", encoding="utf-8") as f:
+                    json.dump(what, f)
+                return f.name
+
+            a, b, c = "rdma_en2", "rdma_en3", "rdma_en4"
+            for topology, rows in (("mesh:4", [[None, a, b, c], [a, None, c, b], [b, c, None, a], [c, b, a, None]]),
+                                   ("chain:3:tb5-strict", [[None, a, None], [a, None, b], [None, a, None]]),
+                                   ("switch:3", [[None, "sv0", "sv0"], ["sv0", None, "sv0"], ["sv0", "sv0", None]])):
+                hosts, err = printed("--softverbs", topology)
+                self.assertEqual((err, [h["rdma"] for h in hosts]), ("", rows), topology)
+                self.assertEqual({(h["ssh"], *h["ips"]) for h in hosts}, {(os.uname().nodename, "127.0.0.1")})
+                self.assertEqual({tuple(h) for h in hosts}, {("ssh", "ips", "rdma")})
+                path = written("found.json", hosts)
+                self.assertEqual(printed("--softverbs", topology, "--hostfile", path), (hosts, ""))
+                kind, *profile = topology.rsplit(":", 1) if topology.count(":") > 1 else (topology, "generic" if "switch" in topology else "tb5")
+                planned = subprocess.run([SOFTVERBS, "topo", "--matrix", "--profile", profile[0], *kind.split(":")], capture_output=True,
+                                         text=True, env=ENV, timeout=LIMIT, check=True).stdout
+                self.assertEqual([h["rdma"] for h in json.loads(planned)], rows)
+                planned = json.loads(planned)
+                self.assertEqual(printed("--softverbs", topology, "--hostfile", written("planned.json", planned)), (planned, ""))
+            # What the hostfile says of the hosts stays as it is.
+            said = [{"ssh": "root@localhost", "ips": ["127.0.0.1", "::1"]}, {"ssh": "127.0.0.1"}]
+            hosts, _ = printed("--softverbs", "mesh:2", "--hostfile", written("said.json", said))
+            self.assertEqual(hosts, [{**said[0], "rdma": [None, a]}, {**said[1], "ips": ["127.0.0.1"], "rdma": [a, None]}])
+            # Two cables that cross: the first of one end leads to the last of the other.
+            crossed = {"hosts": [{"name": n, "devices": [{"interface": "en2", "ipv4": f"169.254.{1 + i}.{1 + i}"},
+                                                         {"interface": "en3", "ipv4": f"169.254.{2 - i}.{1 + i}"}]}
+                                 for i, n in enumerate(("left", "right"))],
+                       "cables": [{"from": "left/en2", "to": "right/en3"}, {"from": "left/en3", "to": "right/en2"}]}
+            lab = written("crossed.json", crossed)
+            hosts, err = printed("--softverbs", lab)
+            self.assertIn("several devices lead from one node to the other in 1 pair, nodes 0 (rdma_en", err)
+            self.assertIn([h["rdma"] for h in hosts], ([[None, a], [b, None]], [[None, b], [a, None]]))
+            self.assertEqual(printed("--softverbs", lab, "--hostfile", written("one.json", hosts)), (hosts, ""))
+
+    def test_no_matrix(self):
+        """One that lacks what is there would mislead the program that reads it: nothing is printed."""
+        for args, more in ((["-n", "2"], {}), (["--softverbs", "mesh:2"], {"WEFT_TRANSPORT": "shm"})):
+            self.assertIn("no RDMA device leads", topo(*args, "--matrix", code=1, **more))
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            p = subprocess.run([WEFT, "topo", "--softverbs", "mesh:2", "--matrix"], stdout=full, stderr=subprocess.PIPE, env=ENV,
+                               timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, 1)
+
     def test_a_hostfile(self):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
             json.dump({"weft": 1, "coord": "unix:" + f.name + ".meet", "settings": {"pool": "32M"}, "hosts": [{"rdma": [None], "slots": 2}]}, f)
@@ -193,7 +246,8 @@ class Topo(unittest.TestCase):
 
     def test_wrong_usage(self):
         for args, says in (([], "of which cluster"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),
-                           (["-n", "2", "--json", "--svg"], "one of them"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
+                           (["-n", "2", "--json", "--svg"], "one of them"),
+                           (["-n", "2", "--matrix", "--json"], "one of them"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
                            (["-n", "2", "now"], "unexpected 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
                            (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is how the nodes are started")):
             self.assertIn(says, topo(*args, code=2))

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: MIT
 """Topologies of cables that softverbs has not built in, for tests: JSON on standard output.
 
-topology.py chain N             each node to the next
 topology.py circle N K...       each node to those K further on, for each K
 topology.py random N C SEED     connected, with about C cables a node
 topology.py twin C S            two nodes, C cables between them, and S ports at each that no cable leads to
@@ -17,8 +16,6 @@ import sys
 
 
 def cables(kind, n, rest):
-    if kind == "chain":
-        return {(i, i + 1) for i in range(n - 1)}
     if kind == "circle":
         return {tuple(sorted((i, (i + k) % n))) for i in range(n) for k in rest}
     if kind == "random":

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft topo --matrix: MLX's hostfile, a list of hosts. Each has its row of the matrix of devices: for every host the device that
+ * leads there, null for itself and where none does. Both ends of a pair must name the same cable; the transports list a pair's
+ * cables in the same order at both ends, so the first of each list is one.
+ */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/topo.h"
+#include "cluster/cluster.h"
+
+static const struct topo_link *link_of(const struct topo *t, uint32_t from, uint32_t to)
+{
+    return &t->links[(uint64_t)from * t->size + to];
+}
+
+/* Length of the device's name that leads directly from one node to another; 0: none does, or only the memory of the machine. */
+static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
+{
+    const weft_link_stats *there = &link_of(t, from, to)->stats, *back = &link_of(t, to, from)->stats;
+    return from != to && there->via == to && back->via == from ? strcspn(there->devices, ",") : 0;
+}
+
+static bool several(const struct topo *t, uint32_t from, uint32_t to)
+{
+    return device_of(t, from, to) && strchr(link_of(t, from, to)->stats.devices, ',');
+}
+
+/* Is there a matrix, and the same at both ends? Says where it had to choose. */
+static int look(const struct topo *t)
+{
+    uint32_t pairs = 0, a = 0, b = 0;
+    bool any = false;
+    for (uint32_t i = 0; i < t->size; i++)
+        for (uint32_t k = i + 1; k < t->size; k++) {
+            const weft_link_stats *there = &link_of(t, i, k)->stats, *back = &link_of(t, k, i)->stats;
+            if (there->cables != back->cables || !device_of(t, i, k) != !device_of(t, k, i))
+                return cli_error("topo", "a cable between nodes %u and %u was pulled or plugged meanwhile: there is no matrix; try again", i, k);
+            any = any || device_of(t, i, k);
+            if ((several(t, i, k) || several(t, k, i)) && pairs++ == 0) {
+                a = i;
+                b = k;
+            }
+        }
+    if (!any)
+        return cli_error("topo", "no RDMA device leads from one node to another: there is no matrix; `weft doctor` says what is wrong "
+                                 "with devices");
+    if (pairs)
+        fprintf(stderr, "weft topo: several devices lead from one node to the other in %u pair%s, nodes %u (%s) and %u (%s) first; MLX's hostfile "
+                        "has one for a pair: the first is taken\n", pairs, pairs == 1 ? "" : "s", a, link_of(t, a, b)->stats.devices, b,
+                link_of(t, b, a)->stats.devices);
+    return 0;
+}
+
+/* What hosts reach this one by over IP: MLX's processes meet at the first host's. Where the nodes met tells for node 0; at an address
+ * that no other machine reaches, all are on this one. */
+static json_t *address(uint32_t node)
+{
+    char text[128];
+    const char *coord = getenv("WEFT_COORD");
+    if (!coord || strncmp(coord, "unix:", 5) == 0)
+        return json_string("127.0.0.1");
+    const char *colon = strrchr(coord, ':');
+    size_t n = colon ? (size_t)(colon - coord) : 0;
+    if (node > 0 || n == 0 || n >= sizeof text)
+        return NULL;
+    bool bare = coord[0] == '[' && coord[n - 1] == ']'; /* [fe80::1]:7654 */
+    snprintf(text, sizeof text, "%.*s", (int)(bare ? n - 2 : n), bare ? coord + 1 : coord);
+    return json_string(text);
+}
+
+static json_t *host_json(const struct topo *t, const struct cluster_hostfile *h, uint32_t node)
+{
+    const struct cluster_host *said = h ? &h->hosts[node] : NULL;
+    json_t *ips = json_array(), *rdma = json_array();
+    for (uint32_t i = 0; said && i < said->ip_count; i++)
+        json_array_append_new(ips, json_string(said->ips[i]));
+    json_t *own = json_array_size(ips) ? NULL : address(node);
+    if (own)
+        json_array_append_new(ips, own);
+    for (uint32_t i = 0; i < t->size; i++) {
+        size_t n = device_of(t, node, i);
+        json_t *device = n ? json_stringn(link_of(t, node, i)->stats.devices, n) : json_null();
+        json_array_append_new(rdma, device ? device : json_string("?")); /* bytes of another machine's: JSON takes only UTF-8 */
+    }
+    json_t *ssh = json_string(said && said->ssh ? said->ssh : t->nodes[node].host[0] ? t->nodes[node].host : "localhost");
+    return json_pack("{s:o, s:o, s:o}", "ssh", ssh ? ssh : json_string("?"), "ips", ips, "rdma", rdma);
+}
+
+int topo_matrix(const struct topo *t, const char *hostfile)
+{
+    struct cluster_hostfile *h = NULL;
+    int status = look(t);
+    if (!status && hostfile && cluster_hostfile_read(&h, hostfile))
+        status = cli_error("topo", "%s", base_error());
+    if (!status && h && h->count != t->size)
+        status = cli_error("topo", "hostfile %s has %u nodes now, and there are %u", hostfile, h->count, t->size);
+    for (uint32_t i = 0; i < t->size && !status; i++) {
+        json_t *host = host_json(t, h, i);
+        char *text = host ? json_dumps(host, 0) : NULL;
+        if (text)
+            printf("%s%s%s", i ? ",\n  " : "[\n  ", text, i + 1 < t->size ? "" : "\n]\n");
+        else
+            status = cli_error("topo", "no memory for the matrix");
+        free(text);
+        json_decref(host);
+    }
+    cluster_hostfile_free(h);
+    return status ? status : cli_flush("topo");
+}
