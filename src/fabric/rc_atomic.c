@@ -14,7 +14,7 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
         return 0;
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.op = op, .stage = rc_take_stage(rc, true), .copy_to = k->local, .len = 8, .frame = true,
-                             .kind = RC_SLOT_ATOMIC};
+                             .kind = RC_SLOT_ATOMIC, .fences = k->fences};
     if (!slot->stage)
         return 0;
     struct ibv_sge sge = {.addr = (uintptr_t)slot->stage, .length = 8,

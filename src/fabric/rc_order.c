@@ -10,7 +10,7 @@ void rc_flush_locked(struct rc_link *l)
     if (l->closed || l->flush_read != 0 || !rc_has_slot(l))
         return;
     /* A read behind the writes: its completion says that they are there. */
-    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH};
+    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
     uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
@@ -42,7 +42,6 @@ void rc_fence(struct weft *w, struct fab_link *link)
     struct rc_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    l->fence_reads = true;
     l->fences++;
     l->fence_asks = l->asked;
     l->fence_stripes = l->lane[RC_MAIN].begun;
