@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "fabric/atomic.h"
+#include "fabric/flush.h"
 #include "mem/mem.h"
 #include "weft/fabric.h"
 #include "weft/node.h"
@@ -86,7 +87,7 @@ struct fab_transport {
                       uint64_t signal, uint64_t add, weft_op *op);
     int (*send)(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op);
-    bool (*flushed)(struct weft *w, struct fab_link *l); /* asked while waiting in weft_flush() */
+    bool (*flushed)(struct weft *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
     void (*fence)(struct weft *w, struct fab_link *l);
     int (*service)(struct weft *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
     int (*progress)(struct weft *w);   /* under w->progress; events handled */

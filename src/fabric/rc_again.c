@@ -121,6 +121,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     l->again_count = n;
     l->done = l->signalled = l->posted;
     l->flush_read = 0;
+    l->gathered++;
     return 0;
 }
 

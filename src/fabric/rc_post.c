@@ -386,6 +386,8 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
+    if (BASE_UNLIKELY(l->flush_wanted)) /* else what other threads keep posting would leave it no room for ever */
+        rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
     while (again) { /* one lane may open a fence for the other */
         again = push_lane(l, RC_MAIN);

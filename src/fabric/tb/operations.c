@@ -128,12 +128,12 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
     return leave(l, tb_peer_message(&l->peer, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op));
 }
 
-bool tb_flushed(struct weft *w, struct fab_link *link)
+bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
 {
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    bool yes = l->closed || tb_peer_flushed(&l->peer);
+    bool yes = l->closed || tb_peer_flushed(&l->peer, f);
     if (!yes)
         tb_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);
