@@ -65,7 +65,7 @@ struct pollfd;
 struct fab_link;
 
 /* What a transport gives. Offsets are checked already. Return 0 or a negative errno; an op that is given is
- * completed by fab_complete(), now or later; on an error return it is not touched. */
+ * completed by fab_complete(), now or later; on an error return it is not pending. */
 struct fab_transport {
     const char *name;
     bool at_once; /* puts, gets and atomics are done when they return */

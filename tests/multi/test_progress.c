@@ -50,7 +50,7 @@ static void flush_among_sends(weft *w, void *arg)
         struct sender s = {.w = w};
         pthread_t t;
         CHECK(pthread_create(&t, NULL, send_on, &s) == 0);
-        for (uint64_t i = 1, sent = 0; i <= 10; i++) {
+        for (uint64_t i = 1, sent = 0; i <= 5; i++) {
             uint64_t back;
             for (sent += repeats(10000); s.sent < sent;) /* it is at it */
                 usleep(100);
