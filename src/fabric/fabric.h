@@ -328,6 +328,8 @@ static inline uint64_t fab_polled(struct weft *w)
 int fab_service(struct weft *w);
 /* Only that which does. */
 int fab_messages(struct weft *w);
+/* This thread polls no more, and nobody else does but, when it is woken, the progress thread: no message is to be left. */
+void fab_last_look(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);

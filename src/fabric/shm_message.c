@@ -202,6 +202,8 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
         atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
+            /* before the looks at sleepers and napping; pairs with the fence of the sender's progress thread before shm_idle() */
+            atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);
         }
@@ -235,10 +237,17 @@ int shm_progress(struct weft *w)
 bool shm_idle(struct weft *w)
 {
     struct shm *shm = w->shm;
-    for (uint32_t i = 0; i < shm->count; i++)
-        if (ring_has(&shm->here[i]->in) && shm->here[i]->stash.count < STASH_MAX &&
-            !atomic_load_explicit(&shm->here[i]->broken, memory_order_relaxed))
+    for (uint32_t i = 0; i < shm->count; i++) {
+        struct shm_link *s = shm->here[i];
+        if (atomic_load_explicit(&s->broken, memory_order_relaxed))
+            continue;
+        if (ring_has(&s->in) && s->stash.count < STASH_MAX)
             return false;
+        /* The receiver has made room, and found nobody to wake: what was kept can go, and nobody else will say so. */
+        if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
+            atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
+            return false;
+    }
     return true;
 }
 
