@@ -53,7 +53,7 @@ int fab_service(struct weft *w)
 }
 
 /* False: another thread is at it. */
-static bool deliver(struct weft *w, int *events)
+BASE_INLINE bool deliver(struct weft *w, int *events)
 {
     int n = 0;
     if (!base_spin_try(&w->progress))
