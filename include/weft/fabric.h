@@ -6,6 +6,8 @@
  * it is complete (weft_test(), weft_wait()). Without one the operation is complete after the next weft_flush()
  * to its node. Source and destination memory belong to weft until then.
  *
+ * A call that returns an error has started nothing: its op is not pending, and may be used again at once.
+ *
  * Order: puts are unordered until a weft_fence() to that node; messages to one node arrive in order, once.
  * Every weft_gaddr is checked before anything happens: -EFAULT for a node, space or range that does not exist.
  * An operation to a node that is gone ends with -ECONNRESET; one over Thunderbolt to a node that lives, and to which no cable

@@ -20,6 +20,7 @@ static const char help[] =
     "  drop               they are lost on their way        corrupt            one byte arrives wrong\n"
     "  delay --time T     they start later                  withhold --time T  their completions come later\n"
     "  reorder --time T   their completions come later by anything up to T: other queue pairs' overtake them\n"
+    "  overtake --time T  reads start later, and writes behind them go first, up to one with IBV_SEND_FENCE\n"
     "And on calls:\n"
     "  refuse --verb V --errno E   as in --verb create_qp --errno ENOMEM\n"
     "\n"
@@ -40,6 +41,7 @@ static const char help[] =
 static const char *const kinds[] = {
     [SF_FAULT_DROP] = "drop",         [SF_FAULT_CORRUPT] = "corrupt", [SF_FAULT_DELAY] = "delay",
     [SF_FAULT_WITHHOLD] = "withhold", [SF_FAULT_REORDER] = "reorder", [SF_FAULT_REFUSE] = "refuse",
+    [SF_FAULT_OVERTAKE] = "overtake",
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -181,11 +183,11 @@ static int put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, ui
 static int check_rule(const struct request *q, uint32_t kind)
 {
     const struct sf_fault *r = &q->rule;
-    bool slow = kind == SF_FAULT_DELAY || kind == SF_FAULT_WITHHOLD || kind == SF_FAULT_REORDER;
+    bool slow = kind == SF_FAULT_DELAY || kind == SF_FAULT_WITHHOLD || kind == SF_FAULT_REORDER || kind == SF_FAULT_OVERTAKE;
     if (slow && !q->timed)
         return cli_usage("fault", "%s: how long? Give --time, as in --time 20ms", kinds[kind]);
     if (!slow && q->timed)
-        return cli_usage("fault", "%s: --time is for delay, withhold and reorder", kinds[kind]);
+        return cli_usage("fault", "%s: --time is for delay, withhold, reorder and overtake", kinds[kind]);
     if (kind == SF_FAULT_REFUSE && (q->verb == SF_VERBS || !r->error))
         return cli_usage("fault", "refuse: %s",
                          q->verb == SF_VERBS ? "which call? Give --verb, as in --verb create_qp"
@@ -208,7 +210,7 @@ static int add(struct request *q, struct sf_view *v, int words, char **word)
     int status;
     if (kind == SF_FAULT_NONE) {
         const char *near = words ? cli_nearest(word[0], &kinds[1], KINDS - 1, sizeof kinds[0]) : NULL;
-        return cli_usage("fault", "add: %s%s%s%s%s%s: drop, corrupt, delay, withhold, reorder or refuse",
+        return cli_usage("fault", "add: %s%s%s%s%s%s: drop, corrupt, delay, withhold, reorder, overtake or refuse",
                          words ? "unknown kind '" : "which kind", words ? word[0] : "", words ? "'" : "",
                          near ? "; did you mean '" : "", near ? near : "", near ? "'? Kinds are" : "");
     }

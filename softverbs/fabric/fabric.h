@@ -159,7 +159,7 @@ enum { SF_UD_GLOBAL = 1 << 28 }; /* in ud_hop: the datagram has a global header 
 struct sf_send {
     uint64_t wr_id;
     uint32_t opcode;        /* enum ibv_wr_opcode */
-    uint32_t flags;         /* enum ibv_send_flags */
+    uint32_t flags;         /* enum ibv_send_flags, and SF_SEND_MOVED */
     uint32_t imm;
     uint32_t length;        /* of all elements */
     uint32_t sge_count;
@@ -174,6 +174,9 @@ struct sf_send {
         uint8_t data[1];
     };
 };
+
+/* Of a write: its bytes went past a read before it (SF_FAULT_OVERTAKE). Its completion keeps its place. */
+#define SF_SEND_MOVED (UINT32_C(1) << 31)
 
 /* A receive queue, of one queue pair or shared. */
 struct sf_receive_queue {
@@ -242,7 +245,7 @@ struct sf_qp {
     _Atomic uint64_t next_look;     /* when to try again without being asked */
     _Atomic uint32_t wait_for;      /* enum sf_wait; 0: not waiting */
     uint32_t attempts;      /* of the message at send_done that were lost on purpose */
-    uint32_t judged, drop, corrupt; /* the faults' verdict on it, once judged */
+    uint32_t judged, drop, corrupt, overtaken; /* the faults' verdict on it, once judged */
     uint64_t hold_ns, dice;
     _Atomic uint32_t waiting; /* 1 with wait_for set: its completion queue's `waiting` is set too */
     uint64_t messages;      /* executed so far: the faults' dice */
@@ -282,6 +285,7 @@ enum sf_fault_kind {
     SF_FAULT_WITHHOLD, /* its completions come later, by `nanoseconds` */
     SF_FAULT_REORDER,  /* its completions come later, by anything up to `nanoseconds`: those of other queue pairs overtake */
     SF_FAULT_REFUSE,   /* a call of `verb` fails with `error` */
+    SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes behind it go first, up to one with the fence bit */
 };
 enum sf_verb { /* what can be refused */
     SF_VERB_OPEN_DEVICE, SF_VERB_QUERY_DEVICE, SF_VERB_QUERY_PORT, SF_VERB_QUERY_GID, SF_VERB_ALLOC_PD, SF_VERB_REG_MR,

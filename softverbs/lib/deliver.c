@@ -323,6 +323,8 @@ static enum sv_step write_remote(struct sv_job *j)
     const struct sf_send *s = j->s;
     const struct sf_qp *t = j->target;
     bool gone;
+    if (s->flags & SF_SEND_MOVED)
+        return arrived(j, 0);
     sv_place_begin(&source, me());
     sv_place_begin(&target, t->owner);
     if (!local_place(j, &source, 0))
@@ -342,6 +344,36 @@ static enum sv_step write_remote(struct sv_job *j)
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
     case SV_MOVED_TARGET: return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     default: return sv_end(j, IBV_WC_GENERAL_ERR);
+    }
+}
+
+/* The standard keeps a write behind an earlier read only where the write, or a request between them, has the fence bit. So the bytes
+ * of the writes behind this read go now, up to a fence, or to a send or an atomic, behind which writes stay. What cannot go is left to
+ * its turn, which says why. */
+__attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
+{
+    const struct sf_qp *qp = read->qp, *t = read->target;
+    uint64_t done = atomic_load_explicit(&qp->send_done, memory_order_relaxed);
+    /* acquire: pairs with the release in sv_post_send */
+    uint64_t there = atomic_load_explicit(&qp->send_posted, memory_order_acquire) - done;
+    for (uint64_t i = 1; i < there && i < qp->send_capacity; i++) {
+        struct sf_send *s = sv_send_slot(qp, done + i);
+        struct sv_job j = *read;
+        struct sv_place source, target;
+        if (s->flags & IBV_SEND_FENCE)
+            return;
+        if (s->opcode == IBV_WR_RDMA_READ || (s->flags & SF_SEND_MOVED))
+            continue;
+        if (s->opcode != IBV_WR_RDMA_WRITE)
+            return;
+        j.s = s;
+        sv_place_begin(&source, me());
+        sv_place_begin(&target, t->owner);
+        if (!local_place(&j, &source, 0) || !set_up_for(t, IBV_ACCESS_REMOTE_WRITE) ||
+            !sv_place_add(&target, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_WRITE) ||
+            sv_move(&source, &target, source.bytes) != SV_MOVED)
+            return;
+        s->flags |= SF_SEND_MOVED;
     }
 }
 
@@ -428,6 +460,7 @@ static bool judge(struct sv_job *j)
     qp->judged = 1;
     qp->drop = verdict.drop;
     qp->corrupt = verdict.corrupt;
+    qp->overtaken = verdict.overtaken;
     qp->hold_ns = verdict.hold_ns;
     qp->dice = verdict.dice;
     if (verdict.drop && qp->type == IBV_QPT_RC) {
@@ -452,7 +485,10 @@ static enum sv_step operate(struct sv_job *j)
     case IBV_WR_SEND_WITH_IMM: return send(j);
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM: return write_remote(j);
-    case IBV_WR_RDMA_READ: return read_remote(j);
+    case IBV_WR_RDMA_READ:
+        if (j->qp->overtaken)
+            let_writes_pass(j);
+        return read_remote(j);
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD: return atomic_remote(j);
     default: return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
@@ -508,7 +544,7 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
             return SV_DONE;
     } else if (!qp->judged) {
         qp->judged = 1;
-        qp->drop = qp->corrupt = 0;
+        qp->drop = qp->corrupt = qp->overtaken = 0;
         qp->hold_ns = 0;
     }
 

@@ -9,7 +9,7 @@
  * every n-th) count what they match, over all queue pairs together: name one (--qp, --device) where that must
  * not depend on turns.
  */
-#include "lib.h"
+#include "engine.h"
 
 #include <errno.h>
 
@@ -70,7 +70,9 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         struct sf_fault *r = &f->faults[i];
         /* acquire: pairs with the release in cli/fault.c, which writes the kind after the rest of the rule */
         uint32_t kind = atomic_load_explicit(&r->kind, memory_order_acquire);
-        if (kind == SF_FAULT_NONE || kind >= SF_FAULT_REFUSE)
+        if (kind == SF_FAULT_NONE || kind == SF_FAULT_REFUSE || kind > SF_FAULT_OVERTAKE)
+            continue;
+        if (kind == SF_FAULT_OVERTAKE && sv_send_slot(qp, qp->send_done)->opcode != IBV_WR_RDMA_READ)
             continue;
         if (!concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
             continue;
@@ -94,6 +96,10 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             break;
         case SF_FAULT_REORDER:
             verdict->hold_ns += r->nanoseconds ? mix(dice + 1) % r->nanoseconds : 0;
+            break;
+        case SF_FAULT_OVERTAKE:
+            verdict->delay_ns += r->nanoseconds;
+            verdict->overtaken = true;
             break;
         default:
             break;

@@ -280,7 +280,7 @@ void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers o
 /* ---- fault.c ------------------------------------------------------------------------------------------------------ */
 /* What the rules want done to a message of a queue pair; all 0 in the usual case. */
 struct sv_verdict {
-    bool drop, corrupt;
+    bool drop, corrupt, overtaken;
     uint64_t delay_ns, hold_ns;
     uint64_t dice; /* of this message: picks the byte that is corrupted */
 };

@@ -85,7 +85,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     struct sf_send *slot = sv_ring_slot(&qp->send, position);
     slot->wr_id = wr->wr_id;
     slot->opcode = wr->opcode;
-    slot->flags = wr->send_flags;
+    slot->flags = wr->send_flags & ~SF_SEND_MOVED;
     slot->imm = wr->imm_data;
     slot->length = (uint32_t)length;
     slot->sge_count = (uint32_t)wr->num_sge;

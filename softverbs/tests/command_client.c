@@ -115,7 +115,7 @@ static void address(void)
 static int connect_to(unsigned number, const char *hex)
 {
     struct ibv_qp_attr init = {
-        .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+        .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
     struct ibv_qp_attr rtr = {
         .qp_state = IBV_QPS_RTR,
         .path_mtu = IBV_MTU_1024,
@@ -175,6 +175,37 @@ static void send_text(const char *text)
         printf("status %d\n", wc.status);
     else
         puts("ok");
+}
+
+/* Reads 8 bytes of the peer's memory, and writes other ones there right behind. `where` is what the peer says of its memory. */
+static void read_then_write(const char *where, const char *how)
+{
+    uint64_t *words = (uint64_t *)(void *)(memory + SLOTS * SLOT);
+    struct ibv_sge in = {.addr = (uintptr_t)words, .length = 8, .lkey = mr->lkey}, out = in;
+    struct ibv_send_wr read = {.wr_id = SLOTS, .sg_list = &in, .num_sge = 1, .opcode = IBV_WR_RDMA_READ}, write = read, *bad;
+    struct ibv_wc wc;
+    out.addr += 8;
+    write.sg_list = &out;
+    write.wr_id++;
+    write.opcode = IBV_WR_RDMA_WRITE;
+    write.send_flags = strcmp(how, "fence") == 0 ? IBV_SEND_FENCE : 0;
+    words[0] = 0;
+    words[1] = 2;
+    if (sscanf(where, "%lx:%x", &read.wr.rdma.remote_addr, &read.wr.rdma.rkey) != 2) {
+        answer(EINVAL);
+        return;
+    }
+    write.wr.rdma = read.wr.rdma;
+    read.next = &write;
+    int error = ibv_post_send(qp, &read, &bad);
+    uint64_t end = milliseconds() + 20000, next = SLOTS;
+    while (!error && next < SLOTS + 2 && milliseconds() < end)
+        if (ibv_poll_cq(cq, 1, &wc) > 0)
+            error = wc.status || wc.wr_id != next++ ? EIO : 0; /* in their order */
+    if (error || next < SLOTS + 2)
+        answer(error ? error : ETIMEDOUT);
+    else
+        printf("ok %d\n", (int)words[0]);
 }
 
 static void wait_for(int count, int ms, int contents)
@@ -254,6 +285,11 @@ static int obey(const char *word, const char *first, const char *second)
         answer(receive(atoi(first)));
     else if (strcmp(word, "send") == 0)
         send_text(first);
+    else if (strcmp(word, "where") == 0) {
+        memset(memory, 0, 8);
+        printf("ok %lx:%x\n", (unsigned long)(uintptr_t)memory, mr->rkey);
+    } else if (strcmp(word, "read-then-write") == 0)
+        read_then_write(first, second);
     else if (strcmp(word, "arrived") == 0 || strcmp(word, "flushed") == 0)
         wait_for(atoi(first), atoi(second), word[0] == 'a');
     else if (strcmp(word, "woken") == 0)

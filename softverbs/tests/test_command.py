@@ -754,6 +754,16 @@ class Faults(Base):
         self.assertGreaterEqual(time.monotonic() - start, 0.25)
         self.assertEqual(b.tell("arrived 1 10000"), "ok one")
 
+    def test_writes_overtake_reads_unless_they_are_fenced(self):
+        self.good("up", "switch", "2")
+        a, b = self.connected("rc")
+        for rule, how, read in ((False, "plain", 0), (True, "plain", 2), (True, "fence", 0)):
+            if rule:
+                self.good("fault", "add", "overtake", "--time", "1ms")
+            where = b.must("where")
+            self.assertEqual(a.tell(f"read-then-write {where} {how}"), f"ok {read}")
+            self.good("fault", "clear")
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[4:])

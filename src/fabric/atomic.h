@@ -5,6 +5,7 @@
 #ifndef WEFT_ATOMIC_H
 #define WEFT_ATOMIC_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -27,6 +28,16 @@ static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint
     default:
         return false;
     }
+}
+
+/* After a read-modify-write with seq_cst: x86 needs no more to order it before the next load; others do. */
+static inline void fab_fence_after_rmw(void)
+{
+#if defined(__x86_64__)
+    atomic_signal_fence(memory_order_seq_cst);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
 }
 
 #endif

@@ -168,19 +168,20 @@ int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t he
 struct flush_wait {
     struct weft *w;
     struct fab_link *l;
+    struct fab_flush f;
 };
 
 static bool flushed(void *arg)
 {
     struct flush_wait *f = arg;
-    return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || f->l->transport->flushed(f->w, f->l);
+    return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || f->l->transport->flushed(f->w, f->l, &f->f);
 }
 
 int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    struct flush_wait f = {w, &w->links[node]};
+    struct flush_wait f = {.w = w, .l = &w->links[node]};
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
@@ -190,7 +191,7 @@ int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    f.l->transport->fence(w, f.l);
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's own stores into shared pools are seen before what it does next */
     if (BASE_UNLIKELY(atomic_exchange_explicit(&f.l->unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED, "flush of node %u: its link broke, and of what was under way without an op something may "
                          "not have happened, or was refused", node);

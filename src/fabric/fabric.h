@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "fabric/atomic.h"
+#include "fabric/flush.h"
 #include "mem/mem.h"
 #include "weft/fabric.h"
 #include "weft/node.h"
@@ -67,7 +68,7 @@ struct pollfd;
 struct fab_link;
 
 /* What a transport gives. Offsets are checked already. Return 0 or a negative errno; an op that is given is
- * completed by fab_complete(), now or later; on an error return it is not touched. */
+ * completed by fab_complete(), now or later; on an error return it is not pending. */
 struct fab_transport {
     const char *name;
     bool at_once; /* puts, gets and atomics are done when they return */
@@ -89,7 +90,7 @@ struct fab_transport {
                       uint64_t signal, uint64_t add, weft_op *op);
     int (*send)(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op);
-    bool (*flushed)(struct weft *w, struct fab_link *l); /* asked while waiting in weft_flush() */
+    bool (*flushed)(struct weft *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
     void (*fence)(struct weft *w, struct fab_link *l);
     int (*service)(struct weft *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
     int (*progress)(struct weft *w);   /* under w->progress; events handled */
@@ -342,6 +343,8 @@ static inline uint64_t fab_polled(struct weft *w)
 int fab_service(struct weft *w);
 /* Only that which does. */
 int fab_messages(struct weft *w);
+/* This thread polls no more, and nobody else does but, when it is woken, the progress thread: no message is to be left. */
+void fab_last_look(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);

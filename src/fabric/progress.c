@@ -52,11 +52,12 @@ int fab_service(struct weft *w)
     return n;
 }
 
-int fab_messages(struct weft *w)
+/* False: another thread is at it. */
+BASE_INLINE bool deliver(struct weft *w, int *events)
 {
     int n = 0;
     if (!base_spin_try(&w->progress))
-        return 0;
+        return false;
     handler_depth++;
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
@@ -67,7 +68,23 @@ int fab_messages(struct weft *w)
     base_spin_unlock(&w->progress);
     if (BASE_UNLIKELY(sleepers))
         fab_wake_here(w);
+    *events = n;
+    return true;
+}
+
+int fab_messages(struct weft *w)
+{
+    int n = 0;
+    (void)deliver(w, &n);
     return n;
+}
+
+BASE_COLD void fab_last_look(struct weft *w)
+{
+    int n = 0;
+    /* Another thread may have looked already where something came since; and there may be more than one look takes. */
+    if (!deliver(w, &n) || n > 0)
+        fab_kick(w);
 }
 
 int fab_progress(struct weft *w)

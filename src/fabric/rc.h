@@ -75,7 +75,7 @@ struct rc_slot {
     uint32_t number;         /* RC_SLOT_FRAME: which of its lane */
     uint8_t kind, lane;
     bool frame;              /* `stage` is a frame */
-    bool fence;              /* it waits for the reads before it */
+    uint32_t fences;         /* before it */
     bool refused;            /* the peer's device did, or ours: not to be tried again */
 };
 
@@ -193,8 +193,12 @@ struct rc_link {
     uint64_t flushed_to;     /* position up to which a completed read proves that all is there */
     uint64_t flush_read;     /* position of a flush's read under way + 1; 0: none */
     uint64_t flush_covers;   /* last_change when it was posted */
-    bool fence_reads;        /* the next request waits for reads before it (the queue pair sees to that) */
-    uint32_t fences, fence_reads_for, fence_proved; /* how many; the last whose works do; whose works may be spread out */
+    bool flush_wanted;       /* there was no room for it: it goes before anything else that waits */
+    uint32_t gathered;       /* how often what a queue pair had left behind was put aside, to get positions anew */
+    uint32_t fences;         /* how many there were */
+    uint32_t fences_posted;  /* before the newest request that was posted: the first behind a fence asks the queue pair to hold it, and with it
+                              * all that is posted later, until the reads before it are done */
+    uint32_t fence_proved;   /* the last whose works may be spread out */
     uint64_t stripe;         /* bytes from which a put or get is spread out; UINT64_MAX: there is nothing to spread over */
     uint64_t fence_stripes;  /* main works before the last fence; */
     uint64_t stripes_done;   /* and the number of the first that is spread out and not done: UINT64_MAX, all are */
@@ -311,7 +315,7 @@ void rc_fail_all(struct rc_link *l, int status);
 
 /* rc_order.c */
 void rc_flush_locked(struct rc_link *l); /* a read behind what was posted, if none is under way: l->flushed_to will tell */
-bool rc_flushed(struct weft *w, struct fab_link *l);
+bool rc_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
 void rc_fence(struct weft *w, struct fab_link *l);
 
 /* rc_stripe.c, with the lock */
@@ -349,7 +353,7 @@ static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 /* Something is to be posted as soon as there is room; with the lock. */
 static inline bool rc_waits(const struct rc_link *l)
 {
-    return l->again || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
+    return l->again || l->flush_wanted || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
 }
 /* Of the request that is posted next, if there is room. */
 static inline struct rc_slot *rc_slot_next(struct rc_link *l)

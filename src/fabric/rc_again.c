@@ -81,7 +81,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
         if (executed == 0 && was_received(s, received))
             executed = i + 1; /* it, and all before it, have been at the peer */
     }
-    n = gather_older(l, list, received, first);
+    uint32_t older = n = gather_older(l, list, received, first);
     for (uint32_t i = 0; i < window + rest; i++) {
         struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         switch ((enum rc_slot_kind)s->kind) {
@@ -108,6 +108,12 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
                 list[n++] = *s;
         }
     }
+    /* On the next queue pair nothing is before the first of them, so that waits for nothing. The first behind each later fence asks
+     * anew, also where the one that had asked does not go again. */
+    if (n > older)
+        l->fences_posted = list[older].fences;
+    for (uint32_t i = 0; i < older; i++)
+        list[i].fences = l->fences_posted;
     set_again(l, n ? list : NULL);
     if (!n)
         free(list);
@@ -115,6 +121,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     l->again_count = n;
     l->done = l->signalled = l->posted;
     l->flush_read = 0;
+    l->gathered++;
     return 0;
 }
 
@@ -122,10 +129,8 @@ void rc_resume_locked(struct rc_link *l)
 {
     while (l->up && l->again && l->posted - l->done < l->depth) {
         struct rc_slot *s = &l->again[l->again_at];
-        bool last = l->again_at + 1 == l->again_count, fence = l->fence_reads;
-        l->fence_reads = s->fence;
+        bool last = l->again_at + 1 == l->again_count;
         bool posted = s->kind == RC_SLOT_FRAME ? rc_post_frame_again(l, s) : rc_post_transfer_again(l, s, last || s->op || s->work);
-        l->fence_reads = fence;
         if (!posted)
             return;
         l->again_at++;

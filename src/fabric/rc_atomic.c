@@ -14,7 +14,7 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
         return 0;
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.op = op, .stage = rc_take_stage(rc, true), .copy_to = k->local, .len = 8, .frame = true,
-                             .kind = RC_SLOT_ATOMIC};
+                             .kind = RC_SLOT_ATOMIC, .fences = k->fences};
     if (!slot->stage)
         return 0;
     struct ibv_sge sge = {.addr = (uintptr_t)slot->stage, .length = 8,
@@ -44,13 +44,14 @@ static int native(struct rc_link *l, const struct rc_work *what)
     if (l->closed) {
         err = rc_gone(l);
     } else {
-        if (rc_clear_way(l, RC_MAIN)) {
-            if (what->op)
-                fab_pending(what->op, l->link->node);
-            n = rc_post_atomic(l, what, what->op);
-        }
+        struct rc_work now = *what;
+        now.fences = l->fences;
+        if (rc_clear_way(l, RC_MAIN))
+            n = rc_post_atomic(l, &now, what->op);
         if (n == 0)
             err = rc_keep(l, RC_MAIN, what);
+        else if (what->op) /* it completes under the lock; an op whose start fails stays as it was */
+            fab_pending(what->op, l->link->node);
     }
     base_spin_unlock(&l->lock);
     return err;

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Flush and fence: what is proved to be at the peer, and what waits for it.
+ * Flush and fence: what is proved to be at the peer, and what waits for it. A flush waits for what was begun before it, by any thread, and
+ * for nothing that is begun later.
  */
 #include "fabric/rc.h"
 
 void rc_flush_locked(struct rc_link *l)
 {
     struct rc *rc = l->rc;
-    if (l->closed || l->flush_read != 0 || !rc_has_slot(l))
+    if (l->closed || l->flush_read != 0)
+        return;
+    l->flush_wanted = !rc_has_slot(l);
+    if (l->flush_wanted)
         return;
     /* A read behind the writes: its completion says that they are there. */
-    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH};
+    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
     uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
@@ -22,17 +26,37 @@ void rc_flush_locked(struct rc_link *l)
     }
 }
 
-bool rc_flushed(struct weft *w, struct fab_link *link)
+/* Is all that was kept when the flush began in the send queue? Then positions say the rest, unless a queue pair that broke leaves some
+ * to be posted again. */
+static bool gone(const struct rc_link *l, const struct fab_flush *f)
+{
+    bool posted = !l->again;
+    for (int i = 0; i < RC_LANES; i++)
+        posted = posted && l->lane[i].posted >= f->kept[i];
+    return posted;
+}
+
+bool rc_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
 {
     struct rc_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    bool quiet = !l->again && !l->lane[RC_MAIN].backlog && !l->lane[RC_MESSAGES].backlog && l->asked == l->answered &&
-                 l->done >= l->last_read && l->stripes_done == UINT64_MAX;
-    bool done = quiet && l->flushed_to >= l->last_change;
-    if (quiet && !done)
+    if (!f->begun) {
+        f->begun = true;
+        f->asked = l->asked;
+        for (int i = 0; i < RC_LANES; i++)
+            f->kept[i] = l->lane[i].begun;
+    }
+    if (!f->gone || f->turn != l->gathered) {
+        f->turn = l->gathered;
+        f->at = l->last_change;
+        f->read = l->last_read;
+        f->gone = gone(l, f);
+    }
+    bool there = f->gone && l->flushed_to >= f->at;
+    if (f->gone && !there)
         rc_flush_locked(l);
-    done = done || l->closed;
+    bool done = l->closed || (there && l->done >= f->read && (int32_t)(l->answered - f->asked) >= 0 && l->stripes_done >= f->kept[RC_MAIN]);
     base_spin_unlock(&l->lock);
     return done;
 }
@@ -42,7 +66,6 @@ void rc_fence(struct weft *w, struct fab_link *link)
     struct rc_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    l->fence_reads = true;
     l->fences++;
     l->fence_asks = l->asked;
     l->fence_stripes = l->lane[RC_MAIN].begun;

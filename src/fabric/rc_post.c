@@ -27,9 +27,11 @@ BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
-    if (l->fence_reads)
+    /* What was kept before a fence is posted after it has been set: so it counts how many a request has before it. */
+    uint32_t fences = rc_slot_next(l)->fences;
+    bool fence = (int32_t)(fences - l->fences_posted) > 0;
+    if (fence)
         wr->send_flags |= IBV_SEND_FENCE;
-    rc_slot_next(l)->fence = l->fence_reads;
     l->posted = position + 1;
     int err = ibv_post_send(l->qp.qp, wr, &bad);
     if (err) {
@@ -37,7 +39,8 @@ BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
         rc_lose_locked(l, "its queue pair takes no requests: %s", base_strerror(err));
         return -err;
     }
-    l->fence_reads = false;
+    if (fence)
+        l->fences_posted = fences;
     if (signal)
         l->signalled = position + 1;
     return 0;
@@ -110,14 +113,14 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
 
 /* Posts one piece; false: no room now. `op` completes with it. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct piece *p, weft_op *op,
-                            struct rc_work *work, bool prompt)
+                            struct rc_work *work, uint32_t fences, bool prompt)
 {
     struct rc *rc = l->rc;
     if (!rc_has_slot(l))
         return false;
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.op = op, .work = work, .local = local, .remote = remote, .len = (uint32_t)p->bytes,
-                             .kind = put ? RC_SLOT_PUT : RC_SLOT_GET};
+                             .kind = put ? RC_SLOT_PUT : RC_SLOT_GET, .fences = fences};
     if (!p->ours && !(put && p->bytes <= l->inline_bytes)) {
         slot->stage = rc_take_stage(rc, false);
         if (!slot->stage)
@@ -140,7 +143,7 @@ bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remo
 {
     const struct piece p = {.bytes = bytes, .ours = true};
     k->pieces++;
-    bool posted = post_piece(l, put, remote, local, &p, NULL, k, true);
+    bool posted = post_piece(l, put, remote, local, &p, NULL, k, k->fences, true);
     k->pieces -= !posted;
     return posted;
 }
@@ -195,7 +198,7 @@ BASE_INLINE bool post_at(struct rc_link *l, uint8_t *at)
 }
 
 /* False: no room now. `body` begins with the header. A frame larger than RC_LITTLE is the body of `*own`, which is taken then. */
-static bool post_frame(struct rc_link *l, const void *body, uint32_t bytes, struct rc_work **own)
+static bool post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own)
 {
     struct rc *rc = l->rc;
     uint8_t kind = *(const uint8_t *)body, here[sizeof(struct rc_frame)];
@@ -207,7 +210,7 @@ static bool post_frame(struct rc_link *l, const void *body, uint32_t bytes, stru
     struct rc_slot *slot = rc_slot_next(l);
     struct rc_kept *kept = &l->kept[(uint32_t)lane * RC_WINDOW + q->sent % RC_WINDOW];
     *slot = (struct rc_slot){.len = bytes, .frame = true, .kind = tell ? RC_SLOT_TELL : RC_SLOT_FRAME, .lane = (uint8_t)lane,
-                             .number = q->sent};
+                             .number = q->sent, .fences = fences};
     if (bytes > l->inline_bytes && !(slot->stage = rc_take_stage(rc, true)))
         return false;
     uint8_t *at = slot->stage ? slot->stage : tell ? here : little ? kept->little : (*own)->body;
@@ -275,7 +278,7 @@ static bool push_answers(struct rc_link *l)
 {
     bool any = false;
     for (struct rc_work *k; (k = l->answers.first) != NULL; any = true) {
-        if (!post_frame(l, k->body, k->bytes, &k)) /* little: it is not taken itself */
+        if (!post_frame(l, k->body, k->bytes, l->fences_posted, &k)) /* little: it is not taken itself */
             break;
         take_from_answers(l);
     }
@@ -307,7 +310,7 @@ bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value)
 {
     const struct rc_frame f = {.kind = RC_ANSWER, .token = token, .a = value};
     base_spin_lock(&l->lock);
-    bool done = l->closed || (!l->answers.first && post_frame(l, &f, sizeof f, NULL)) || keep_answer(l, &f);
+    bool done = l->closed || (!l->answers.first && post_frame(l, &f, sizeof f, l->fences_posted, NULL)) || keep_answer(l, &f);
     base_spin_unlock(&l->lock);
     return done;
 }
@@ -337,7 +340,7 @@ static bool post_next(struct rc_link *l, struct rc_work *k)
     struct piece p = next_piece(l, k->remote + k->posted, local, k->len - k->posted);
     bool last = p.bytes == k->len - k->posted;
     k->pieces++;
-    if (!post_piece(l, k->kind == RC_WORK_PUT, k->remote + k->posted, local, &p, NULL, k,
+    if (!post_piece(l, k->kind == RC_WORK_PUT, k->remote + k->posted, local, &p, NULL, k, k->fences,
                     last && (k->op || k->kind == RC_WORK_GET || k->striped))) {
         k->pieces--;
         return false;
@@ -354,13 +357,9 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         struct rc_work *k = q->backlog;
         if (BASE_UNLIKELY(!fence_open(l, lane, k->fence_asks, k->fence_other, k->fence_stripes)))
             break;
-        if (BASE_UNLIKELY(k->fences != l->fence_reads_for)) { /* something before the fence may have been posted after it */
-            l->fence_reads = true;
-            l->fence_reads_for = k->fences;
-        }
         if (k->kind == RC_WORK_FRAME || k->kind == RC_WORK_ATOMIC) {
             struct rc_work *own = k;
-            if (!(k->kind == RC_WORK_FRAME ? post_frame(l, k->body, k->bytes, &own) : rc_post_atomic(l, k, k->op)))
+            if (!(k->kind == RC_WORK_FRAME ? post_frame(l, k->body, k->bytes, k->fences, &own) : rc_post_atomic(l, k, k->op)))
                 break;
             any = true;
             rc_take_from_backlog(q);
@@ -387,6 +386,8 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
+    if (BASE_UNLIKELY(l->flush_wanted)) /* else what other threads keep posting would leave it no room for ever */
+        rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
     while (again) { /* one lane may open a fence for the other */
         again = push_lane(l, RC_MAIN);
@@ -492,9 +493,9 @@ BASE_INLINE int transfer(struct weft *w, struct fab_link *link, bool put, uint64
     }
     struct piece p = next_piece(l, remote, local, len);
     if (p.bytes == len && len < l->stripe && rc_clear_way(l, RC_MAIN)) {
-        if (op)
-            fab_pending(op, link->node);
-        if (post_piece(l, put, remote, local, &p, op, NULL, op || !put)) {
+        if (post_piece(l, put, remote, local, &p, op, NULL, l->fences, op || !put)) {
+            if (op) /* it completes under the lock; an op whose start fails stays as it was */
+                fab_pending(op, link->node);
             base_spin_unlock(&l->lock);
             return 0;
         }
@@ -578,7 +579,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + payload_at, payload, head->payload_len);
     /* What it signals may go by other rails, which this one does not keep in order. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
-    if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !post_frame(l, body, bytes, &k)) {
+    if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = work_make(RC_WORK_FRAME, bytes)) != NULL)
             memcpy(k->body, body, bytes);
         if (k) {
@@ -610,6 +611,6 @@ void rc_tell_locked(struct rc_link *l, bool due)
         due = due || l->lane[i].taken - l->lane[i].told >= RC_TELL;
     if (BASE_UNLIKELY(due) && !l->closed) {
         struct rc_frame f = {.kind = RC_TELL_ONLY, .token = RC_NO_ASK};
-        post_frame(l, &f, sizeof f, NULL); /* no room for it: the next frame tells, or who makes room */
+        post_frame(l, &f, sizeof f, l->fences_posted, NULL); /* no room for it: the next frame tells, or who makes room */
     }
 }

@@ -246,16 +246,6 @@ static void shm_release(struct weft *w, struct fab_link *l)
 
 /* --- memory --- */
 
-/* After a read-modify-write with seq_cst: x86 needs no more to order it before the next load; others do. */
-static inline void fence_after_rmw(void)
-{
-#if defined(__x86_64__)
-    atomic_signal_fence(memory_order_seq_cst);
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 void shm_ring_bell(struct fab_bell *bell)
 {
     atomic_fetch_add_explicit(&bell->seq, 1, memory_order_seq_cst);
@@ -300,7 +290,7 @@ static int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, 
     uint64_t before;
     if (fab_atomic_do(kind, word, a, b, &before) && old)
         *old = before;
-    fence_after_rmw();
+    fab_fence_after_rmw();
     shm_wake_sleepers(s);
     fab_complete(op, 0);
     return 0;
@@ -314,7 +304,7 @@ static int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const
         copy(w, s->pool + to, src, len); /* ends with a store fence when it streams */
     /* release (within seq_cst): the bytes before the word */
     __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
-    fence_after_rmw();
+    fab_fence_after_rmw();
     shm_wake_sleepers(s);
     fab_complete(op, 0);
     return 0;

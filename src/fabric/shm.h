@@ -33,6 +33,7 @@ struct shm_link {
     struct ring_sender out;
     struct kept *backlog, **backlog_end;
     _Atomic uint64_t backlog_bytes; /* read without the lock as a hint */
+    _Atomic uint64_t kept, kept_gone; /* messages that were ever in it; that are not any more */
 
     struct ring_receiver in; /* under w->progress, like the rest */
     struct stash stash;
@@ -61,7 +62,7 @@ static inline void shm_wake_sleepers(struct shm_link *s)
 /* --- shm_message.c: the functions of the transport's table, and the end of a link --- */
 int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
-bool shm_flushed(struct weft *w, struct fab_link *l);
+bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
 int shm_progress(struct weft *w);
 bool shm_idle(struct weft *w);
 void shm_last_words(struct weft *w, struct fab_link *l);

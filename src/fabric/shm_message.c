@@ -25,6 +25,7 @@ void shm_fail_backlog(struct shm_link *s, int status)
     struct kept *k = s->backlog;
     s->backlog = NULL;
     s->backlog_end = &s->backlog;
+    atomic_store_explicit(&s->kept_gone, atomic_load_explicit(&s->kept, memory_order_relaxed), memory_order_release);
     atomic_store_explicit(&s->backlog_bytes, 0, memory_order_relaxed);
     base_spin_unlock(&s->send_lock);
     while (k) {
@@ -81,6 +82,7 @@ static int keep(struct shm_link *s, uint32_t id, const void *header, size_t head
         fab_pending(op, s->link->node);
     *s->backlog_end = k;
     s->backlog_end = &k->next;
+    atomic_fetch_add_explicit(&s->kept, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&s->backlog_bytes, bytes, memory_order_relaxed);
     ask_for_room(s);
     return 0;
@@ -113,6 +115,8 @@ static int drain(struct shm_link *s)
         free(k);
         n++;
     }
+    /* release: pairs with the acquire in shm_flushed(); what was pushed comes before */
+    atomic_fetch_add_explicit(&s->kept_gone, (uint64_t)n, memory_order_release);
     return n;
 }
 
@@ -166,11 +170,14 @@ int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header
     return rc;
 }
 
-bool shm_flushed(struct weft *w, struct fab_link *l)
+bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f)
 {
     (void)w;
     struct shm_link *s = l->impl;
-    return atomic_load_explicit(&s->backlog_bytes, memory_order_acquire) == 0;
+    if (!f->begun)
+        f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed); /* the caller's own, and all that it knows of */
+    f->begun = true;
+    return atomic_load_explicit(&s->kept_gone, memory_order_acquire) >= f->kept[0];
 }
 
 /* Take up to `most` messages of one ring, unless so many wait for handlers already. */
@@ -195,6 +202,8 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
         atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
+            /* before the looks at sleepers and napping; pairs with the fence of the sender's progress thread before shm_idle() */
+            atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);
         }
@@ -228,10 +237,17 @@ int shm_progress(struct weft *w)
 bool shm_idle(struct weft *w)
 {
     struct shm *shm = w->shm;
-    for (uint32_t i = 0; i < shm->count; i++)
-        if (ring_has(&shm->here[i]->in) && shm->here[i]->stash.count < STASH_MAX &&
-            !atomic_load_explicit(&shm->here[i]->broken, memory_order_relaxed))
+    for (uint32_t i = 0; i < shm->count; i++) {
+        struct shm_link *s = shm->here[i];
+        if (atomic_load_explicit(&s->broken, memory_order_relaxed))
+            continue;
+        if (ring_has(&s->in) && s->stash.count < STASH_MAX)
             return false;
+        /* The receiver has made room, and found nobody to wake: what was kept can go, and nobody else will say so. */
+        if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
+            atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
+            return false;
+    }
     return true;
 }
 

@@ -95,7 +95,14 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
                 start = now;
         }
     }
-    atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
+    if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
+        /* Before the looks at `napping` and at what has come; pairs with the fences of who sends, and of the progress thread before it
+         * naps. Who sent before this saw `pollers`, and woke nobody: we see its message. And if the progress thread does not nap yet,
+         * it looks after this, and we need not. */
+        fab_fence_after_rmw();
+        if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
+            fab_last_look(w);
+    }
     return done;
 }
 
@@ -108,8 +115,7 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
     for (;;) {
         if (spin(w, ready, arg, deadline))
             return 0;
-        /* A message may have come while `pollers` told its sender not to wake anyone: look once more, and have the
-         * progress thread take over. */
+        /* What has come meanwhile need not wait for the progress thread, which takes over now. */
         fab_progress(w);
         /* seq_cst pairs with the progress thread's: it sees this, or we see that it has gone to be lazy. */
         atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);

@@ -351,7 +351,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         tb_peer_pump(&f.p, f.now);
         if (tb_peer_due(&f.p) <= f.now || f.p.serve_count > TB_ASKS || f.p.tracked > TB_ASKS + TB_TRANSFERS)
             abort();
-        (void)tb_peer_flushed(&f.p);
+        (void)tb_peer_flushed(&f.p, &(struct fab_flush){0});
     }
     end();
     return 0;

@@ -223,6 +223,44 @@ static void test_add_then_put(void **state)
     assert_int_equal(nodes_failed(2, add_then_put, shared_words(4096)), 0);
 }
 
+/* A device lets writes pass the reads before them unless a fence is asked of it, and here it does. Gets that were kept, because more of
+ * them were started than there are stages, are posted after the fence was set: a put that goes at once after them must ask for it all
+ * the same, else the gets return its bytes. */
+static void gets_then_put(weft *w, void *arg)
+{
+    enum { ROUNDS = 10, GETS = RC_STAGES + 6 };
+    static uint64_t got[GETS][32]; /* outside the pool */
+    weft_op ops[GETS];
+    (void)arg;
+    weft_gaddr words = symmetric_alloc(w, sizeof got[0]);
+    if (weft_rank(w) == 0) {
+        struct rc_link *l = w->links[1].impl;
+        OK(weft_get_now(w, got[0], on_node(words, 1), sizeof got[0])); /* a queue pair is there from now on */
+        softverbs("fault add overtake --time 500us --every 8");
+        for (uint64_t n = 1; n <= ROUNDS; n++) {
+            for (int i = 0; i < GETS; i++)
+                OK(weft_get(w, got[i], on_node(words, 1), sizeof got[i], &ops[i]));
+            OK(weft_fence(w, 1));
+            int64_t until = base_deadline(patience_ns(10));
+            while (__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) && base_now_ns() < until)
+                weft_progress(w); /* until none of them is kept any more */
+            OK(weft_put_now(w, on_node(words, 1), &n, sizeof n));
+            for (int i = 0; i < GETS; i++) {
+                OK(weft_wait(w, &ops[i], WEFT_DEFAULT));
+                CHECK(got[i][0] == n - 1);
+            }
+        }
+        softverbs("fault clear");
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_gets_then_put(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, gets_then_put, NULL), 0);
+}
+
 /* --- receives that links share: more than there are come at once; all arrive, and there are more afterwards --- */
 
 struct burst {
@@ -420,6 +458,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_ordered_atomics),
         cmocka_unit_test(test_counted),
         cmocka_unit_test(test_add_then_put),
+        cmocka_unit_test(test_gets_then_put),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

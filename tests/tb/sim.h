@@ -95,6 +95,8 @@ struct end {
     struct tb_peer p;
     uint8_t *frames;
     bool up, flushing, pump, adjacent;
+    struct fab_flush flush;     /* flushing: since then; */
+    uint64_t flush_chain, flush_sent; /* what had begun */
     uint16_t generation;        /* of its lanes */
     bool down, failing;         /* down: some lanes are */
     int64_t armed;
@@ -183,6 +185,7 @@ void work_begin(struct world *w, struct end *e);    /* one operation or a chain 
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 void work_look(struct world *w, uint32_t node);     /* after anything was written to this node */
+void work_flush(struct end *e);                     /* from now on tb_peer_flushed() is asked, about what has begun */
 void work_flushed(struct end *e);                   /* tb_peer_flushed() has just been true */
 void work_settle(struct end *e);                    /* take in what is complete */
 void work_failed(struct end *e);                    /* after tb_peer_fail(): all is complete, somehow, and may still happen */

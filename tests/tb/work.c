@@ -511,14 +511,26 @@ static void forget(struct chain *c)
     free_chain(c);
 }
 
+void work_flush(struct end *e)
+{
+    if (e->flushing)
+        return;
+    e->flushing = true;
+    e->flush = (struct fab_flush){0};
+    e->flush_chain = chain_id;
+    e->flush_sent = e->sent;
+    if (e->up)
+        (void)tb_peer_flushed(&e->p, &e->flush);
+}
+
 void work_flushed(struct end *e)
 {
     work_settle(e);
-    if (e->w->nodes[e->peer].ends[e->node].came != e->sent)
+    if (e->w->nodes[e->peer].ends[e->node].came < e->flush_sent)
         sim_fail(e->w, "flushed, and not all messages are there");
     for (struct chain **at = &e->chains; *at;) {
         struct chain *c = *at;
-        if (c->failed) {
+        if (c->failed && c->id <= e->flush_chain) {
             *at = c->next;
             forget(c);
         } else {
@@ -526,7 +538,7 @@ void work_flushed(struct end *e)
         }
     }
     for (struct chain *c = e->chains; c; c = c->next)
-        for (uint32_t i = 0; i < c->count; i++) {
+        for (uint32_t i = 0; i < c->count && c->id <= e->flush_chain; i++) {
             struct step *s = &c->steps[i];
             if (s->done)
                 continue;
@@ -552,7 +564,8 @@ void work_failed(struct end *e)
             }
         }
     }
-    e->flushing = true;
+    e->flushing = false; /* a flush that had begun says nothing of those that have failed */
+    work_flush(e);
 }
 
 /* The session is over. What was under way may have happened or not. */
@@ -566,6 +579,8 @@ void work_ended(struct end *e)
                 sim_fail(e->w, "the session ended, and an operation (%d) is not complete", c->steps[i].kind);
         forget(c);
     }
+    e->flush = (struct fab_flush){0};
+    e->flush_sent = 0;
 }
 /* Whoever sees a signal sees what was put before it. */
 void work_look(struct world *w, uint32_t node)

@@ -183,7 +183,7 @@ void sim_pump(struct end *e)
     if (!e->up)
         return;
     e->pump = false;
-    if (e->flushing && sim_below(e->w, 4) == 0 && tb_peer_flushed(&e->p)) { /* also before it is pumped */
+    if (e->flushing && sim_below(e->w, 4) == 0 && tb_peer_flushed(&e->p, &e->flush)) { /* also before it is pumped */
         e->flushing = false;
         work_flushed(e);
     }
@@ -191,7 +191,7 @@ void sim_pump(struct end *e)
     if (e->p.broken[0])
         sim_fail(e->w, "node %u gives up %u: %s", e->node, e->peer, e->p.broken);
     work_settle(e);
-    if (e->flushing && tb_peer_flushed(&e->p)) {
+    if (e->flushing && tb_peer_flushed(&e->p, &e->flush)) {
         e->flushing = false;
         work_flushed(e);
     } else if (e->flushing) {
@@ -497,7 +497,7 @@ static void step(struct world *w, struct event *e)
             for (uint64_t i = 1 + sim_below(w, w->c.burst); i && end->up && end->chain_count < 40; i--)
                 work_begin(w, end);
             if (sim_below(w, 8) == 0)
-                end->flushing = true;
+                work_flush(end);
             if (end->up) {
                 if (sim_below(w, 4))
                     sim_pump(end);
@@ -592,7 +592,7 @@ static bool all_done(struct world *w)
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             struct end *e = end_of(w, i, j), *o = end_of(w, j, i);
-            if (i != j && (e->sent != o->came || !tb_peer_flushed(&e->p)))
+            if (i != j && (e->sent != o->came || !tb_peer_flushed(&e->p, &(struct fab_flush){0})))
                 return false;
         }
     return true;
@@ -603,7 +603,7 @@ static void ask_flushes(struct world *w)
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++)
             if (i != j && !end_of(w, i, j)->flushing && w->now >= w->nodes[i].stopped_until) {
-                end_of(w, i, j)->flushing = true;
+                work_flush(end_of(w, i, j));
                 if (end_of(w, i, j)->up)
                     sim_pump(end_of(w, i, j));
             }

@@ -64,8 +64,11 @@ static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
     return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : no_way(l);
 }
 
-static int leave(struct tb_link *l, int rc)
+/* `rc`: of the start; where that failed the op has ended with it, and nobody waits for it. */
+static int leave(struct tb_link *l, int rc, weft_op *op)
 {
+    if (BASE_UNLIKELY(rc))
+        fab_complete(op, rc);
     if (BASE_LIKELY(rc == 0) && !tb_peer_gathers(&l->peer))
         tb_pump_locked(l, base_recent_ns());
     bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
@@ -81,7 +84,7 @@ int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, 
     int rc = enter(l, false, to >= w->heap_offset, op);
     if (rc)
         return rc;
-    return leave(l, tb_peer_put(&l->peer, to, src, len, op));
+    return leave(l, tb_peer_put(&l->peer, to, src, len, op), op);
 }
 
 int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
@@ -91,7 +94,7 @@ int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_get(&l->peer, dst, from, len, op));
+    return leave(l, tb_peer_get(&l->peer, dst, from, len, op), op);
 }
 
 int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
@@ -103,7 +106,7 @@ int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
         return rc;
     /* A word of the rooms, and nobody asks what was there: they wait for no answer. */
     bool answer = at >= w->heap_offset || old || op;
-    return leave(l, tb_peer_atomic(&l->peer, kind, at, a, b, answer, old, op));
+    return leave(l, tb_peer_atomic(&l->peer, kind, at, a, b, answer, old, op), op);
 }
 
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -114,7 +117,7 @@ int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_put_signal(&l->peer, to, src, len, signal, add, op));
+    return leave(l, tb_peer_put_signal(&l->peer, to, src, len, signal, add, op), op);
 }
 
 int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -125,15 +128,15 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_message(&l->peer, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op));
+    return leave(l, tb_peer_message(&l->peer, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
 }
 
-bool tb_flushed(struct weft *w, struct fab_link *link)
+bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
 {
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    bool yes = l->closed || tb_peer_flushed(&l->peer);
+    bool yes = l->closed || tb_peer_flushed(&l->peer, f);
     if (!yes)
         tb_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);

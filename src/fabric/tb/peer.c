@@ -29,6 +29,8 @@ struct tb_work {
     bool signal, signalled; /* add at `word` when the bytes are there */
     bool records;        /* some of a put went in records */
     bool linked;         /* still in a list */
+    bool counted;        /* in p->under_way[turn] */
+    uint8_t turn;
     bool restart;        /* when its last piece has ended, from the beginning, another way */
     uint64_t word, add;
     uint64_t *old;       /* ATOMIC */
@@ -55,6 +57,25 @@ static struct tb_work *new_work(enum work_kind kind, weft_op *op, uint32_t bytes
     if (k)
         *k = (struct tb_work){.kind = kind, .op = op, .bytes = bytes};
     return k;
+}
+
+/* Of this node's own, and not for the peer. */
+static struct tb_work *new_op(struct tb_peer *p, enum work_kind kind, weft_op *op, uint32_t bytes)
+{
+    struct tb_work *k = new_work(kind, op, bytes);
+    if (k) {
+        k->counted = true;
+        k->turn = p->turn & 1;
+        p->under_way[k->turn]++;
+    }
+    return k;
+}
+
+static void free_work(struct tb_peer *p, struct tb_work *k)
+{
+    if (k->counted)
+        p->under_way[k->turn]--;
+    free(k);
 }
 
 /* Which of the two backlogs a list belongs to. */
@@ -154,15 +175,16 @@ static bool say_message(struct tb_peer *p, uint32_t id, const void *header, uint
 
 /* --- asks --- */
 
-static struct tb_ask *take_ask(struct tb_peer *p, uint32_t *token)
+static struct tb_ask *take_ask(struct tb_peer *p, const struct tb_work *work, uint32_t *token)
 {
     if (p->free_ask == TB_ASKS)
         return NULL;
     struct tb_ask *ask = &p->asks[p->free_ask];
     *token = p->free_ask;
     p->free_ask = ask->next_free;
-    *ask = (struct tb_ask){.used = true};
+    *ask = (struct tb_ask){.used = true, .turn = work ? work->turn : p->turn & 1};
     p->tracked++;
+    p->under_way[ask->turn]++;
     return ask;
 }
 
@@ -172,10 +194,11 @@ static void free_ask(struct tb_peer *p, struct tb_ask *ask)
     ask->next_free = p->free_ask;
     p->free_ask = (uint16_t)(ask - p->asks);
     p->tracked--;
+    p->under_way[ask->turn]--;
 }
 
 static bool say_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
-                       weft_op *op)
+                       weft_op *op, const struct tb_work *work)
 {
     struct tb_words m = words(TB_ATOMIC, kind);
     m.offset = at;
@@ -185,7 +208,7 @@ static bool say_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uin
     if (!tb_stream_room(&p->stream, sizeof m))
         return false;
     if (answer) {
-        struct tb_ask *ask = take_ask(p, &m.token);
+        struct tb_ask *ask = take_ask(p, work, &m.token);
         if (!ask)
             return false;
         ask->op = op;
@@ -202,7 +225,7 @@ static bool say_get(struct tb_peer *p, uint8_t *to, uint64_t from, uint32_t len,
     m.a = len;
     if (!tb_stream_room(&p->stream, sizeof m))
         return false;
-    struct tb_ask *ask = take_ask(p, &m.token);
+    struct tb_ask *ask = take_ask(p, work, &m.token);
     if (!ask)
         return false;
     ask->get = true;
@@ -260,7 +283,7 @@ static void piece_done(struct tb_peer *p, struct tb_work *k, int status)
         tb_stream_op(&p->stream, k->op);
     else
         complete(p, k->op, status);
-    free(k);
+    free_work(p, k);
 }
 
 /* What is left of a put, as far as it goes. True: all has begun. */
@@ -333,7 +356,7 @@ static void begun(struct tb_peer *p)
         return;
     if (k->op)
         tb_stream_op(&p->stream, k->op);
-    free(k);
+    free_work(p, k);
 }
 
 static void push_messages(struct tb_peer *p)
@@ -344,7 +367,7 @@ static void push_messages(struct tb_peer *p)
             return;
         unlink_first(p, &p->messages, &p->messages_end);
         complete(p, k->op, 0);
-        free(k);
+        free_work(p, k);
     }
 }
 
@@ -364,14 +387,14 @@ static void push_works(struct tb_peer *p)
             begun(p);
             break;
         case WORK_ATOMIC:
-            if (!say_atomic(p, (enum fab_atomic)k->what, k->remote, k->a, k->b, k->answer, k->old, k->op))
+            if (!say_atomic(p, (enum fab_atomic)k->what, k->remote, k->a, k->b, k->answer, k->old, k->op, k))
                 return;
-            free(unlink_first(p, &p->works, &p->works_end));
+            free_work(p, unlink_first(p, &p->works, &p->works_end));
             break;
         case WORK_FENCE:
             if (p->tracked || p->messages)
                 return;
-            free(unlink_first(p, &p->works, &p->works_end));
+            free_work(p, unlink_first(p, &p->works, &p->works_end));
             break;
         default: /* a message behind other works: among the messages now */
             unlink_first(p, &p->works, &p->works_end);
@@ -390,9 +413,9 @@ static int begin(struct tb_peer *p, struct tb_work *k)
     return 0;
 }
 
-static struct tb_work *new_put(uint64_t to, const void *src, uint64_t len, weft_op *op)
+static struct tb_work *new_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, weft_op *op)
 {
-    struct tb_work *k = new_work(WORK_PUT, op, len <= COPY_BYTES ? (uint32_t)len : 0);
+    struct tb_work *k = new_op(p, WORK_PUT, op, len <= COPY_BYTES ? (uint32_t)len : 0);
     if (!k)
         return NULL;
     k->local = (uint8_t *)(uintptr_t)src;
@@ -417,7 +440,7 @@ int tb_peer_put_signal(struct tb_peer *p, uint64_t to, const void *src, uint64_t
             tb_stream_op(&p->stream, op);
         return 0;
     }
-    struct tb_work *k = new_put(to, src, len, op);
+    struct tb_work *k = new_put(p, to, src, len, op);
     if (!k)
         return -ENOMEM;
     k->signal = true;
@@ -438,7 +461,7 @@ int tb_peer_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, w
             tb_stream_op(&p->stream, op);
         return 0;
     }
-    struct tb_work *k = new_put(to, src, len, op);
+    struct tb_work *k = new_put(p, to, src, len, op);
     return k ? begin(p, k) : -ENOMEM;
 }
 
@@ -450,7 +473,7 @@ int tb_peer_get(struct tb_peer *p, void *dst, uint64_t from, uint64_t len, weft_
     }
     if (!p->works && len <= TB_ASK_BYTES && len < tb_bulk_least(&p->bulk) && say_get(p, dst, from, (uint32_t)len, op, NULL))
         return 0;
-    struct tb_work *k = new_work(WORK_GET, op, 0);
+    struct tb_work *k = new_op(p, WORK_GET, op, 0);
     if (!k)
         return -ENOMEM;
     k->local = dst;
@@ -462,9 +485,9 @@ int tb_peer_get(struct tb_peer *p, void *dst, uint64_t from, uint64_t len, weft_
 int tb_peer_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                    weft_op *op)
 {
-    if (!p->works && say_atomic(p, kind, at, a, b, answer, old, op))
+    if (!p->works && say_atomic(p, kind, at, a, b, answer, old, op, NULL))
         return 0;
-    struct tb_work *k = new_work(WORK_ATOMIC, op, 0);
+    struct tb_work *k = new_op(p, WORK_ATOMIC, op, 0);
     if (!k)
         return -ENOMEM;
     k->what = kind;
@@ -483,7 +506,7 @@ int tb_peer_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t
         complete(p, op, 0);
         return 0;
     }
-    struct tb_work *k = new_work(WORK_MESSAGE, op, tb_padded(header_len) + payload_len);
+    struct tb_work *k = new_op(p, WORK_MESSAGE, op, tb_padded(header_len) + payload_len);
     if (!k)
         return -ENOMEM;
     k->what = id;
@@ -504,17 +527,32 @@ int tb_peer_fence(struct tb_peer *p)
 {
     if (!p->works && !p->messages && !p->tracked)
         return 0;
-    struct tb_work *k = new_work(WORK_FENCE, NULL, 0);
+    struct tb_work *k = new_op(p, WORK_FENCE, NULL, 0);
     if (!k)
         return -ENOMEM;
     append(p, &p->works_end, k);
     return 0;
 }
 
-bool tb_peer_flushed(struct tb_peer *p)
+/* All works and asks of turns up to this one are over. The counts are of two turns: the next begins when the one before this is over. */
+static bool turn_over(struct tb_peer *p, uint32_t turn)
 {
-    bool sent = !p->works && !p->messages && !p->tracked;
-    return tb_stream_flushed(&p->stream) && sent;
+    if (p->turn == turn && p->under_way[1 - (turn & 1)] == 0)
+        p->turn++;
+    return p->turn - turn > 1 || (p->turn != turn && p->under_way[turn & 1] == 0);
+}
+
+bool tb_peer_flushed(struct tb_peer *p, struct fab_flush *f)
+{
+    if (!f->begun) {
+        f->begun = true;
+        f->turn = p->turn;
+    }
+    if (!f->gone) {
+        f->gone = turn_over(p, f->turn);
+        f->at = tb_stream_end_of_records(&p->stream);
+    }
+    return tb_stream_flushed(&p->stream, (uint32_t)f->at) && f->gone;
 }
 
 /* --- records that come --- */
@@ -895,7 +933,7 @@ static void drop(struct tb_peer *p, struct tb_work **first, struct tb_work ***en
     while (*first) {
         struct tb_work *k = unlink_first(p, first, end);
         complete(p, k->op, status);
-        free(k);
+        free_work(p, k);
     }
 }
 
@@ -932,7 +970,7 @@ void tb_peer_fail(struct tb_peer *p, int status)
         weft_op *op = k->op;
         k->op = NULL;
         if (borrows(k))
-            free(k);
+            free_work(p, k);
         else
             append(p, &p->works_end, k);
         complete(p, op, status);

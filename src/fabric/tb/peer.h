@@ -12,6 +12,7 @@
 #define WEFT_TB_PEER_H
 
 #include "fabric/atomic.h"
+#include "fabric/flush.h"
 #include "fabric/tb/bulk.h"
 #include "fabric/tb/stream.h"
 
@@ -47,6 +48,7 @@ struct tb_ask {
     uint8_t *to;               /* a get */
     uint32_t left;
     bool used, get, bulk;      /* bulk: of a transfer */
+    uint8_t turn;              /* as of a work */
     uint16_t transfer, generation, next_free;
 };
 
@@ -67,6 +69,9 @@ struct tb_peer {
     uint64_t backlog_bytes, message_bytes; /* kept, in works (and serves), in messages; read without the lock as a hint */
     uint32_t messages_sent, messages_came;
     uint32_t tracked;          /* asks and transfers under way: what a fence waits for */
+    /* For flushes: how many works and asks are under way that were begun in the present turn, and in those before it, by the turn's
+     * lowest bit. A turn ends when a flush begins, or later, while some of an earlier one are still under way. */
+    uint32_t turn, under_way[2];
     struct tb_ask asks[TB_ASKS];
     uint16_t free_ask;         /* TB_ASKS: none */
     int64_t now;
@@ -94,7 +99,8 @@ int tb_peer_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_
 int tb_peer_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                     uint32_t payload_len, weft_op *op);
 int tb_peer_fence(struct tb_peer *p);
-bool tb_peer_flushed(struct tb_peer *p); /* all has been executed; if not, it is being asked for */
+/* All that had begun when `f` was first given, all zeros, has been executed; if not, it is being asked for. */
+bool tb_peer_flushed(struct tb_peer *p, struct fab_flush *f);
 
 /* No way leads to the peer now: what waits for it ends with `status`, and may or may not have happened. What has been copied already
  * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. */

@@ -173,9 +173,14 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
     s->want_ack = s->want_ack || !s->fill; /* it may be on its way already, without the question */
 }
 
-bool tb_stream_flushed(struct tb_stream *s)
+uint32_t tb_stream_end_of_records(const struct tb_stream *s)
 {
-    if (s->first == s->next && s->fill == 0)
+    return s->next + (s->fill != 0);
+}
+
+bool tb_stream_flushed(struct tb_stream *s, uint32_t frame)
+{
+    if ((int32_t)(s->first - frame) >= 0)
         return true;
     s->want_ack = true;
     return false;

@@ -97,8 +97,10 @@ uint32_t tb_stream_fits(const struct tb_stream *s);
 void tb_stream_op(struct tb_stream *s, weft_op *op);
 /* Those that wait end with `status`; their records stay on their way. */
 void tb_stream_fail(struct tb_stream *s, int status);
-/* All committed records have been executed. If not, the peer is asked (at the next pump). */
-bool tb_stream_flushed(struct tb_stream *s);
+/* The frame after the last one with a record that was committed so far. All records before such a frame have been executed: if not,
+ * the peer is asked (at the next pump). */
+uint32_t tb_stream_end_of_records(const struct tb_stream *s);
+bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
 /* A frame from the peer, whole; bytes from outside. -EBADMSG: damaged or another session's, dropped; other negative: records()'s. */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);

@@ -238,7 +238,7 @@ int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void
                   weft_op *op);
 int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
             size_t payload_len, weft_op *op);
-bool tb_flushed(struct weft *w, struct fab_link *link);
+bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f);
 void tb_fence(struct weft *w, struct fab_link *link);
 
 #endif
