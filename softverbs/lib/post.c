@@ -43,7 +43,7 @@ static int overdepth(const struct sv_qp *qp, const char *queue, uint64_t outstan
     if (outstanding + more <= depth)
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
-    sv_log(SV_INFO, "queue pair %u: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
+    sv_log(SV_INFO, "queue pair 0x%06x: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
                     "(profile %s, docs/profiles.md: depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
            (unsigned long long)more, depth, *lose ? "It will never complete" : "Refused", p->name);
     return *lose ? 0 : p->overdepth_errno;
@@ -56,25 +56,25 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
     uint32_t op = operation(type, wr->opcode);
     if (op == 0)
-        return sv_refuse(EINVAL, "queue pair %u: operation %d is none of its type", s->number, (int)wr->opcode);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: operation %d is none of its type", s->number, (int)wr->opcode);
     if (!(p->operations & op))
-        return sv_refuse(p->operation_errno, "queue pair %u: operation %d is not one of profile %s (docs/profiles.md: operations)",
+        return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (docs/profiles.md: operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair %u: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         length += wr->sg_list[i].length;
     if (inlined && (op == SV_OP_READ || atomic || length > most_inline))
-        return sv_refuse(EINVAL, "queue pair %u: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
                          (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno, "queue pair %u: a message of %llu bytes, the most is %llu (profile %s, docs/profiles.md: max_message)",
+        return sv_refuse(p->message_errno, "queue pair 0x%06x: a message of %llu bytes, the most is %llu (profile %s, docs/profiles.md: max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
-        return sv_refuse(EINVAL, "queue pair %u: a datagram without an address handle", s->number);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
     if (p->frame_bytes) {
         uint64_t more = frames(length);
         int r = overdepth(qp, "send", atomic_load_explicit(&qp->frames_send, memory_order_relaxed), more, s->frame_depth_send, lose);
@@ -132,11 +132,11 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     uint64_t posted = atomic_load_explicit(&s->send_posted, memory_order_relaxed), before = posted;
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     if (wr && state < IBV_QPS_RTS)
-        r = sv_refuse(EINVAL, "queue pair %u is not ready to send: its state is %u", s->number, state);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is not ready to send: its state is %u", s->number, state);
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free was read (release in free_slots) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(ENOMEM, "queue pair %u: its send queue is full: %u requests are posted and no completion polled that covers them",
+            r = sv_refuse(ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted and no completion polled that covers them",
                           s->number, qp->send.limit);
             break;
         }
@@ -168,9 +168,9 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
 static int check_receive(uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled, uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "queue pair %u: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
+        return sv_refuse(ENOMEM, "queue pair 0x%06x: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "queue pair %u: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;
@@ -193,17 +193,17 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
-        sv_log(SV_ERROR, "ibv_post_recv on queue pair %u after its cable was pulled: this device's driver crashes here (profile %s, "
+        sv_log(SV_ERROR, "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, "
                          "docs/profiles.md: unplugged)", s->number, p->name);
         volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
         *gone = 0;
     }
     if (r == 0 && base->srq)
-        r = sv_refuse(EINVAL, "queue pair %u receives from a shared queue: post there", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x receives from a shared queue: post there", s->number);
     if (r == 0 && state == IBV_QPS_RESET)
-        r = sv_refuse(EINVAL, "queue pair %u is in RESET: no receives can be posted", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET: no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
-        r = sv_refuse(p->receive_errno, "queue pair %u is not ready to send yet, and this device takes receives only then (profile %s, "
+        r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not ready to send yet, and this device takes receives only then (profile %s, "
                                         "docs/profiles.md: receive_needs_rts)", s->number, p->name);
     if (r) {
         *bad = wr;
