@@ -285,7 +285,7 @@ struct sv_verdict {
 void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
 int sv_refused_slow(enum sf_verb, uint32_t device);
 /* A number that looks like chance and is the same for the same four. The profile's loss_ppm is judged by
- * sv_dice(fabric->seed, qp->device, qp->ordinal, message) % 1000000. */
+ * sv_dice(fabric->seed, qp->device, qp->ordinal | frame << 32, message) % 1000000. */
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 static inline bool sv_rules(void)
 {

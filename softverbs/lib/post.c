@@ -36,16 +36,25 @@ static uint32_t operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. */
-static int overdepth(const struct sv_qp *qp, const char *queue, uint64_t outstanding, uint64_t more, uint32_t depth, bool *lose)
+/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. What is lost shows
+ * nowhere else, so the first time is said whatever SOFTVERBS_LOG says of refusals; a refusal has its errno. */
+static int overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
+    static _Atomic int said;
     const struct sv_profile *p = sv_lib.profile;
+    uint64_t more = frames(length);
     if (outstanding + more <= depth)
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
-    sv_log(SV_INFO, "queue pair 0x%06x: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
-                    "(profile %s, docs/profiles.md: depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
-           (unsigned long long)more, depth, *lose ? "It will never complete" : "Refused", p->name);
+    bool first = *lose && !atomic_exchange_explicit(&said, 1, memory_order_relaxed);
+    sv_log(first ? SV_ERROR : SV_INFO,
+           "%s, queue pair 0x%06x: a %s of %llu bytes (frames of %u bytes: %llu) was posted beyond the depth of the %s queue: %u frames "
+           "are granted, and %llu are outstanding. %s. Keep fewer frames outstanding, or ask for a greater %s: ibv_query_qp tells what is "
+           "granted (profile %s, docs/profiles.md: depth)%s",
+           qp->base.context->device->name, qp->base.qp_num, send ? "send" : "receive", (unsigned long long)length, p->frame_bytes,
+           (unsigned long long)more, send ? "send" : "receive", depth, (unsigned long long)outstanding,
+           *lose ? "It is lost: it never completes, and no error comes, as on this device" : "It is refused",
+           send ? "max_send_wr" : "max_recv_wr", p->name, first ? ". This is said once; all of them: SOFTVERBS_LOG=info" : "");
     return *lose ? 0 : p->overdepth_errno;
 }
 
@@ -76,11 +85,10 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
     if (p->frame_bytes) {
-        uint64_t more = frames(length);
-        int r = overdepth(qp, "send", atomic_load_explicit(&qp->frames_send, memory_order_relaxed), more, s->frame_depth_send, lose);
+        int r = overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
         if (r || *lose)
             return r;
-        atomic_fetch_add_explicit(&qp->frames_send, more, memory_order_relaxed);
+        atomic_fetch_add_explicit(&qp->frames_send, frames(length), memory_order_relaxed);
     }
     struct sf_send *slot = sv_ring_slot(&qp->send, position);
     slot->wr_id = wr->wr_id;
@@ -216,11 +224,10 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         bool lose = false;
         r = check_receive(s->number, &qp->receive, wr, posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
         if (r == 0 && p->frame_bytes) {
-            uint64_t more = frames(length);
-            r = overdepth(qp, "receive", atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), more, s->frame_depth_receive,
+            r = overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
                           &lose);
             if (r == 0 && !lose)
-                atomic_fetch_add_explicit(&qp->frames_receive, more, memory_order_relaxed);
+                atomic_fetch_add_explicit(&qp->frames_receive, frames(length), memory_order_relaxed);
         }
         if (r)
             break;
