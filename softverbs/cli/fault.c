@@ -25,7 +25,7 @@ static const char help[] =
     "  refuse --verb V --errno E   as in --verb create_qp --errno ENOMEM\n"
     "\n"
     "  --device D    only of this sender: HOST:DEVICE or HOST:INTERFACE      --host H   only of this host\n"
-    "  --qp N        only of this queue pair's number\n"
+    "  --qp N        only of this queue pair's number, as messages print it: 0x010005\n"
     "  --chance P    each with this chance: 0.01, 1% or 50ppm                --seed N   of that chance\n"
     "  --nth N       the N-th it meets (from 1)      --every N   every N-th; with --nth from there on\n"
     "  --count N     at most so many. Without --chance, --nth or --every: all\n"
@@ -129,7 +129,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
     if (r->host < SV_HOSTS)
         fprintf(to, " --host %s", cli_clean(f->model.topology.hosts[r->host].name, SV_NAME, buffer, SV_NAME));
     if (r->qp_num)
-        fprintf(to, " --qp %u", r->qp_num);
+        fprintf(to, " --qp 0x%06x", r->qp_num);
     if (r->chance_ppm)
         fprintf(to, " --chance %gppm --seed %llu", (double)r->chance_ppm, (unsigned long long)r->seed);
     if (r->first)

@@ -92,6 +92,7 @@ static void context_fields(struct t *t, long arg)
     (void)arg;
     want(t, t->ctx->num_comp_vectors >= 1);
     want(t, fcntl(t->ctx->async_fd, F_GETFD) >= 0);
+    want_eq(t, fcntl(t->ctx->cmd_fd, F_GETFD), FD_CLOEXEC);
     want(t, t->ctx->device->transport_type >= IBV_TRANSPORT_IB);
     want(t, t->ctx->device->node_type == IBV_NODE_CA || t->ctx->device->node_type == IBV_NODE_RNIC);
 }

@@ -441,6 +441,17 @@ static enum sv_step atomic_remote(struct sv_job *j)
 
 /* ---- One step ------------------------------------------------------------------------------------------------------ */
 
+/* Each frame has a throw of its own; one that is lost takes its message with it. */
+static bool loses_frame(const struct sv_job *j, uint64_t message)
+{
+    const struct sf_qp *qp = j->qp;
+    uint64_t count = frames(j->s->length);
+    bool lost = false;
+    for (uint64_t i = 0; i < count && !lost; i++)
+        lost = sv_dice(sv_lib.fabric->seed, qp->device, qp->ordinal | i << 32, message) % 1000000 < sv_lib.profile->loss_ppm;
+    return lost;
+}
+
 /* The faults' and the profile's verdict on the message, once for each try. True: it has to wait first. */
 static bool judge(struct sv_job *j)
 {
@@ -455,7 +466,7 @@ static bool judge(struct sv_job *j)
     }
     if (sv_rules())
         sv_judge_slow(j->q, message, &verdict);
-    if (sv_lib.profile->loss_ppm && sv_dice(f->seed, qp->device, qp->ordinal, message) % 1000000 < sv_lib.profile->loss_ppm)
+    if (sv_lib.profile->loss_ppm && loses_frame(j, message))
         verdict.drop = true;
     qp->judged = 1;
     qp->drop = verdict.drop;

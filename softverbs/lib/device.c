@@ -6,6 +6,7 @@
 #include "entry.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,7 +189,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     struct sv_context *context = NULL;
     struct ibv_context *base;
     struct sf_context *shared;
-    int ends[2] = { -1, -1 }, error, taken;
+    int ends[2] = { -1, -1 }, command, error, taken;
     long processors;
 
     if (!sv_lib.joined) {
@@ -201,6 +202,12 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     if (error) {
         sv_refuse(error, "ibv_open_device: %s: %s", device->name, removed(entry) ? "removed" : "by a fault's rule");
         return NULL;
+    }
+    /* Nobody is asked by it; programs hand it on and look at it, and then it must be a descriptor, and nobody else's. */
+    command = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (command < 0) {
+        error = errno;
+        goto no_command;
     }
     context = calloc(1, sizeof *context);
     error = context ? sv_pipe_take(&ends[0], &ends[1]) : ENOMEM;
@@ -224,7 +231,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     fill_operations(&context->verbs);
     base = &context->verbs.context;
     base->device = device;
-    base->cmd_fd = -1;
+    base->cmd_fd = command;
     base->async_fd = ends[0];
     base->num_comp_vectors = processors > 0 ? (int)processors : 1;
     base->abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -235,6 +242,8 @@ no_entry:
     sv_pipe_give(ends[0], ends[1]);
 no_pipe:
     free(context);
+    close(command);
+no_command:
     sv_refuse(error, "ibv_open_device: %s: %s", device->name, strerror(error));
     return NULL;
 }
@@ -250,6 +259,9 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
         sf_give_context(&sv_lib.view, context->entry);
         sv_pipe_give(context->async_read, context->async_write);
     }
+    if (base->cmd_fd >= 0) /* also a fork's child: descriptors are each process's own */
+        close(base->cmd_fd);
+    base->cmd_fd = -1;
     context->async_read = context->async_write = -1; /* objects that outlive it have no events any more */
     if (left) {
         sv_log(SV_INFO, "ibv_close_device: %s: %u objects are still there", base->device->name, left);

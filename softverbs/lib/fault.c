@@ -104,7 +104,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         default:
             break;
         }
-        sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair %u", r->id,
+        sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair 0x%06x", r->id,
                verdict->drop ? "drops" : "", verdict->corrupt ? "corrupts" : "",
                verdict->delay_ns || verdict->hold_ns ? "holds up" : "", (unsigned long long)message,
                qp->number);

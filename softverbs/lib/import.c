@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Objects of another process, imported through its kernel file: there is no such file here.
+ * Objects of another process, imported through its kernel file: there is no such file here, and context->cmd_fd, which is handed
+ * on for that, leads nowhere.
  */
 #include "lib.h"
 
 #include <errno.h>
+#include <sys/stat.h>
 
 static void *refuse(const char *call)
 {
@@ -14,7 +16,12 @@ static void *refuse(const char *call)
 
 SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
 {
-    (void)cmd_fd;
+    struct stat file;
+
+    if (fstat(cmd_fd, &file) || !S_ISCHR(file.st_mode)) { /* as rdma-core has it of what can be no device */
+        sv_refuse(EINVAL, "ibv_import_device: %d is no descriptor of a device", cmd_fd);
+        return NULL;
+    }
     return refuse("ibv_import_device");
 }
 

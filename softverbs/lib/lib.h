@@ -10,7 +10,7 @@
  *   async.c     asynchronous events
  *   qp.c        queue pairs: make, query, destroy; states.c: ibv_modify_qp    wr.c        the ibv_wr_* interface
  *   post.c      requests into the queues                                     execute.c   requests out of them; move.c: the bytes
- *   sysfs.c     files of /sys by libibverbs' calls; paths.c: those and device nodes by libc's
+ *   sysfs.c     files of /sys by libibverbs' calls; paths.c, listing.c: those and device nodes by libc's
  *   complete.c  completions into and out of the queues                       fault.c     rules of `softverbs fault`
  *
  * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.
@@ -252,6 +252,10 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 /* ---- sysfs.c, for paths.c: once joined -------------------------------------------------------------------------- */
 /* The text of a device's file, as snprintf; -1: not of a device of this host, or there is no such file. */
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
+/* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
+bool sv_sysfs_directory(const char *path);
+/* The name of such a directory's entry, from 0, without "." and ".."; false: there are no more. */
+bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
 /* Whether a device of this host has this node ("uverbs0"), and its number. */
 bool sv_device_node(const char *name, uint32_t *number);
 
@@ -287,7 +291,7 @@ struct sv_verdict {
 void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
 int sv_refused_slow(enum sf_verb, uint32_t device);
 /* A number that looks like chance and is the same for the same four. The profile's loss_ppm is judged by
- * sv_dice(fabric->seed, qp->device, qp->ordinal, message) % 1000000. */
+ * sv_dice(fabric->seed, qp->device, qp->ordinal | frame << 32, message) % 1000000. */
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 static inline bool sv_rules(void)
 {

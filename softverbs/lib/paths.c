@@ -8,10 +8,11 @@
  *   /dev/infiniband/uverbsN        stat, access: a character device for all. It cannot be opened (ENXIO): who speaks to the
  *                                  kernel without libibverbs speaks to no device of ours
  *   /sys/class/infiniband/NAME/... stat, access, open to read: what sysfs.c knows
+ *   /sys/class/infiniband and the directories below it: stat, access; listing.c lists them
  *
  * Only the shared library has this file. Its names have no version (symbols.map), so that they stand for those of libc.
  */
-#include "lib.h"
+#include "interpose.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,14 +25,6 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
-
-/* By their names for the linker: headers may turn `stat` into `stat64`, or `open` into a checked form of it. The twins with 64
- * in their names are the same where a word has 64 bits. */
-_Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(off_t) == 8, "a machine of 64 bits");
-#define CALL(type, name, ...)                                  \
-    SV_PUBLIC type sv_call_##name(__VA_ARGS__) __asm__(#name); \
-    type sv_call_##name(__VA_ARGS__)
-#define TWIN(type, name, twin, ...) SV_PUBLIC type sv_call_##twin(__VA_ARGS__) __asm__(#twin) __attribute__((alias(#name)))
 
 /* libc's function, or that of another library that stands before it. They are all looked up when the library is loaded, so
  * that a signal handler does not do it; a call that comes even before that looks for itself. */
@@ -58,13 +51,14 @@ __attribute__((constructor)) static void find_all(void)
 
 /* ---- Our answer ------------------------------------------------------------------------------------------------ */
 struct file {
-    bool node;       /* else it is a text */
+    bool node;       /* else it is a text, or */
+    bool directory;
     unsigned number; /* of a node */
     int length;
     char text[512];
 };
 
-static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband/";
+static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
 /* libc's call has failed with what is in errno: whether the path is one of ours. If not, errno is as it was. */
 static bool ours(const char *path, struct file *file)
@@ -74,6 +68,7 @@ static bool ours(const char *path, struct file *file)
 
     if (error != ENOENT && error != EACCES) /* so the path could be read */
         return false;
+    file->directory = false;
     file->node = !strncmp(path, nodes, sizeof nodes - 1);
     if (!file->node && strncmp(path, sys, sizeof sys - 1))
         return false;
@@ -81,6 +76,11 @@ static bool ours(const char *path, struct file *file)
         goto out;
     if (file->node) {
         yes = sv_device_node(path + sizeof nodes - 1 - strlen("uverbs"), &file->number);
+        goto out;
+    }
+    file->directory = sv_sysfs_directory(path);
+    if (file->directory) {
+        yes = true;
         goto out;
     }
     file->length = sv_sysfs_text(path, file->text, sizeof file->text - 1);
@@ -99,12 +99,12 @@ static int look(int result, const char *path, struct stat *buffer)
     if (!result || !ours(path, &file))
         return result;
     memset(buffer, 0, sizeof *buffer);
-    buffer->st_mode = file.node ? S_IFCHR | 0666 : S_IFREG | 0444;
-    buffer->st_nlink = 1;
+    buffer->st_mode = file.node ? S_IFCHR | 0666 : file.directory ? S_IFDIR | 0555 : S_IFREG | 0444;
+    buffer->st_nlink = file.directory ? 2 : 1;
     buffer->st_blksize = 4096;
     if (file.node)
         buffer->st_rdev = makedev(231, 192 + file.number); /* as Linux numbers the first 32 */
-    else
+    else if (!file.directory)
         buffer->st_size = 4096; /* as all of sysfs says */
     return 0;
 }
@@ -115,7 +115,7 @@ static int permit(int result, const char *path, int mode)
 
     if (!result || !ours(path, &file))
         return result;
-    if (!(mode & (file.node ? X_OK : X_OK | W_OK)))
+    if (!(mode & (file.node ? X_OK : file.directory ? W_OK : X_OK | W_OK)))
         return 0;
     errno = EACCES;
     return -1;
@@ -126,7 +126,7 @@ static int give(int result, const char *path, int flags)
     struct file file;
     int fd;
 
-    if (result >= 0 || flags & (O_PATH | O_DIRECTORY) || !ours(path, &file))
+    if (result >= 0 || flags & (O_PATH | O_DIRECTORY) || !ours(path, &file) || file.directory)
         return result;
     if (file.node || (flags & O_ACCMODE) != O_RDONLY) {
         errno = file.node ? ENXIO : EACCES;

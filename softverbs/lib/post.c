@@ -36,16 +36,25 @@ static uint32_t operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. */
-static int overdepth(const struct sv_qp *qp, const char *queue, uint64_t outstanding, uint64_t more, uint32_t depth, bool *lose)
+/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. What is lost shows
+ * nowhere else, so the first time is said whatever SOFTVERBS_LOG says of refusals; a refusal has its errno. */
+static int overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
+    static _Atomic int said;
     const struct sv_profile *p = sv_lib.profile;
+    uint64_t more = frames(length);
     if (outstanding + more <= depth)
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
-    sv_log(SV_INFO, "queue pair %u: %llu frames are on the %s queue and %llu come: more than the %u granted (ibv_query_qp tells). %s "
-                    "(profile %s, " SV_DOCUMENTED ": depth)", qp->base.qp_num, (unsigned long long)outstanding, queue,
-           (unsigned long long)more, depth, *lose ? "It will never complete" : "Refused", p->name);
+    bool first = *lose && !atomic_exchange_explicit(&said, 1, memory_order_relaxed);
+    sv_log(first ? SV_ERROR : SV_INFO,
+           "%s, queue pair 0x%06x: a %s of %llu bytes (frames of %u bytes: %llu) was posted beyond the depth of the %s queue: %u frames "
+           "are granted, and %llu are outstanding. %s. Keep fewer frames outstanding, or ask for a greater %s: ibv_query_qp tells what is "
+           "granted (profile %s, " SV_DOCUMENTED ": depth)%s",
+           qp->base.context->device->name, qp->base.qp_num, send ? "send" : "receive", (unsigned long long)length, p->frame_bytes,
+           (unsigned long long)more, send ? "send" : "receive", depth, (unsigned long long)outstanding,
+           *lose ? "It is lost: it never completes, and no error comes, as on this device" : "It is refused",
+           send ? "max_send_wr" : "max_recv_wr", p->name, first ? ". This is said once; all of them: SOFTVERBS_LOG=info" : "");
     return *lose ? 0 : p->overdepth_errno;
 }
 
@@ -56,31 +65,30 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
     uint32_t op = operation(type, wr->opcode);
     if (op == 0)
-        return sv_refuse(EINVAL, "queue pair %u: operation %d is none of its type", s->number, (int)wr->opcode);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: operation %d is none of its type", s->number, (int)wr->opcode);
     if (!(p->operations & op))
-        return sv_refuse(p->operation_errno, "queue pair %u: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
+        return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair %u: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         length += wr->sg_list[i].length;
     if (inlined && (op == SV_OP_READ || atomic || length > most_inline))
-        return sv_refuse(EINVAL, "queue pair %u: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
                          (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno, "queue pair %u: a message of %llu bytes, the most is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
+        return sv_refuse(p->message_errno, "queue pair 0x%06x: a message of %llu bytes, the most is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
-        return sv_refuse(EINVAL, "queue pair %u: a datagram without an address handle", s->number);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
     if (p->frame_bytes) {
-        uint64_t more = frames(length);
-        int r = overdepth(qp, "send", atomic_load_explicit(&qp->frames_send, memory_order_relaxed), more, s->frame_depth_send, lose);
+        int r = overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
         if (r || *lose)
             return r;
-        atomic_fetch_add_explicit(&qp->frames_send, more, memory_order_relaxed);
+        atomic_fetch_add_explicit(&qp->frames_send, frames(length), memory_order_relaxed);
     }
     struct sf_send *slot = sv_ring_slot(&qp->send, position);
     slot->wr_id = wr->wr_id;
@@ -135,11 +143,11 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     uint64_t posted = atomic_load_explicit(&s->send_posted, memory_order_relaxed), before = posted;
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     if (wr && state < IBV_QPS_RTS)
-        r = sv_refuse(EINVAL, "queue pair %u is not ready to send: its state is %u", s->number, state);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is not ready to send: its state is %u", s->number, state);
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free was read (release in free_slots) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(ENOMEM, "queue pair %u: its send queue is full: %u requests are posted and no completion polled that covers them",
+            r = sv_refuse(ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted and no completion polled that covers them",
                           s->number, qp->send.limit);
             break;
         }
@@ -171,9 +179,9 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
 static int check_receive(uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled, uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "queue pair %u: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
+        return sv_refuse(ENOMEM, "queue pair 0x%06x: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "queue pair %u: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;
@@ -196,18 +204,18 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
-        sv_log(SV_ERROR, "ibv_post_recv on queue pair %u after its cable was pulled: this device's driver crashes here (profile %s, "
-                         SV_DOCUMENTED ": unplugged)", s->number, p->name);
+        sv_log(SV_ERROR, "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, "
+                         "" SV_DOCUMENTED ": unplugged)", s->number, p->name);
         volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
         *gone = 0;
     }
     if (r == 0 && base->srq)
-        r = sv_refuse(EINVAL, "queue pair %u receives from a shared queue: post there", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x receives from a shared queue: post there", s->number);
     if (r == 0 && state == IBV_QPS_RESET)
-        r = sv_refuse(EINVAL, "queue pair %u is in RESET: no receives can be posted", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET: no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
-        r = sv_refuse(p->receive_errno, "queue pair %u is not ready to send yet, and this device takes receives only then (profile %s, "
-                                        SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
+        r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not ready to send yet, and this device takes receives only then (profile %s, "
+                                        "" SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
     if (r) {
         *bad = wr;
         return r;
@@ -219,11 +227,10 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         bool lose = false;
         r = check_receive(s->number, &qp->receive, wr, posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
         if (r == 0 && p->frame_bytes) {
-            uint64_t more = frames(length);
-            r = overdepth(qp, "receive", atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), more, s->frame_depth_receive,
+            r = overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
                           &lose);
             if (r == 0 && !lose)
-                atomic_fetch_add_explicit(&qp->frames_receive, more, memory_order_relaxed);
+                atomic_fetch_add_explicit(&qp->frames_receive, frames(length), memory_order_relaxed);
         }
         if (r)
             break;

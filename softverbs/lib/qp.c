@@ -305,7 +305,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     count_users(base, 1);
     a->cap = g.cap;
     publish(qp, qp);
-    sv_log(SV_DEBUG, "queue pair %#x on %s: %u sends, %u receives", base->qp_num,
+    sv_log(SV_DEBUG, "queue pair 0x%06x on %s: %u sends, %u receives", base->qp_num,
            sv_lib.fabric->model.topology.devices[device].name, g.cap.max_send_wr, g.cap.max_recv_wr);
     return base;
 

@@ -436,7 +436,7 @@ out:
     if (error)
         return errno = error;
     if (mask & IBV_QP_STATE)
-        sv_log(SV_DEBUG, "queue pair %#x: %s to %s", base->qp_num, state_name(now), state_name(next));
+        sv_log(SV_DEBUG, "queue pair 0x%06x: %s to %s", base->qp_num, state_name(now), state_name(next));
     /* Nothing is under way once the locks are ours: the queue has drained when it stops. */
     if (now == IBV_QPS_RTS && next == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify)
         sv_async((uint32_t)q->context, IBV_EVENT_SQ_DRAINED, qp->entry, q->generation);

@@ -24,6 +24,9 @@ const char *ibv_get_sysfs_path(void)
     return path && *path ? path : "/sys";
 }
 
+/* Below a device's directory. */
+static const char *const folders[] = { "", "ports/", "ports/1/", "ports/1/gids/", "ports/1/gid_attrs/", "ports/1/gid_attrs/types/", "ports/1/pkeys/" };
+
 static bool there(uint32_t device)
 {
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
@@ -105,6 +108,80 @@ int sv_sysfs_text(const char *path, char *text, size_t bytes)
     const struct sv_device_model *model = model_of(path, &rest);
 
     return model ? print(model, rest, text, bytes) : -1;
+}
+
+/* The directory that `path` is, '/' at its end or not: 0 the root, 1 a device's, 2 and on below it; -1: none of ours. */
+static int directory(const char *path)
+{
+    static const char root[] = "/sys/class/infiniband";
+    char whole[256], *end;
+    const char *rest;
+
+    if (!sv_lib.joined || snprintf(whole, sizeof whole - 1, "%s", path) >= (int)sizeof whole - 1)
+        return -1;
+    for (end = whole + strlen(whole); end > whole && end[-1] == '/'; end--)
+        end[-1] = '\0';
+    if (!strcmp(whole, root))
+        return 0;
+    strcpy(end, "/");
+    if (!model_of(whole, &rest))
+        return -1;
+    for (int i = 0; i < (int)(sizeof folders / sizeof *folders); i++) {
+        if (!strcmp(rest, folders[i]))
+            return i + 1;
+    }
+    return -1;
+}
+
+static int device_at(uint32_t index, char *name, size_t bytes)
+{
+    const struct sv_topology *topology = &sv_lib.fabric->model.topology;
+    const struct sv_host_model *host = &topology->hosts[sv_lib.host];
+
+    for (uint32_t i = host->first_device; i < host->first_device + host->device_count && i < SV_DEVICES; i++) {
+        if (there(i) && index-- == 0)
+            return snprintf(name, bytes, "%.*s", SV_NAME, topology->devices[i].name);
+    }
+    return -1;
+}
+
+bool sv_sysfs_directory(const char *path)
+{
+    return directory(path) >= 0;
+}
+
+bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder)
+{
+    static const char *const files[] = { "board_id", "fw_ver", "hca_type", "hw_rev", "node_desc", "node_guid", "node_type", "sys_image_guid" };
+    int at = directory(path);
+    const char *rest;
+
+    *folder = true;
+    switch (at) {
+    case -1: return false;
+    case 0: return device_at(index, name, bytes) >= 0;
+    case 1:
+        if (index == 0)
+            return snprintf(name, bytes, "ports") > 0;
+        *folder = false;
+        return index <= sizeof files / sizeof *files && snprintf(name, bytes, "%s", files[index - 1]) > 0;
+    case 2: return index == 0 && snprintf(name, bytes, "1") > 0;
+    case 3: {
+        static const char *const below[] = { "gids", "gid_attrs", "pkeys", "link_layer" };
+        *folder = index < 3;
+        return index < 4 && snprintf(name, bytes, "%s", below[index]) > 0;
+    }
+    case 5: return index == 0 && snprintf(name, bytes, "types") > 0;
+    default: { /* files that are numbered */
+        char whole[320], text[128];
+        *folder = false;
+        const char *last = folders[at - 1];
+        const char *device = path + sizeof "/sys/class/infiniband/" - 1;
+        snprintf(name, bytes, "%u", index);
+        snprintf(whole, sizeof whole, "/sys/class/infiniband/%.*s/%s%s", (int)strcspn(device, "/"), device, last, name);
+        return model_of(whole, &rest) && sv_sysfs_text(whole, text, sizeof text) >= 0;
+    }
+    }
 }
 
 bool sv_device_node(const char *name, uint32_t *number)

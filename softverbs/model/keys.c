@@ -116,7 +116,8 @@ const struct sv_key sv_keys[] = {
          "a SEND and its receive must cover as many frames, else the receive ends with a local length error"),
     FLAG("data", receive_needs_rts, "a receive is posted in state RTS only"),
     ERRNO("data", receive_errno, "of posting it before"),
-    NUMBER("data", loss_ppm, 0, 1000000, "messages of a million that are lost without a word"),
+    NUMBER("data", loss_ppm, 0, 1000000, 
+           "frames of a million that are lost without a word, each with its message; where `depth.frame_bytes` is 0, messages"),
 
     WORD("memory", huge_region, huge_regions,
          "a region of 2^32 bytes or more: works; registers and wraps at 2^32; is refused"),

@@ -123,7 +123,7 @@ struct sv_profile {
     uint8_t receive_needs_rts; /* ibv_post_recv before RTS is refused: receive_errno */
     uint8_t full_access;   /* a region needs local write, remote read and remote write all: access_errno */
     int32_t receive_errno, access_errno;
-    uint32_t loss_ppm;     /* of messages, lost without a word, in a million */
+    uint32_t loss_ppm;     /* of frames, in a million, lost without a word, and their messages with them; of messages where frame_bytes is 0 */
     enum sv_huge_region huge_region;
     int32_t huge_region_errno;
     struct sv_memory_rules memory;

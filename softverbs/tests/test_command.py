@@ -513,7 +513,7 @@ class Faults(Base):
         self.assertEqual(self.good("fault", "list").splitlines(), [
             f"{one}: drop --device 1:sv0 --chance 500ppm --seed 7; met 0, struck 0",
             f"{two}: refuse --verb create_qp --errno ENOMEM --host 0 --nth 3; met 0, struck 0",
-            f"{three}: withhold --time 1.5ms --qp 65541 --every 10 --count 2; met 0, struck 0"])
+            f"{three}: withhold --time 1.5ms --qp 0x010005 --every 10 --count 2; met 0, struck 0"])
         self.good("fault", "clear", two)
         self.bad(1, f"clear {two}: fabric 'default' has no such rule", "fault", "clear", two)
         self.assertEqual([r["id"] for r in json.loads(self.good("fault", "list", "--json"))], [int(one), int(three)])

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -227,6 +228,51 @@ static unsigned in_use(void)
     return n + f->devices[0].qps * 10 + f->devices[0].cqs * 100 + f->devices[0].mrs * 1000 + f->devices[0].pds * 10000;
 }
 
+static int commands[2]; /* of a context: its own, and a duplicate */
+
+static int closes_parents(void)
+{
+    struct stat there;
+
+    if (fcntl(commands[0], F_GETFD) != FD_CLOEXEC || ibv_close_device(parents.context))
+        return __LINE__;
+    return fstat(commands[0], &there) && errno == EBADF && !fstat(commands[1], &there) ? 0 : __LINE__;
+}
+
+/* cmd_fd, which programs hand on, duplicate and look at: of the context's own, and gone with it. */
+static void test_command_descriptor(void **state)
+{
+    struct ibv_context *other = ground_open();
+    struct stat there;
+
+    (void)state;
+    assert_non_null(other);
+    assert_true(make(&parents));
+    commands[0] = parents.context->cmd_fd;
+    assert_int_equal(fcntl(commands[0], F_GETFD), FD_CLOEXEC);
+    assert_int_not_equal(commands[0], other->cmd_fd);
+    assert_int_not_equal(commands[0], parents.context->async_fd);
+    commands[1] = dup(commands[0]);
+    assert_true(commands[1] >= 0);
+    for (int i = 0; i < 2; i++) {
+        errno = 0;
+        assert_null(ibv_import_device(commands[i]));
+        assert_int_equal(errno, EOPNOTSUPP);
+    }
+    errno = 0;
+    assert_null(ibv_import_device(-1));
+    assert_int_equal(errno, EINVAL);
+    assert_int_equal(in_child(closes_parents), 0);
+    assert_int_equal(fcntl(commands[0], F_GETFD), FD_CLOEXEC); /* a child closes its own */
+    assert_true(works(&parents, 5) && destroy(&parents));
+    assert_int_equal(fstat(commands[0], &there), -1);
+    assert_int_equal(errno, EBADF);
+    assert_int_equal(fstat(commands[1], &there), 0);
+    assert_int_equal(close(commands[1]), 0);
+    assert_int_equal(fcntl(other->cmd_fd, F_GETFD), FD_CLOEXEC);
+    assert_int_equal(ibv_close_device(other), 0);
+}
+
 static void test_children(void **state)
 {
     int (*const children[])(void) = {uses_parents, destroys_parents, has_its_own, leaves_its_own, grandchild};
@@ -310,6 +356,7 @@ static void test_exec(void **state)
 static int tests(void)
 {
     const struct CMUnitTest all[] = {
+        cmocka_unit_test(test_command_descriptor),
         cmocka_unit_test(test_children),
         cmocka_unit_test(test_under_traffic),
         cmocka_unit_test(test_exec),

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -200,6 +201,118 @@ static void what_open_gives(void **state)
     unlink(path);
 }
 
+static const char *const directories[] = {
+    "/sys/class/infiniband", "/sys/class/infiniband/", "/sys/class/infiniband/sv0", "/sys/class/infiniband/sv0/ports/1/",
+    "/sys/class/infiniband/sv0/ports/1/gid_attrs/types",
+};
+
+static void what_directories_say(void **state)
+{
+    static const char *const nothing[] = { "/sys/class/infiniband0", "/sys/class/infiniband/sv1", "/sys/class/infiniband/sv0/ports/2" };
+    struct stat s;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof stats / sizeof *stats; i++) {
+        for (size_t k = 0; k < sizeof directories / sizeof *directories; k++) {
+            memset(&s, 0xff, sizeof s);
+            assert_int_equal(stats[i](directories[k], &s), 0);
+            assert_true(S_ISDIR(s.st_mode));
+        }
+        for (size_t k = 0; k < sizeof nothing / sizeof *nothing; k++) {
+            errno = 0;
+            assert_int_equal(stats[i](nothing[k], &s), -1);
+            assert_int_equal(errno, ENOENT);
+        }
+    }
+    assert_int_equal(access(directories[0], R_OK | X_OK), 0);
+    assert_int_equal(access(directories[0], W_OK), -1);
+    assert_int_equal(errno, EACCES);
+}
+
+/* Each name with a blank after it. */
+static void names_of(DIR *stream, char *text, size_t bytes)
+{
+    struct dirent *e;
+
+    *text = '\0';
+    for (errno = 0; (e = readdir(stream)) != NULL;)
+        snprintf(text + strlen(text), bytes - strlen(text), "%s ", e->d_name);
+    assert_int_equal(errno, 0);
+}
+
+static int not_dot(const struct dirent *e)
+{
+    return e->d_name[0] != '.';
+}
+
+/* Down from a directory: each entry is what it says it is. The number of files. */
+static unsigned walk(const char *path)
+{
+    struct dirent **list = NULL;
+    char below[600];
+    struct stat s;
+    unsigned files = 0;
+    int count = scandir(path, &list, not_dot, alphasort);
+
+    assert_true(count > 0);
+    for (int i = 0; i < count; i++) {
+        snprintf(below, sizeof below, "%s/%s", path, list[i]->d_name);
+        assert_int_equal(stat(below, &s), 0);
+        assert_int_equal(s.st_mode & S_IFMT, list[i]->d_type == DT_DIR ? S_IFDIR : S_IFREG);
+        files += list[i]->d_type == DT_DIR ? walk(below) : 1;
+        assert_true(i == 0 || strcmp(list[i - 1]->d_name, list[i]->d_name) < 0);
+    }
+    while (count > 0)
+        free(list[--count]);
+    free(list);
+    return files;
+}
+
+static void what_is_listed(void **state)
+{
+    char text[256];
+    struct dirent **list = NULL;
+    DIR *stream, *other;
+
+    (void)state;
+    for (int i = 0; i < 100; i++) { /* more than can be open at once */
+        stream = opendir("/sys/class/infiniband");
+        assert_non_null(stream);
+        other = opendir("/sys/class/infiniband/sv0/ports/");
+        assert_non_null(other);
+        names_of(stream, text, sizeof text);
+        assert_string_equal(text, ". .. sv0 ");
+        names_of(other, text, sizeof text);
+        assert_string_equal(text, ". .. 1 ");
+        names_of(stream, text, sizeof text);
+        assert_string_equal(text, "");
+        rewinddir(stream);
+        names_of(stream, text, sizeof text);
+        assert_string_equal(text, ". .. sv0 ");
+        assert_int_equal(closedir(stream), 0);
+        assert_int_equal(closedir(other), 0);
+    }
+    assert_true(walk("/sys/class/infiniband") > 10);
+    errno = 0;
+    assert_null(opendir("/sys/class/infiniband/sv1"));
+    assert_int_equal(errno, ENOENT);
+    errno = 0;
+    assert_int_equal(scandir("/sys/class/infiniband/sv0/none", &list, NULL, NULL), -1);
+    assert_int_equal(errno, ENOENT);
+
+    /* Of others, what libc gives. */
+    stream = opendir("/proc/self");
+    assert_non_null(stream);
+    for (struct dirent *e = NULL; (e = readdir(stream)) == NULL || strcmp(e->d_name, "exe");)
+        assert_non_null(e);
+    assert_int_equal(closedir(stream), 0);
+    int count = scandir("/proc/self", &list, not_dot, NULL);
+    assert_true(count > 5);
+    while (count > 0)
+        free(list[--count]);
+    free(list);
+}
+
 /* Programs compare what they find with what libibverbs tells. */
 static void the_same_as_libibverbs(void **state)
 {
@@ -227,6 +340,8 @@ int main(void)
         cmocka_unit_test(what_stat_says),
         cmocka_unit_test(what_access_says),
         cmocka_unit_test(what_open_gives),
+        cmocka_unit_test(what_directories_say),
+        cmocka_unit_test(what_is_listed),
         cmocka_unit_test(the_same_as_libibverbs),
     };
 

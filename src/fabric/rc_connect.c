@@ -258,7 +258,7 @@ static void up(struct rc_link *l)
     }
     l->state = RC_UP;
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
-    base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair %u", l->link->node,
+    base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair 0x%06x", l->link->node,
              again ? "is there again" : "is there", l->qp.here.qpn);
     /* It is tended from now on. release: as in rc_look_again() */
     atomic_store_explicit(&l->rc->attention, true, memory_order_release);

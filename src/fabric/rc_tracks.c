@@ -188,7 +188,7 @@ static void up(struct rc_link *l, struct rc_track *t)
     t->up = !t->lost && !l->closed;
     rc_stripe_look(l);
     base_spin_unlock(&l->lock);
-    base_log(again || t->said ? BASE_LOG_WARN : BASE_LOG_DEBUG, "device %s reaches node %u%s: queue pair %u",
+    base_log(again || t->said ? BASE_LOG_WARN : BASE_LOG_DEBUG, "device %s reaches node %u%s: queue pair 0x%06x",
              rail_of(l, t)->device->name, l->link->node, again ? " again" : "", t->qp.here.qpn);
 }
 

@@ -88,7 +88,7 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
     int rc = d->lib->modify_qp(q->qp, &attr, mask);
     if (rc) {
         rc = verbs_code(rc, thunderbolt(d), &raw);
-        return base_fail(rc, "%s port %u: queue pair %u does not reach INIT: errno %d (%s)", d->name, d->port,
+        return base_fail(rc, "%s port %u: queue pair 0x%06x does not reach INIT: errno %d (%s)", d->name, d->port,
                          q->qp->qp_num, raw, base_strerror(rc));
     }
     return 0;
@@ -199,8 +199,8 @@ static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, co
     union ibv_gid from, to;
     memcpy(from.raw, a->gid, sizeof from.raw);
     memcpy(to.raw, peer->gid, sizeof to.raw);
-    return base_fail(code, "queue pair %s: errno %d (%s); here %s port %u, GID %s (index %u), queue pair %u; there %s port %u, "
-                     "GID %s (index %u), queue pair %u%s", step, raw, base_strerror(code), a->device, a->port,
+    return base_fail(code, "queue pair %s: errno %d (%s); here %s port %u, GID %s (index %u), queue pair 0x%06x; there %s port %u, "
+                     "GID %s (index %u), queue pair 0x%06x%s", step, raw, base_strerror(code), a->device, a->port,
                      verbs_gid_text(&from, here, sizeof here), a->gid_index, a->qpn, peer->device, peer->port,
                      verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
 }
@@ -278,7 +278,7 @@ void verbs_qp_destroy(struct verbs_qp *q)
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
         int code = verbs_code(rc, thunderbolt(q->device), &raw);
-        base_log(BASE_LOG_WARN, "%s: queue pair %u cannot be destroyed: errno %d (%s)", q->device->name, q->here.qpn, raw,
+        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be destroyed: errno %d (%s)", q->device->name, q->here.qpn, raw,
                  base_strerror(code));
     }
     q->qp = NULL;

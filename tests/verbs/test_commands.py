@@ -319,7 +319,7 @@ class Thunderbolt(Base):
         got = self.json("probe", "queue", "--peer", where)
         self.assertEqual((server.wait(LIMIT), server.stdout.read()), (0, ""))
         for side in ("sends_past_depth", "receives_past_depth"):
-            self.assertEqual(got[side], {"tried": True, "depth": 63, "taken": 64, "errno": 0, "past": True})
+            self.assertEqual(got[side], {"tried": True, "depth": 1023, "taken": 1024, "errno": 0, "past": True})
 
     def test_probe_pool_needs_the_other_end_of_the_cable(self):
         self.assertIn("cannot be reached on this link", self.weft("probe", "pool", code=1))
@@ -441,7 +441,7 @@ class Strict(Base):
         got = self.json("probe", "queue", "--peer", where)
         self.assertEqual(server.wait(LIMIT), 0)
         for side in ("sends_past_depth", "receives_past_depth"):
-            self.assertEqual(got[side], {"tried": True, "depth": 63, "taken": 60, "errno": 12, "past": False})
+            self.assertEqual(got[side], {"tried": True, "depth": 1023, "taken": 1020, "errno": 12, "past": False})
 
     def test_probe_link_counts_what_is_lost(self):
         """And goes on: what a loss leaves behind meets no message of another size."""

@@ -189,6 +189,71 @@ static void check_losses(void)
     }
 }
 
+/* A loss is of a page: of messages with 16 of them 16 times as many are lost. */
+static void check_losses_of_long_messages(void)
+{
+    enum { COUNT = 2000, PAGES = 16, FLIGHT = 32 };
+    const size_t bytes = PAGES * FRAME;
+    struct end e = join(FLIGHT * bytes, FLIGHT * PAGES);
+    struct ibv_wc wc;
+    unsigned got = 0, total = 0, receives = 0;
+    for (; total < COUNT; total += FLIGHT) {
+        for (; !left && receives < got + FLIGHT; receives++) { /* a message that is lost uses none up */
+            expect_error(post_receive(&e, receives, receives % FLIGHT * bytes, bytes), 0);
+        }
+        meet();
+        for (unsigned i = 0; left && i < FLIGHT; i++) {
+            expect_error(post_send(&e, i, i * bytes, bytes), 0);
+        }
+        for (unsigned i = 0; left && i < FLIGHT; i++) {
+            done(&e, i); /* of those that were lost too */
+        }
+        meet(); /* what has arrived is there */
+        while (!left && next(&e, &wc, 0)) {
+            expect_error(wc.status, IBV_WC_SUCCESS);
+            got++;
+        }
+    }
+    if (left) {
+        return;
+    }
+    if (strict) {
+        expect(total - got >= 4 && total - got <= 60); /* 16 of 32 256 pages are to be expected; of 2016 messages it were one */
+    } else {
+        expect(got == total);
+    }
+}
+
+/* JACCL asks for a depth of 32 and keeps two messages of 128 frames in flight. */
+static void check_depth_of_32(void)
+{
+    enum { ROUNDS = 4 };
+    const size_t message = 128 * FRAME;
+    struct end e = join(4 * message, 32);
+    struct ibv_wc wc;
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned i = 0; i < 2; i++) {
+            fill(e.memory + i * message, message, round + i);
+            expect_error(post_receive(&e, 100 + i, (2 + i) * message, message), 0);
+        }
+        meet();
+        for (unsigned i = 0; i < 2; i++) {
+            expect_error(post_send(&e, i, i * message, message), 0);
+        }
+        for (unsigned sent = 0, got = 0; sent < 2 || (got < 2 && !strict);) {
+            expect(next(&e, &wc, LIMIT_MS));
+            expect_error(wc.status, IBV_WC_SUCCESS);
+            *(wc.wr_id >= 100 ? &got : &sent) += 1;
+        }
+        if (strict) { /* it loses some */
+            meet();
+            return;
+        }
+        expect(filled(e.memory + 2 * message, message, round) && filled(e.memory + 3 * message, message, round + 1));
+        meet();
+    }
+}
+
 /* path_mtu 1024 or 4096; hop_limit 1; is_global 1. */
 static void check_path(void)
 {
@@ -279,6 +344,8 @@ const struct check data_checks[] = {
     {.name = "a SEND waits for a receive", .run = check_credits},
     {.name = "no receive before RTS", .run = check_receive_before_ready},
     {.name = "losses", .run = check_losses},
+    {.name = "losses of long messages", .run = check_losses_of_long_messages},
+    {.name = "two of 128 frames in a depth of 32", .run = check_depth_of_32},
     {.name = "path", .run = check_path},
     {.name = "60 in flight each way", .run = check_many_in_flight},
     {.name = "an end in order", .run = check_end_in_order},

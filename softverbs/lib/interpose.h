@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Functions of libc's names that stand before libc's own (paths.c, listing.c).
+ *
+ * By their names for the linker: headers may turn `stat` into `stat64`, or `open` into a checked form of it. The twins with 64
+ * in their names are the same where a word has 64 bits.
+ */
+#ifndef SV_INTERPOSE_H
+#define SV_INTERPOSE_H
+
+#include "lib.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+_Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(struct dirent) == sizeof(struct dirent64) && sizeof(off_t) == 8,
+               "a machine of 64 bits");
+#define CALL(type, name, ...)                                  \
+    SV_PUBLIC type sv_call_##name(__VA_ARGS__) __asm__(#name); \
+    type sv_call_##name(__VA_ARGS__)
+#define TWIN(type, name, twin, ...) SV_PUBLIC type sv_call_##twin(__VA_ARGS__) __asm__(#twin) __attribute__((alias(#name)))
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c each is libc's own,
+ * and only where that finds nothing does the path's directory of this host's devices answer (sysfs.c).
+ *
+ * A stream of ours is one of libc's, on the root directory, so that what is not here (dirfd, telldir) is called with a stream
+ * that is one; a slot below says which it is and how far it has been read. Slots are taken and found without a lock: the child
+ * of a fork has no use for one that its parent's thread held.
+ */
+#include "interpose.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOTS = 32 };
+static struct slot {
+    _Atomic uintptr_t stream; /* 0: free; TAKEN while it is filled in */
+    char path[256];
+    uint32_t at;
+    struct dirent entry;
+} slots[SLOTS];
+#define TAKEN ((uintptr_t)1)
+
+enum { OPENDIR, READDIR, REWINDDIR, CLOSEDIR, SCANDIR, CALLS };
+static _Atomic(uintptr_t) found[CALLS];
+
+static uintptr_t next(int call)
+{
+    static const char *const names[] = { "opendir", "readdir", "rewinddir", "closedir", "scandir" };
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
+
+    if (!function) {
+        function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);
+        atomic_store_explicit(&found[call], function, memory_order_relaxed);
+    }
+    return function;
+}
+
+__attribute__((constructor)) static void find_all(void)
+{
+    for (int call = 0; call < CALLS; call++)
+        next(call);
+}
+
+/* libc's call has failed with what is in errno: whether the path is a directory of ours. If not, errno is as it was. */
+static bool ours(const char *path)
+{
+    static const char sys[] = "/sys/class/infiniband";
+    int error = errno;
+    bool yes = error == ENOENT && !strncmp(path, sys, sizeof sys - 1) && strlen(path) < sizeof slots->path &&
+               getenv("SOFTVERBS_FABRIC") && !sv_join() && sv_sysfs_directory(path);
+
+    errno = error;
+    return yes;
+}
+
+static struct slot *slot_of(const DIR *stream)
+{
+    for (int i = 0; stream && i < SLOTS; i++) {
+        /* acquire: pairs with the release in opendir */
+        if (atomic_load_explicit(&slots[i].stream, memory_order_acquire) == (uintptr_t)stream)
+            return &slots[i];
+    }
+    return NULL;
+}
+
+/* The entry of a directory: "." and ".." come first. */
+static bool entry(const char *path, uint32_t index, struct dirent *e)
+{
+    bool folder = true, there = true;
+
+    memset(e, 0, sizeof *e);
+    if (index < 2)
+        memcpy(e->d_name, "..", index + 1);
+    else
+        there = sv_sysfs_entry(path, index - 2, e->d_name, sizeof e->d_name, &folder);
+    e->d_ino = index + 1;
+    e->d_off = index + 1;
+    e->d_reclen = sizeof *e;
+    e->d_type = folder ? DT_DIR : DT_REG;
+    return there;
+}
+
+CALL(DIR *, opendir, const char *path)
+{
+    DIR *(*call)(const char *) = (DIR * (*)(const char *)) next(OPENDIR);
+    DIR *stream = call(path);
+
+    if (stream || !ours(path))
+        return stream;
+    for (int i = 0; i < SLOTS; i++) {
+        uintptr_t none = 0;
+
+        if (!atomic_compare_exchange_strong_explicit(&slots[i].stream, &none, TAKEN, memory_order_acquire, memory_order_relaxed))
+            continue;
+        stream = call("/");
+        strcpy(slots[i].path, path); /* fits: ours() */
+        slots[i].at = 0;
+        /* release: the slot is filled in (acquire in slot_of) */
+        atomic_store_explicit(&slots[i].stream, (uintptr_t)stream, memory_order_release);
+        return stream;
+    }
+    errno = EMFILE;
+    return NULL;
+}
+
+CALL(struct dirent *, readdir, DIR *stream)
+{
+    struct slot *s = slot_of(stream);
+
+    if (!s)
+        return ((struct dirent * (*)(DIR *)) next(READDIR))(stream);
+    if (!entry(s->path, s->at, &s->entry))
+        return NULL;
+    s->at++;
+    return &s->entry;
+}
+
+CALL(void, rewinddir, DIR *stream)
+{
+    struct slot *s = slot_of(stream);
+
+    if (s)
+        s->at = 0;
+    ((void (*)(DIR *))next(REWINDDIR))(stream);
+}
+
+CALL(int, closedir, DIR *stream)
+{
+    struct slot *s = slot_of(stream);
+
+    if (s) /* before libc gives the stream's address to another. release: all reading was before (acquire in opendir) */
+        atomic_store_explicit(&s->stream, 0, memory_order_release);
+    return ((int (*)(DIR *))next(CLOSEDIR))(stream);
+}
+
+typedef int filter_call(const struct dirent *);
+typedef int order_call(const struct dirent **, const struct dirent **);
+
+CALL(int, scandir, const char *path, struct dirent ***list, filter_call *filter, order_call *order)
+{
+    int count = ((int (*)(const char *, struct dirent ***, filter_call *, order_call *))next(SCANDIR))(path, list, filter, order);
+    struct dirent **names = NULL, **more, one;
+
+    if (count >= 0 || !ours(path))
+        return count;
+    count = 0;
+    for (uint32_t i = 0; entry(path, i, &one); i++) {
+        if (filter && !filter(&one))
+            continue;
+        more = realloc(names, ((size_t)count + 1) * sizeof *names);
+        if (more)
+            names = more;
+        if (!more || !(names[count] = malloc(sizeof one)))
+            goto no_memory;
+        memcpy(names[count++], &one, sizeof one);
+    }
+    if (count && order)
+        qsort(names, (size_t)count, sizeof *names, (int (*)(const void *, const void *))order);
+    if (!names && !(names = malloc(sizeof *names))) /* the caller frees a list of none, too */
+        goto no_memory;
+    *list = names;
+    return count;
+
+no_memory:
+    while (count > 0)
+        free(names[--count]);
+    free(names);
+    errno = ENOMEM;
+    return -1;
+}
+
+TWIN(struct dirent *, readdir, readdir64, DIR *);
+TWIN(int, scandir, scandir64, const char *, struct dirent ***, filter_call *, order_call *);
