@@ -157,6 +157,73 @@ static void missed(struct t *t, long arg)
     want_event(t, &h);
 }
 
+/* ---- Arming a CQ that holds completions already */
+
+/* So that a program that arms and sleeps, without polling in between, is not asleep beside a completion. */
+static void unpolled(struct t *t, long arg)
+{
+    struct heard h;
+
+    heard_new(t, &h);
+    say(t, &h, 0);
+    say(t, &h, arg ? IBV_SEND_SOLICITED : 0);
+    say(t, &h, 0);
+    nap(quiet_ms(t)); /* the receiver's completions may come later than the sender's */
+    want_ok(t, ibv_req_notify_cq(h.p.b.rcq, (int)arg));
+    want_event(t, &h);
+    /* That was this wish's event: the next completion is not told of. */
+    say(t, &h, IBV_SEND_SOLICITED);
+    want_none(t, &h);
+    for (uint64_t i = 0; i < 4; i++)
+        wait_for(t, h.p.b.rcq, 100 + i, IBV_WC_SUCCESS);
+    want_ok(t, ibv_req_notify_cq(h.p.b.rcq, (int)arg));
+    want_none(t, &h); /* all is polled */
+    say(t, &h, IBV_SEND_SOLICITED);
+    want_event(t, &h);
+}
+
+/* What waits there is nothing that a wish for solicited completions is about. */
+static void unpolled_not_solicited(struct t *t, long arg)
+{
+    struct heard h;
+
+    (void)arg;
+    heard_new(t, &h);
+    say(t, &h, 0);
+    nap(quiet_ms(t));
+    want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 1));
+    want_none(t, &h);
+    say(t, &h, IBV_SEND_SOLICITED);
+    want_event(t, &h);
+}
+
+static void unpolled_error(struct t *t, long arg)
+{
+    struct heard h;
+
+    (void)arg;
+    heard_new(t, &h);
+    want_ok(t, to_state(h.p.b.qp, IBV_QPS_ERR));
+    nap(quiet_ms(t));
+    want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 1));
+    want_event(t, &h);
+}
+
+/* Who arms again and again without reading what he is told is told once: else his events would fill the channel. */
+static void unpolled_unread(struct t *t, long arg)
+{
+    struct heard h;
+
+    (void)arg;
+    heard_new(t, &h);
+    say(t, &h, 0);
+    nap(quiet_ms(t));
+    for (int i = 0; i < 100; i++)
+        want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
+    want_event(t, &h);
+    want_none(t, &h);
+}
+
 static void solicited(struct t *t, long arg)
 {
     struct heard h;
@@ -403,6 +470,11 @@ const struct check channel_checks[] = {
     {"channel.armed_twice", twice_armed, 0, 0},
     {"channel.again", again, 0, 0},
     {"channel.missed", missed, 0, 0},
+    {"channel.unpolled", unpolled, 0, 0},
+    {"channel.unpolled_solicited", unpolled, 1, 0},
+    {"channel.unpolled_not_solicited", unpolled_not_solicited, 0, 0},
+    {"channel.unpolled_error", unpolled_error, 0, 0},
+    {"channel.unpolled_unread", unpolled_unread, 0, 0},
     {"channel.solicited", solicited, 0, 0},
     {"channel.solicited_after_any", solicited_after_any, 0, 0},
     {"channel.solicited_error", solicited_error, 0, 0},

@@ -188,6 +188,128 @@ static void after_destroy(struct t *t, long arg)
     want(t, ibv_poll_cq(p.b.rcq, 1, &wc) == 0);
 }
 
+/* ---- What a reset or destroyed QP leaves behind */
+
+/* Connected to itself. */
+static void loop_up(struct t *t, struct ibv_qp *qp)
+{
+    to_init(t, qp);
+    to_rtr(t, qp, qp->qp_num);
+    to_rts(t, qp);
+}
+
+static void self_send(struct t *t, struct ibv_qp *qp, uint64_t wr_id)
+{
+    struct ibv_send_wr wr = wr_of(IBV_WR_SEND, wr_id, NULL);
+
+    want_ok(t, post_recv(qp, wr_id, NULL, 0));
+    send_ok(t, qp, &wr);
+}
+
+/* Of two QPs that share a CQ one is reset or destroyed, in the midst of what was polled: its completions are gone, the other's are
+ * there, each once and in order. Often enough for the CQ's ring to have gone round. */
+static void cleaned(struct t *t, long destroy)
+{
+    struct ibv_cq *cq = cq_new(t, 24, NULL);
+    struct ibv_pd *pd = pd_new(t);
+    struct ibv_qp *goes = qp_simple(t, pd, cq, IBV_QPT_RC), *stays = qp_simple(t, pd, cq, IBV_QPT_RC);
+
+    loop_up(t, stays);
+    for (int round = 0; round < 8; round++) {
+        uint64_t sent = 0, received = 0;
+        struct ibv_wc wc[3];
+
+        loop_up(t, goes);
+        for (uint64_t i = 0; i < 4; i++) {
+            self_send(t, round % 2 ? stays : goes, i);
+            self_send(t, round % 2 ? goes : stays, i);
+        }
+        nap(quiet_ms(t));
+        want_eq(t, ibv_poll_cq(cq, 3, wc), 3);
+        for (int i = 0; i < 3; i++)
+            if (wc[i].qp_num == stays->qp_num)
+                want_eq(t, wc[i].wr_id, wc[i].opcode & IBV_WC_RECV ? received++ : sent++);
+        if (destroy) {
+            drop(t, goes);
+            goes = qp_simple(t, pd, cq, IBV_QPT_RC);
+        } else {
+            want_ok(t, to_state(goes, IBV_QPS_RESET));
+        }
+        while (sent < 4 || received < 4) {
+            wc[0] = wait_wc(t, cq);
+            want_eq(t, wc[0].qp_num, stays->qp_num);
+            want_eq(t, wc[0].status, IBV_WC_SUCCESS);
+            want_eq(t, wc[0].wr_id, wc[0].opcode & IBV_WC_RECV ? received++ : sent++);
+        }
+        quiet(t, cq);
+    }
+}
+
+/* The places in a shared receive queue that the completions would have freed when polled are free. */
+static void cleaned_srq(struct t *t, long destroy)
+{
+    struct ibv_pd *pd = pd_new(t);
+    struct ibv_cq *cq = cq_new(t, 64, NULL);
+    struct ibv_srq_attr attr = {0};
+    struct ibv_srq *srq = srq_new(t, pd, 4);
+
+    want_ok(t, ibv_query_srq(srq, &attr));
+    struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
+                                    .cap = {.max_send_wr = attr.max_wr, .max_send_sge = 1}};
+    struct ibv_qp *qp = qp_new(t, pd, &init);
+    for (int round = 0; round < 3; round++) {
+        loop_up(t, qp);
+        for (uint32_t i = 0; i < attr.max_wr; i++) {
+            struct ibv_recv_wr wr = {.wr_id = i}, *bad;
+            want_ok(t, ibv_post_srq_recv(srq, &wr, &bad));
+        }
+        for (uint32_t i = 0; i < attr.max_wr; i++) {
+            struct ibv_send_wr wr = wr_of(IBV_WR_SEND, i, NULL);
+            wr.send_flags = 0;
+            send_ok(t, qp, &wr);
+        }
+        nap(quiet_ms(t));
+        if (destroy) {
+            drop(t, qp);
+            qp = qp_new(t, pd, &init);
+        } else {
+            want_ok(t, to_state(qp, IBV_QPS_RESET));
+        }
+        quiet(t, cq);
+    }
+}
+
+/* An event that was raised for them stays, and finds nothing; arming the CQ anew raises none. */
+static void cleaned_event(struct t *t, long destroy)
+{
+    struct ibv_comp_channel *ch = channel_new(t);
+    struct ibv_cq *cq = cq_new(t, 64, ch), *got;
+    struct ibv_pd *pd = pd_new(t);
+    struct ibv_qp *goes = qp_simple(t, pd, cq, IBV_QPT_RC), *stays = qp_simple(t, pd, cq, IBV_QPT_RC);
+    void *context;
+
+    loop_up(t, goes);
+    loop_up(t, stays);
+    want_ok(t, ibv_req_notify_cq(cq, 0));
+    self_send(t, goes, 1);
+    want(t, readable(ch->fd, t->wait_s * 1000));
+    nap(quiet_ms(t));
+    if (destroy)
+        drop(t, goes);
+    else
+        want_ok(t, to_state(goes, IBV_QPS_RESET));
+    want(t, readable(ch->fd, quiet_ms(t)));
+    want_ok(t, ibv_get_cq_event(ch, &got, &context));
+    ibv_ack_cq_events(got, 1);
+    quiet(t, cq);
+    want_ok(t, ibv_req_notify_cq(cq, 0));
+    want(t, !readable(ch->fd, quiet_ms(t)));
+    self_send(t, stays, 2);
+    want(t, readable(ch->fd, t->wait_s * 1000));
+    want_ok(t, ibv_get_cq_event(ch, &got, &context));
+    ibv_ack_cq_events(got, 1);
+}
+
 /* ---- Resizing */
 
 static int resize(struct t *t, struct ibv_cq *cq, int cqe)
@@ -356,6 +478,12 @@ const struct check cq_checks[] = {
     {"cq.poll.part", poll_part, 0, 0},
     {"cq.shared", shared, 0, 0},
     {"cq.after_qp_destroyed", after_destroy, 0, 0},
+    {"cq.cleaned.reset", cleaned, 0, 0},
+    {"cq.cleaned.destroy", cleaned, 1, 0},
+    {"cq.cleaned.reset_srq", cleaned_srq, 0, NEED_SRQ},
+    {"cq.cleaned.destroy_srq", cleaned_srq, 1, NEED_SRQ},
+    {"cq.cleaned.reset_event", cleaned_event, 0, 0},
+    {"cq.cleaned.destroy_event", cleaned_event, 1, 0},
     {"cq.resize.up", resize_up, 0, 0},
     {"cq.resize.zero", resize_bad, 0, 0},
     {"cq.resize.too_many", resize_bad, 1, 0},

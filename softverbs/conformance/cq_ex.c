@@ -87,6 +87,35 @@ static void create_bad(struct t *t, long arg)
         want(t, errno == EINVAL || errno == EOPNOTSUPP);
 }
 
+static int undo_parent(void *parent)
+{
+    return ibv_dealloc_pd(parent);
+}
+
+/* A device without a known option says that it has not got it, and not that the question is wrong. */
+static void create_option(struct t *t, long arg)
+{
+    struct ibv_cq_init_attr_ex init = {.cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS};
+
+    if (arg == 0) {
+        init.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    } else {
+        struct ibv_parent_domain_init_attr domain = {.pd = pd_new(t)};
+        struct ibv_pd *parent = ibv_alloc_parent_domain(t->ctx, &domain);
+
+        if (parent)
+            keep(t, parent, undo_parent, "ibv_dealloc_pd");
+        init.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
+        init.parent_domain = parent ? parent : domain.pd;
+    }
+    errno = 0;
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(t->ctx, &init);
+    if (cq)
+        keep_cq_ex(t, cq);
+    else
+        want_eq(t, errno, EOPNOTSUPP);
+}
+
 static void empty(struct t *t, long arg)
 {
     struct loop l;
@@ -337,6 +366,8 @@ const struct check cq_ex_checks[] = {
     {"cq_ex.create.too_many", create_bad, 1, NEED_CQ_EX},
     {"cq_ex.create.unknown_mask", create_bad, 2, NEED_CQ_EX},
     {"cq_ex.create.unknown_field", create_bad, 3, NEED_CQ_EX},
+    {"cq_ex.create.ignore_overrun", create_option, 0, NEED_CQ_EX},
+    {"cq_ex.create.parent_domain", create_option, 1, NEED_CQ_EX},
     {"cq_ex.create.single_threaded", single_threaded, 0, NEED_CQ_EX},
     {"cq_ex.poll.empty", empty, 0, NEED_CQ_EX},
     {"cq_ex.poll.unknown_mask", poll_mask, 0, NEED_CQ_EX},

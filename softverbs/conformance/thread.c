@@ -306,11 +306,74 @@ static void stream(struct t *t, long arg)
     want_eq(t, done, EACH);
 }
 
+/* ---- One thread polls a CQ out of which another's resets take a QP's completions */
+
+struct watch {
+    struct ibv_cq *cq;
+    uint32_t stays;
+    _Atomic int next, bad; /* the wr_id that its next completion must have */
+    _Atomic bool end;
+};
+
+static void *watcher(void *arg)
+{
+    struct watch *w = arg;
+
+    while (!w->end) {
+        struct ibv_wc wc[4];
+        int n = ibv_poll_cq(w->cq, 4, wc);
+
+        w->bad += n < 0;
+        for (int i = 0; i < n; i++)
+            if (wc[i].qp_num == w->stays)
+                w->bad += wc[i].status != IBV_WC_SUCCESS || wc[i].wr_id != (uint64_t)w->next++;
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void cleaned(struct t *t, long arg)
+{
+    static struct watch w; /* not on the stack, should the check end early */
+    struct ibv_pd *pd = pd_new(t);
+    struct ibv_cq *cq = cq_new(t, 64, NULL);
+    struct ibv_qp *goes = qp_simple(t, pd, cq, IBV_QPT_RC), *stays = qp_simple(t, pd, cq, IBV_QPT_RC);
+    struct ibv_send_wr wr = wr_of(IBV_WR_RDMA_WRITE, 0, NULL);
+    double end = now() + 4 * t->wait_s;
+    pthread_t thread;
+    int sent = 0, bad = 0;
+
+    (void)arg;
+    to_init(t, stays);
+    to_rtr(t, stays, stays->qp_num);
+    to_rts(t, stays);
+    w = (struct watch){.cq = cq, .stays = stays->qp_num};
+    want_ok(t, pthread_create(&thread, NULL, watcher, &w));
+    while (sent < EACH && !bad && now() < end) {
+        to_init(t, goes);
+        to_rtr(t, goes, goes->qp_num);
+        to_rts(t, goes);
+        for (int i = 0; i < 4; i++) {
+            wr.wr_id = (uint64_t)sent;
+            bad += post_send(i == 2 ? stays : goes, &wr) != 0;
+        }
+        sent++;
+        bad += to_state(goes, IBV_QPS_RESET) != 0;
+        while (w.next < sent && !w.bad && now() < end)
+            sched_yield();
+    }
+    w.end = true;
+    pthread_join(thread, NULL);
+    want_eq(t, bad + w.bad, 0);
+    want_eq(t, w.next, EACH);
+}
+
 const struct check thread_checks[] = {
     {"thread.one_qp", one_qp, 0, 0},
     {"thread.one_cq", one_cq, 0, 0},
     {"thread.makers", makers, 0, 0},
     {"thread.make_and_poll", make_and_poll, 0, 0},
     {"thread.stream", stream, 0, 0},
+    {"thread.cleaned", cleaned, 0, 0},
     {0},
 };

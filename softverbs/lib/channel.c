@@ -16,19 +16,20 @@
 
 static const uint64_t forever = ~UINT64_C(0);
 
-void sv_signal(uint32_t process, int fd, const struct sv_event *event)
+bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
 {
     int err;
 
     /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
     if (!sv_joined() || fd < 0)
-        return;
+        return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return; /* something of the program's own: the number was written over */
+        return false; /* something of the program's own: the number was written over */
     err = sf_signal(&sv_lib.view, process, fd, event, sizeof *event);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an event for process %d is lost: %s",
                process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
+    return !err;
 }
 
 static struct sv_channel *channel_of(struct ibv_comp_channel *c)
@@ -184,6 +185,8 @@ static struct sv_cq *deliver(struct sv_channel *ch, const struct sv_event *event
         pthread_mutex_lock(&cq->base.mutex);
         cq->events_delivered++;
         pthread_mutex_unlock(&cq->base.mutex);
+        /* seq_cst: pairs with the load in tell_of_unpolled (complete.c) */
+        atomic_store_explicit(&cq->told, 0, memory_order_seq_cst);
     }
     pthread_mutex_unlock(&sv_lib.mutex);
     return cq;

@@ -25,6 +25,14 @@ static void advance(const struct sf_intent *in)
         atomic_store_explicit(&f->srqs[in->index % SF_SRQS].queue.done, in->done, memory_order_release);
 }
 
+enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
+
+/* Whether a completion is one that the owner wants to be told of. */
+static bool wanted(uint32_t armed, const struct sf_cqe *e)
+{
+    return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
+}
+
 void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -72,15 +80,56 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     int fd = cq->channel_fd;
     uint32_t generation = cq->generation;
     if (fd >= 0) {
-        /* Pairs with the fence in sv_req_notify_cq: either this sees it armed, or its owner sees the completion. */
+        /* Pairs with the fence in sv_req_notify_cq: either this sees it armed, or that sees the completion. */
         atomic_thread_fence(memory_order_seq_cst);
         uint32_t armed = atomic_load_explicit(&cq->armed, memory_order_relaxed);
-        if (armed == 1 || (armed == 2 && (e->solicited || e->status != IBV_WC_SUCCESS)))
+        if (wanted(armed, e))
             notify = atomic_compare_exchange_strong(&cq->armed, &armed, 0);
     }
     sf_unlock(v, &cq->lock);
     if (notify)
         sv_signal(owner, fd, &(struct sv_event){.kind = 1, .entry = index, .generation = generation});
+}
+
+/* Whether among the unpolled completions is one that the owner wants to be told of. Without the consumers' lock, which a
+ * program holds that arms between ibv_start_poll and ibv_end_poll. */
+static bool wanted_unpolled(struct sv_cq *cq, uint32_t armed)
+{
+    struct sf_cq *s = cq->shared;
+    bool found = false;
+    /* The usual case, in which nothing is there, takes no lock. acquire: pairs with the release in sv_complete */
+    if (atomic_load_explicit(&s->consumed, memory_order_relaxed) == atomic_load_explicit(&s->produced, memory_order_acquire))
+        return false;
+    /* Under it no slot is written and the ring stays: consumers only read, who writes holds this lock too. */
+    sf_lock_cq(&sv_lib.view, s);
+    uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
+    uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed);
+    if (to - from > cq->ring.mask + UINT64_C(1))
+        to = from; /* a count was written over */
+    for (; from != to && !found; from++)
+        found = wanted(armed, sv_ring_slot(&cq->ring, from));
+    sf_unlock(&sv_lib.view, &s->lock);
+    return found;
+}
+
+/* The event for what was there before the queue was armed, as mlx5's doorbell raises it, which carries the consumer's index. A
+ * program may sleep after this without another poll. As there, a second one comes when the first was read: who arms again and
+ * again and reads nothing does not fill his channel. */
+static void tell_of_unpolled(struct sv_cq *cq)
+{
+    struct sf_cq *s = cq->shared;
+    uint32_t armed = atomic_load_explicit(&s->armed, memory_order_relaxed);
+    /* seq_cst: pairs with the store in deliver() (channel.c): who reads the event that this sees unread polls after this. The
+     * queue stays armed then. */
+    if (s->channel_fd < 0 || armed == 0 || atomic_load_explicit(&cq->told, memory_order_seq_cst) || !wanted_unpolled(cq, armed))
+        return;
+    /* Else a producer has found it armed, and tells of it. */
+    if (!atomic_compare_exchange_strong_explicit(&s->armed, &armed, 0, memory_order_seq_cst, memory_order_relaxed))
+        return;
+    atomic_store_explicit(&cq->told, 1, memory_order_seq_cst);
+    if (!sv_signal(sv_lib.view.process, s->channel_fd,
+                   &(struct sv_event){.kind = 1, .entry = cq->entry, .generation = cq->generation}))
+        atomic_store_explicit(&cq->told, 0, memory_order_seq_cst);
 }
 
 int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
@@ -94,11 +143,12 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     /* Who asked for any completion and then for a solicited one still hears of any. */
     uint32_t none = 0;
     if (solicited_only)
-        atomic_compare_exchange_strong_explicit(&cq->shared->armed, &none, 2, memory_order_seq_cst, memory_order_relaxed);
+        atomic_compare_exchange_strong_explicit(&cq->shared->armed, &none, SOLICITED, memory_order_seq_cst, memory_order_relaxed);
     else
-        atomic_store_explicit(&cq->shared->armed, 1, memory_order_seq_cst);
-    /* Pairs with the fence in sv_complete: a completion that did not see this is seen by the poll that follows. */
+        atomic_store_explicit(&cq->shared->armed, ANY, memory_order_seq_cst);
+    /* Pairs with the fence in sv_complete: a completion that did not see this is seen below. */
     atomic_thread_fence(memory_order_seq_cst);
+    tell_of_unpolled(cq);
     return 0;
 }
 
@@ -154,6 +204,34 @@ static void free_slots(const struct sf_cqe *e)
     }
     /* release: the slots were read before they are written again (acquire in post.c) */
     atomic_store_explicit(polled, to, memory_order_release);
+}
+
+/* As a poll of all would, order and slots of a shared receive queue included, but the others' completions stay. From the newest to
+ * the oldest: those that stay move towards the newest, and the oldest slots become free. */
+void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
+{
+    struct sf_cq *s = cq->shared;
+    sf_lock_cq(&sv_lib.view, s); /* of who writes slots: and of who reads them without the consumers' lock (wanted_unpolled) */
+    uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
+    uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
+    if (to - from > cq->ring.mask + UINT64_C(1))
+        from = free = to; /* a count was written over */
+    for (uint64_t i = to; i != from; i--) {
+        struct sf_cqe *e = sv_ring_slot(&cq->ring, i - 1);
+        if (e->qp_num == qp_num) {
+            free_slots(e);
+            continue;
+        }
+        if (free != i) {
+            struct sf_cqe *there = sv_ring_slot(&cq->ring, free - 1);
+            *there = *e;
+            there->turn = free;
+        }
+        free--;
+    }
+    if (free != from) /* release: as in sv_poll_cq */
+        atomic_store_explicit(&s->consumed, free, memory_order_release);
+    sf_unlock(&sv_lib.view, &s->lock);
 }
 
 /* What waits for time may have come to its end. */

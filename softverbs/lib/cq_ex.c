@@ -195,8 +195,15 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
     struct ibv_cq *base;
     struct sv_cq *cq;
 
-    if (attr->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS || flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED) {
+    if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
+        flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
         sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x, flags %#x: not all are known here", attr->comp_mask, flags);
+        return NULL;
+    }
+    if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) {
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: %s: not there; leave it away",
+                  attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD ? "a parent domain (IBV_CQ_INIT_ATTR_MASK_PD)"
+                                                             : "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN");
         return NULL;
     }
     if (attr->wc_flags & ~(uint64_t)KNOWN) {

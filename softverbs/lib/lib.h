@@ -141,6 +141,7 @@ struct sv_cq {
     uint32_t idle;             /* polls since that found nothing */
     uint64_t wc_flags;         /* asked for at ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: the time of day, of the times above */
+    _Atomic uint32_t told;     /* 1: an event for what was there when it was armed was not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     _Atomic uint32_t users;    /* queue pairs */
@@ -189,6 +190,8 @@ int sv_req_notify_cq(struct ibv_cq *, int solicited_only);  /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* complete.c: ibv_context_ops.poll_cq */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* complete.c: the next completion, its slot freed; runs what waits for time
                                                      * when there is none. cq->poll is held. False: none */
+/* complete.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
+void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
 /* Whether a poll that has found nothing should let others run: one that has found nothing for long, some tens of
  * microseconds, waits for somebody who may be waiting for this core. cq->poll is held; the yield comes after. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
@@ -209,8 +212,8 @@ void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether it is one of these, of this process */
 /* Takes events of an object that goes out of a pipe: `kind` as below, and for kind 3 the types whose bits are in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
-/* sf_signal (fabric/signal.c) of this process's view, its result logged. struct sv_event is declared beside it. */
-void sv_signal(uint32_t process, int fd, const struct sv_event *);
+/* sf_signal (fabric/signal.c) of this process's view, its result logged. struct sv_event is declared beside it. False: not sent. */
+bool sv_signal(uint32_t process, int fd, const struct sv_event *);
 /* An asynchronous event for the opener of a context (entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
 /* An object of this context goes: its unread events go with it. `types`: bits 1 << enum ibv_event_type. */
@@ -271,7 +274,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *);
 /* states.c: the locks that shut everybody out of a queue pair: who posts, who executes and, if asked for, who polls. */
 void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
-/* To RESET: what was posted is gone. Between sv_enter_qp and sv_leave_qp, pollers shut out. */
+/* To RESET: what was posted is gone, and completions that were not polled. Between sv_enter_qp and sv_leave_qp, pollers shut out. */
 void sv_reset_qp(struct sv_qp *);
 /* states.c: the device an address leads to, or SF_NO_DEVICE; `gid`, which may be NULL: of a global one, its GID's index there. */
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);

@@ -205,7 +205,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
         sv_log(SV_ERROR, "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, "
-                         "" SV_DOCUMENTED ": unplugged)", s->number, p->name);
+                         SV_DOCUMENTED ": unplugged)", s->number, p->name);
         volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
         *gone = 0;
     }
@@ -215,7 +215,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET: no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
         r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not ready to send yet, and this device takes receives only then (profile %s, "
-                                        "" SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
+                                        SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
     if (r) {
         *bad = wr;
         return r;

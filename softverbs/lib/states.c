@@ -137,7 +137,8 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Completions that have not been polled stay in their queues; they name the connection, and free nothing of a later one. */
+/* Completions that have not been polled go, as mlx4's, mlx5's and hns's do: who makes the next queue pair, or connects this one
+ * anew, finds none of what was before. Nobody writes another: all locks under which one is written are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
@@ -172,6 +173,9 @@ void sv_reset_qp(struct sv_qp *qp)
     atomic_store_explicit(&qp->receive_polled, 0, memory_order_relaxed);
     atomic_store_explicit(&qp->frames_receive, 0, memory_order_relaxed);
     memset(&qp->attr, 0, sizeof(qp->attr));
+    sv_forget_completions(receive_cq(qp), qp->base.qp_num);
+    if (send_cq(qp) != receive_cq(qp))
+        sv_forget_completions(send_cq(qp), qp->base.qp_num);
 }
 
 /* ---- What an attribute may be ------------------------------------------------------------------------------------ */

@@ -56,6 +56,11 @@ for tls in ("rc_v", "ud_v"):
             def one(self, tls=tls, test=test, bytes_=bytes_):
                 self.perftest("-t", test, size=bytes_, UCX_TLS=f"{tls},self")
             setattr(Perftest, f"test_ucp_{tls}_{test}_{bytes_}", one)
+    def one(self, tls=tls):
+        """Waits asleep: arms its queues and sleeps without another poll, as mlx5 allows."""
+        for _ in range(3):
+            self.perftest("-t", "tag_lat", "-E", "sleep", size=64, UCX_TLS=f"{tls},self")
+    setattr(Perftest, f"test_ucp_{tls}_asleep", one)
 for transport, test, layout, bytes_ in (("rc_verbs", "put_lat", "short", 8), ("rc_verbs", "put_bw", "bcopy", 4000),
                                         ("rc_verbs", "put_bw", "zcopy", 100000), ("rc_verbs", "get", "bcopy", 4000),
                                         ("rc_verbs", "get", "zcopy", 100000), ("rc_verbs", "am_lat", "short", 8),
@@ -94,7 +99,7 @@ class Mpi(Ucx):
         env = {**self.env, **self.UCX, "UCX_TLS": f"{tls},self", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_plm_rsh_agent": "true", "OMPI_MCA_rmaps_base_oversubscribe": "1", "TMPDIR": "/tmp"}
         program = processes.Program(env, [
-            "mpirun", "--timeout", str(processes.LIMIT), "-n", "2", "--mca", "pml", "ucx", "--mca", "osc", "ucx",
+            "mpirun", "--timeout", str(round(processes.LIMIT)), "-n", "2", "--mca", "pml", "ucx", "--mca", "osc", "ucx",
             "--mca", "btl", "self", "sh", "-c", rank, processes.COMMAND, self.program])
         self.started.append(program)
         self.wait(program, limit=processes.LIMIT + 5)
