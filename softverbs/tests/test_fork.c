@@ -356,10 +356,10 @@ static void test_exec(void **state)
 static int tests(void)
 {
     const struct CMUnitTest all[] = {
-        cmocka_unit_test(test_command_descriptor),
         cmocka_unit_test(test_children),
         cmocka_unit_test(test_under_traffic),
         cmocka_unit_test(test_exec),
+        cmocka_unit_test(test_command_descriptor),
     };
     return cmocka_run_group_tests(all, NULL, NULL);
 }
