@@ -223,6 +223,7 @@ struct weft {
     int64_t listened_ns;   /* when the side connections were last read; the progress thread's */
     _Atomic bool lazy;        /* the program polls by itself: the progress thread only looks in now and then */
     _Atomic uint64_t polls;   /* weft_progress() calls and spinning waits, to tell that */
+    _Atomic uint32_t last_looks; /* how often a thread has looked at the end of its wait, because the progress thread napped */
     _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
     int wake_fd[2]; /* local kicks for the progress thread */

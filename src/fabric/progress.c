@@ -79,11 +79,15 @@ int fab_messages(struct weft *w)
     return n;
 }
 
+#define LAST_LOOKS 64u
+
 BASE_COLD void fab_last_look(struct weft *w)
 {
     int n = 0;
-    /* Another thread may have looked already where something came since; and there may be more than one look takes. */
-    if (!deliver(w, &n) || n > 0)
+    /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
+     * thread that naps while the program waits again and again is woken to see that: it is lazy then, which spares these looks. */
+    bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
+    if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);
 }
 
