@@ -14,7 +14,7 @@ run: ## the main job on a text of this machine, or on FILE=...
 	@tools/build $(BUILD) src/cli/weft
 	@BUILD=$(BUILD) FILE="$$FILE" tools/demo
 
-test: ## what every commit needs: about nine minutes on two processors
+test: ## what every commit needs: about seven minutes on two processors
 	@tools/deps build test
 	@tests/run
 
