@@ -802,6 +802,16 @@ class Map(unittest.TestCase):
         os.unlink(out)
 
 
+PART = (1, 1)  # K/N behind the path of weft: of the tests every N-th, from the K-th on
+
+
+def load_tests(loader, _tests, _pattern):
+    names = loader.getTestCaseNames(Map)[PART[0] - 1::PART[1]]
+    return unittest.TestSuite(map(Map, names))
+
+
 if __name__ == "__main__":
     print(f"seed {seed} (WEFT_TEST_SEED)", file=sys.stderr)
+    if len(sys.argv) > 2 and "/" in sys.argv[2]:
+        PART = tuple(int(number) for number in sys.argv.pop(2).split("/"))
     unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=1)
