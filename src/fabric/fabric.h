@@ -362,6 +362,9 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
 void fab_wake_here(struct weft *w); /* wake this node's own waiters, after changing what they wait for */
 void fab_wake(struct weft *w, uint32_t node); /* wake the waiters of a node, after putting to its memory */
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
+/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
+ * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
+int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for other nodes' doing --- */
 /* Who is to end a wait. */

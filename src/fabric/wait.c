@@ -13,9 +13,19 @@
 #define YIELD_FOR         16 /* times the spin time: giving the processor away, when nodes outnumber cores */
 #define LOOKS_PER_CLOCK   32u
 
+static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
+
+int64_t fab_limit(int64_t deadline)
+{
+    int64_t before = limit;
+    limit = deadline == INT64_MAX ? 0 : deadline;
+    return before ? before : INT64_MAX;
+}
+
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
 {
-    return base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    int64_t end = base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
 void fab_wake_here(struct weft *w)
