@@ -290,6 +290,17 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
 int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
 int fab_hook(struct weft *w, const struct fab_hook *hook);
 void fab_now_free(struct weft *w); /* the transports are closed */
+
+/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
+/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
+ * refused. */
+bool fab_at_once(const struct weft *w, weft_gaddr where);
+struct fab_now;
+int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
+/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
+ * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
+int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
+void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
 void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 /* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
