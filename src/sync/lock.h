@@ -70,5 +70,6 @@ void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
 void lock_home_gone(struct weft *w, struct sync *s, uint32_t node);
 int64_t lock_home_tick(struct weft *w, struct sync *s);
 void lock_home_close(struct sync *s);
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* that are kept, for tests: what one node can make this one keep */
 
 #endif

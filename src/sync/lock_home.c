@@ -178,21 +178,41 @@ void lock_on_release(struct weft *w, struct sync *s, uint32_t from, const struct
     release(w, s, m->word, lock_value(from, m->ticket), m->flag);
 }
 
+/* Of a node: the request with this ticket, or (NULL) all. With lock_lock. */
+static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node, const uint64_t *ticket)
+{
+    struct lock_waiter **at = &(*q)->first;
+    while (*at) {
+        struct lock_waiter *waiter = *at;
+        if (waiter->node != node || (ticket && waiter->ticket != *ticket)) {
+            at = &waiter->next;
+            continue;
+        }
+        *at = waiter->next;
+        s->requests[node]--;
+        free(waiter);
+    }
+    (*q)->last = at;
+    drop_empty(q); /* LOCK_WAITERS may stay: the holder's release then frees the lock by message */
+}
+
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
 {
     base_spin_lock(&s->lock_lock);
     struct lock_queue **q = find_queue(s, m->word);
-    for (struct lock_waiter **at = *q ? &(*q)->first : NULL; at && *at; at = &(*at)->next) {
-        struct lock_waiter *waiter = *at;
-        if (waiter->node != from || waiter->ticket != m->ticket)
-            continue;
-        *at = waiter->next;
-        if (!*at)
-            (*q)->last = at;
-        s->requests[from]--;
-        free(waiter);
-        drop_empty(q); /* LOCK_WAITERS may stay: the holder's release then frees the lock by message */
-        break;
+    if (*q)
+        remove_requests(s, q, from, &m->ticket);
+    base_spin_unlock(&s->lock_lock);
+}
+
+static void forget_requests(struct sync *s, uint32_t node)
+{
+    base_spin_lock(&s->lock_lock);
+    for (struct lock_queue **q = &s->queues; *q;) {
+        struct lock_queue *same = *q;
+        remove_requests(s, q, node, NULL);
+        if (*q == same)
+            q = &same->next;
     }
     base_spin_unlock(&s->lock_lock);
 }
@@ -213,6 +233,21 @@ void lock_home_gone(struct weft *w, struct sync *s, uint32_t node)
         if (again)
             release(w, s, at, claim, true);
     }
+    forget_requests(s, node);
+}
+
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues)
+{
+    uint32_t requests = 0;
+    *queues = 0;
+    base_spin_lock(&s->lock_lock);
+    for (const struct lock_queue *q = s->queues; q; q = q->next) {
+        ++*queues;
+        for (const struct lock_waiter *waiter = q->first; waiter; waiter = waiter->next)
+            requests++;
+    }
+    base_spin_unlock(&s->lock_lock);
+    return requests;
 }
 
 static void free_waiters(struct lock_waiter *waiter)
