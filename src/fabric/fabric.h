@@ -226,6 +226,8 @@ struct weft {
     _Atomic uint32_t last_looks; /* how often a thread has looked at the end of its wait, because the progress thread napped */
     _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
+    _Atomic uint32_t waiting; /* threads of the program in a call that waits: weft_close() refuses then */
+    struct weft *next_open;   /* node/open.c */
     int wake_fd[2]; /* local kicks for the progress thread */
     struct pollfd *poll_fds; /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;

@@ -116,12 +116,8 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
     return done;
 }
 
-int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
-    if (ready(arg))
-        return 0;
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
     for (;;) {
         if (spin(w, ready, arg, deadline))
             return 0;
@@ -144,4 +140,16 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
         }
         /* Not ready, but things move, and would wake this thread again and again: it moves them itself, unless another does. */
     }
+}
+
+int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    if (ready(arg))
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
+    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
+    int rc = wait_long(w, ready, arg, deadline);
+    atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
+    return rc;
 }

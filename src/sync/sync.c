@@ -101,7 +101,9 @@ int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     int64_t look = base_deadline(SYNC_LOOK_NS);
     int64_t limit = fab_limit(p.deadline < look ? look : p.deadline);
+    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* also while it sleeps between two looks */
     int rc = wait_for_counter(w, &p, word, value);
+    atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     (void)fab_limit(limit);
     return rc;
 }
