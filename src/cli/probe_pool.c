@@ -353,13 +353,13 @@ int probe_pool(const struct probe *p)
     struct pool pool = {.end = {.p = p, .fd = -1, .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    int fd = probe_end_reach(p);
-    if (fd < 0 && (p->listen || p->peer))
-        return probe_error(p, "%s", base_error());
-    struct verbs_device *d = probe_open(p);
-    if (!d) {
-        probe_end_hang_up(fd);
+    struct verbs_device *d = probe_open(p); /* first: who has none need not wait for the other end */
+    if (!d)
         return CLI_FAILED;
+    int fd = probe_end_reach(p);
+    if (fd < 0 && (p->listen || p->peer)) {
+        verbs_device_close(d);
+        return probe_error(p, "%s", base_error());
     }
     if (fd < 0)
         return with_thread(p, &pool, d);
