@@ -43,7 +43,9 @@ typedef struct weft_config {
 WEFT_API int weft_open(weft **out, const weft_config *config);
 
 /* Leave. Waits until what this node has sent is on its way, tells the others, frees everything.
- * Buffers of this node's pool are gone for the others. NULL is allowed. Must not be called from a handler. */
+ * Buffers of this node's pool are gone for the others. NULL is allowed. No other thread may begin a call with this node meanwhile or after.
+ * Errors, with nothing changed: -EBUSY a thread waits in a call of this node, -EINVAL the node is closed already (as long as no
+ * other has been opened since, whose handle may be the same), -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft *w);
 
 WEFT_API uint32_t weft_rank(const weft *w);

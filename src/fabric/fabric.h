@@ -226,6 +226,8 @@ struct weft {
     _Atomic uint32_t last_looks; /* how often a thread has looked at the end of its wait, because the progress thread napped */
     _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
+    _Atomic uint32_t waiting; /* threads of the program in a call that waits: weft_close() refuses then */
+    struct weft *next_open;   /* node/open.c */
     int wake_fd[2]; /* local kicks for the progress thread */
     struct pollfd *poll_fds; /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;
@@ -290,6 +292,17 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
 int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
 int fab_hook(struct weft *w, const struct fab_hook *hook);
 void fab_now_free(struct weft *w); /* the transports are closed */
+
+/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
+/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
+ * refused. */
+bool fab_at_once(const struct weft *w, weft_gaddr where);
+struct fab_now;
+int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
+/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
+ * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
+int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
+void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
 void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 /* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
@@ -362,6 +375,9 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
 void fab_wake_here(struct weft *w); /* wake this node's own waiters, after changing what they wait for */
 void fab_wake(struct weft *w, uint32_t node); /* wake the waiters of a node, after putting to its memory */
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
+/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
+ * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
+int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for other nodes' doing --- */
 /* Who is to end a wait. */

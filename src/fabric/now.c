@@ -53,8 +53,7 @@ void fab_now_free(struct weft *w)
     }
 }
 
-/* Done when the call that starts it returns, without an op: nothing can be left behind. So is what will be refused. */
-static bool at_once(const struct weft *w, weft_gaddr where)
+bool fab_at_once(const struct weft *w, weft_gaddr where)
 {
     uint32_t node = weft_gaddr_node(where);
     const struct fab_transport *t = node < w->size ? w->links[node].transport : NULL;
@@ -63,6 +62,7 @@ static bool at_once(const struct weft *w, weft_gaddr where)
 
 static int begin(struct weft *w, struct fab_now **n)
 {
+    *n = NULL;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for: nothing was started");
     *n = take(w);
@@ -107,7 +107,7 @@ int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *val
 
 int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
 {
-    if (at_once(w, dst))
+    if (fab_at_once(w, dst))
         return weft_put(w, dst, src, len, NULL);
     struct fab_now *n;
     int rc = begin(w, &n);
@@ -124,7 +124,7 @@ int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
 
 int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
 {
-    if (at_once(w, src))
+    if (fab_at_once(w, src))
         return weft_get(w, dst, src, len, NULL);
     struct fab_now *n;
     int rc = begin(w, &n);
@@ -143,7 +143,7 @@ static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a
     struct fab_now *n = NULL;
     weft_op *op = NULL;
     uint64_t *to = old;
-    if (!at_once(w, word)) {
+    if (!fab_at_once(w, word)) {
         int rc = begin(w, &n);
         if (rc)
             return rc;
@@ -159,6 +159,41 @@ static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a
         give(w, n);
     }
     return rc;
+}
+
+int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **out)
+{
+    struct fab_now *n = take(w);
+    if (!n)
+        return -ENOMEM;
+    int rc = weft_compare_swap(w, word, expected, desired, &n->old, &n->op);
+    if (rc) {
+        n->op.status = rc; /* it was not started */
+        give(w, n);
+        return rc;
+    }
+    *out = n;
+    return 0;
+}
+
+int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns)
+{
+    struct fab_now *n = *swap;
+    int rc = ended(n) || !fab_in_handler() ? weft_wait(w, &n->op, timeout_ns) : -EINPROGRESS;
+    if (!ended(n))
+        return rc == -ETIMEDOUT ? -EINPROGRESS : rc;
+    if (rc == -ETIMEDOUT || rc == -EINPROGRESS)
+        rc = n->op.status; /* it has ended since the wait did */
+    if (rc == 0)
+        *old = n->old;
+    fab_swap_leave(w, swap);
+    return rc;
+}
+
+void fab_swap_leave(struct weft *w, struct fab_now **swap)
+{
+    give(w, *swap);
+    *swap = NULL;
 }
 
 int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)

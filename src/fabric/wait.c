@@ -13,9 +13,19 @@
 #define YIELD_FOR         16 /* times the spin time: giving the processor away, when nodes outnumber cores */
 #define LOOKS_PER_CLOCK   32u
 
+static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
+
+int64_t fab_limit(int64_t deadline)
+{
+    int64_t before = limit;
+    limit = deadline == INT64_MAX ? 0 : deadline;
+    return before ? before : INT64_MAX;
+}
+
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
 {
-    return base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    int64_t end = base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
 void fab_wake_here(struct weft *w)
@@ -106,12 +116,8 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
     return done;
 }
 
-int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
-    if (ready(arg))
-        return 0;
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
     for (;;) {
         if (spin(w, ready, arg, deadline))
             return 0;
@@ -134,4 +140,16 @@ int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
         }
         /* Not ready, but things move, and would wake this thread again and again: it moves them itself, unless another does. */
     }
+}
+
+int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    if (ready(arg))
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for");
+    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
+    int rc = wait_long(w, ready, arg, deadline);
+    atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
+    return rc;
 }

@@ -9,6 +9,39 @@
 #include "queue/queue.h"
 #include "sync/sync.h"
 
+/* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
+ * it is none any more. */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft *open_nodes;
+
+static void enlist(struct weft *w)
+{
+    pthread_mutex_lock(&open_lock);
+    w->next_open = open_nodes;
+    open_nodes = w;
+    pthread_mutex_unlock(&open_lock);
+}
+
+/* 0: it was open, nobody waits in it, and from now on it counts as closed. */
+static int delist(struct weft *w)
+{
+    struct weft **at = &open_nodes;
+    int rc = 0;
+    pthread_mutex_lock(&open_lock);
+    while (*at && *at != w)
+        at = &(*at)->next_open;
+    uint32_t waiting = *at ? atomic_load_explicit(&w->waiting, memory_order_relaxed) : 0;
+    if (!*at)
+        rc = base_fail(-EINVAL, "weft_close(): this node is closed already");
+    else if (waiting)
+        rc = base_fail(-EBUSY, "weft_close(): %u thread%s of this node wait%s in a call of weft: let that return first (a time-out bounds it)",
+                       waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
+    else
+        *at = w->next_open;
+    pthread_mutex_unlock(&open_lock);
+    return rc;
+}
+
 /* Leave what is below links and threads: also the end of a weft_open() that failed. */
 static void take_apart(struct weft *w)
 {
@@ -79,6 +112,7 @@ int weft_open(weft **out, const weft_config *config)
         take_apart(w);
         goto out;
     }
+    enlist(w);
     *out = w;
 out:
     cluster_settings_clear(&s);
@@ -91,6 +125,9 @@ int weft_close(weft *w)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_close() must not be called from a handler");
+    int rc = delist(w);
+    if (rc)
+        return rc;
     /* One deadline for all: peers that are stuck keep us no longer than one would. */
     int64_t deadline = fab_timeout(w, WEFT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {

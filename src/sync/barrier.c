@@ -92,8 +92,10 @@ static bool has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
+    /* One that has begun with another set of as many nodes saw others leave than this node did, and was never in this set: sets only
+     * shrink. Both have to see all that have left, and begin anew. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
-           (newest != 0 && newest >> 20 < b->set >> 20) || !fab_alive(b->w, b->from);
+           (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }
 
 static bool signalled(void *arg)
@@ -328,6 +330,7 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
         return base_fail(-EBUSY, "another thread of this node is in a barrier");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
+    int64_t limit = fab_limit(p.deadline);
     /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
     int rc = s->entered ? 0 : enter(w, s);
     if (rc == 0) {
@@ -337,6 +340,7 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }
+    (void)fab_limit(limit);
     pthread_mutex_unlock(&s->barrier_lock);
     return rc;
 }

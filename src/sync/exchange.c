@@ -27,9 +27,12 @@ static uint64_t place(const struct weft *w, const struct sync *s, uint32_t from)
     return fab_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
 }
 
-static int put_word(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+static int put_word(struct weft *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
 {
-    int rc = fab_system_put(w, node, offset, value);
+    int rc;
+    do /* a node that is stopped takes nothing for longer than an operation waits */
+        rc = fab_system_put(w, node, offset, value);
+    while (rc == -ETIMEDOUT && p->lasting);
     return rc ? rc : weft_fence(w, node);
 }
 
@@ -57,11 +60,11 @@ static int give(struct weft *w, struct fab_patience *p, void *arg)
     struct sync *s = w->sync;
     uint64_t at = place(w, s, w->rank);
     for (uint32_t i = 0; i < s->member_count && !s->put; i++) {
-        int rc = put_word(w, s->members[i], at + offsetof(struct given, tag), 0);
+        int rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), 0);
         if (!rc)
-            rc = put_word(w, s->members[i], at + offsetof(struct given, word), x->mine);
+            rc = put_word(w, p, s->members[i], at + offsetof(struct given, word), x->mine);
         if (!rc)
-            rc = put_word(w, s->members[i], at + offsetof(struct given, tag), tag_now(s));
+            rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), tag_now(s));
         if (rc && rc != -ECONNRESET)
             return rc;
     }

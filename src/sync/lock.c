@@ -1,211 +1,224 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock. Its word holds who has it (node + 1) and whether others wait. A free lock is taken, and one nobody waits
- * for is given back, by one compare-and-swap. Whoever finds it taken asks the word's home, which keeps the waiters in
- * the order they came, in its own memory, and from then on hands the lock over by message.
+ * The lock (lock.h) at the node that takes it and gives it back.
  *
- * While WAITERS is set only the home changes the word: takers see it is not 0, and the holder's compare-and-swap to 0
- * fails and turns into a message.
+ * A claim is one attempt to take a lock and, when that succeeds, the holding of it. A thread is at it while it is WANTED; HELD it is the
+ * node's, until some thread gives it back. What cannot be ended within a call is `left` to the progress thread: a swap that is still
+ * under way, or of which nobody knows whether it happened. It is undone by one more swap, from this claim to 0: atomics to a
+ * node happen in order, so that one finds whatever the first has done, and it changes no other claim.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "sync/state.h"
+#include "sync/lock.h"
 
-#define WAITERS (UINT64_C(1) << 63)
-#define OWNER   UINT64_C(0xffffffff)
-/* Nobody has it, and the last who had it died: the next is told. Not 0, so that the next asks the home. */
-#define ORPHAN  (UINT64_C(1) << 62)
+#define LEFT_AGAIN_NS (5 * WEFT_MS)
 
-enum lock_verb { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE, LOCK_CANCEL, LOCK_REFUSE };
+enum claim_state { WANTED, HELD };
 
-struct lock_message {
-    uint64_t word;   /* gaddr */
-    uint64_t ticket; /* the requester's */
-    uint32_t verb;
-    uint32_t inherited;
-};
-
-/* At the home. */
-struct lock_waiter {
-    struct lock_waiter *next;
-    uint64_t ticket;
-    uint32_t node;
-};
-
-struct lock_queue {
-    struct lock_queue *next;
-    uint64_t word;
-    struct lock_waiter *first, **last;
-};
-
-/* At the node that waits. */
-struct lock_wait {
-    struct lock_wait *next;
+struct lock_claim {
+    struct lock_claim *next; /* of its bucket, of those that are left, of those that are spare */
     struct weft *w;
-    uint64_t ticket, word;
+    uint64_t word, ticket;
+    _Atomic enum claim_state state;
+    /* While a thread waits for the home: */
+    bool waits;
     _Atomic bool granted;
-    _Atomic bool refused; /* the home has no memory for a waiter */
-    bool inherited;
+    _Atomic bool refused;
+    bool inherited, many;
+    /* A swap that is under way, to this claim or (`back`) from it: */
+    struct fab_now *swap;
+    bool back;
 };
 
-static int say(struct weft *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool inherited)
+static uint64_t value_of(const struct lock_claim *c)
 {
-    struct lock_message m = {.word = word, .ticket = ticket, .verb = (uint32_t)verb, .inherited = inherited};
-    return fab_send(w, node, FAB_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
+    return lock_value(c->w->rank, c->ticket);
 }
 
-static _Atomic uint64_t *word_at(struct weft *w, uint64_t word)
+/* --- claims; with lock_lock --- */
+
+static struct lock_claim **bucket(struct sync *s, uint64_t word)
 {
-    return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
+    return &s->claims[(word >> 3) * UINT64_C(0x9e3779b97f4a7c15) >> 58];
+}
+_Static_assert(SYNC_CLAIM_BUCKETS == 64, "6 bits of the hash");
+
+static void unlink_claim(struct lock_claim **at, const struct lock_claim *c)
+{
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at)
+        *at = c->next;
 }
 
-/* --- the home's side; all with lock_lock, which is never held over a send --- */
-
-static struct lock_queue **find_queue(struct sync *s, uint64_t word)
+static void spare(struct sync *s, struct lock_claim *c)
 {
-    struct lock_queue **q = &s->queues;
-    while (*q && (*q)->word != word)
-        q = &(*q)->next;
-    return q;
+    c->next = s->spare;
+    s->spare = c;
 }
 
-static bool owner_alive(const struct weft *w, uint64_t value)
+/* An attempt of this node's that was left, and is under way: the next call goes on with it. */
+static struct lock_claim *take_left(struct sync *s, uint64_t word)
 {
-    uint64_t owner = value & OWNER;
-    return owner > 0 && owner <= w->size && fab_alive(w, (uint32_t)owner - 1);
-}
-
-/* Take the first living waiter off the queue and make it the owner; without one, free the
- * lock, which stays inherited when it was. What was granted is
- * in *to, to be said without the lock. */
-static bool hand_over(struct weft *w, struct lock_queue **at, struct lock_waiter *to, bool inherited)
-{
-    struct lock_queue *q = *at;
-    bool found = false;
-    while (q->first && !found) {
-        struct lock_waiter *next = q->first;
-        q->first = next->next;
-        *to = *next;
-        found = fab_alive(w, next->node);
-        free(next);
-    }
-    uint64_t value = found ? ((uint64_t)to->node + 1) | (q->first ? WAITERS : 0) : inherited ? ORPHAN : 0;
-    atomic_store_explicit(word_at(w, q->word), value, memory_order_seq_cst);
-    if (!q->first) {
-        *at = q->next;
-        free(q);
-    }
-    return found;
-}
-
-static void on_request(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
-{
-    _Atomic uint64_t *word = word_at(w, m->word);
-    struct lock_waiter *waiter = malloc(sizeof *waiter), to = {0};
-    struct lock_queue *fresh = calloc(1, sizeof *fresh);
-    bool granted = false, inherited = false;
-    if (!waiter || !fresh) {
-        free(waiter);
-        free(fresh);
-        (void)say(w, from, LOCK_REFUSE, m->word, m->ticket, false);
-        return;
-    }
-    base_spin_lock(&s->lock_lock);
-    struct lock_queue **q = find_queue(s, m->word);
-    if (!*q) {
-        fresh->word = m->word;
-        fresh->last = &fresh->first;
-        *q = fresh;
-        fresh = NULL;
-    }
-    *waiter = (struct lock_waiter){.ticket = m->ticket, .node = from};
-    if (!(*q)->first)
-        (*q)->last = &(*q)->first;
-    *(*q)->last = waiter;
-    (*q)->last = &waiter->next;
-    for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
-        if (v == 0 || !owner_alive(w, v)) {
-            /* Free, or its holder died. A taker may be faster while the word is 0. */
-            if (!(v & WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, WAITERS | (from + UINT64_C(1)),
-                                                                           memory_order_seq_cst, memory_order_acquire))
-                continue;
-            inherited = v != 0;
-            granted = hand_over(w, q, &to, inherited);
-            break;
+    for (struct lock_claim **at = &s->left; *at; at = &(*at)->next) {
+        struct lock_claim *c = *at;
+        if (c->word == word && c->swap && !c->back) {
+            *at = c->next;
+            return c;
         }
-        if ((v & WAITERS) || atomic_compare_exchange_strong_explicit(word, &v, v | WAITERS, memory_order_seq_cst,
-                                                                     memory_order_acquire))
-            break;
     }
-    base_spin_unlock(&s->lock_lock);
-    free(fresh);
-    if (granted)
-        (void)say(w, to.node, LOCK_GRANT, m->word, to.ticket, inherited);
+    return NULL;
 }
 
-static void on_release(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m, bool inherited)
+/* The one that this node holds, taken out of its bucket. Another of the same word was forgotten: its memory has been freed, and zeroed. */
+static struct lock_claim *take_held(struct sync *s, uint64_t word)
 {
-    struct lock_waiter to = {0};
-    bool granted = false;
-    base_spin_lock(&s->lock_lock);
-    uint64_t v = atomic_load_explicit(word_at(w, m->word), memory_order_acquire);
-    if ((v & OWNER) == (uint64_t)from + 1) {
-        struct lock_queue **q = find_queue(s, m->word);
-        if (*q)
-            granted = hand_over(w, q, &to, inherited);
+    struct lock_claim *held = NULL;
+    for (struct lock_claim **at = bucket(s, word); *at;) {
+        struct lock_claim *c = *at;
+        /* acquire: pairs with the release in become_held() */
+        if (c->word != word || atomic_load_explicit(&c->state, memory_order_acquire) != HELD) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        if (held)
+            spare(s, c);
         else
-            atomic_store_explicit(word_at(w, m->word), inherited ? ORPHAN : 0, memory_order_seq_cst);
+            held = c; /* the newest */
     }
-    base_spin_unlock(&s->lock_lock);
-    if (granted)
-        (void)say(w, to.node, LOCK_GRANT, m->word, to.ticket, inherited);
+    return held;
 }
 
-static void on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
+/* --- claims; without it --- */
+
+static int begin(struct weft *w, struct sync *s, uint64_t word, struct lock_claim **out)
 {
     base_spin_lock(&s->lock_lock);
-    struct lock_queue **q = find_queue(s, m->word);
-    for (struct lock_waiter **at = *q ? &(*q)->first : NULL; at && *at; at = &(*at)->next) {
-        struct lock_waiter *waiter = *at;
-        if (waiter->node != from || waiter->ticket != m->ticket)
-            continue;
-        *at = waiter->next;
-        if (!*at)
-            (*q)->last = at;
-        free(waiter);
-        break;
+    struct lock_claim *c = BASE_UNLIKELY(s->left != NULL) ? take_left(s, word) : NULL;
+    bool fresh = !c;
+    if (!c && s->spare) {
+        c = s->spare;
+        s->spare = c->next;
+    } else if (!c) {
+        c = malloc(sizeof *c);
     }
-    /* An empty queue and WAITERS may stay: the holder's release then frees the lock by message. */
+    if (c) {
+        if (fresh)
+            *c = (struct lock_claim){.w = w, .word = word, .ticket = ++s->next_ticket & LOCK_TICKETS};
+        c->next = *bucket(s, word);
+        *bucket(s, word) = c;
+    }
+    base_spin_unlock(&s->lock_lock);
+    *out = c;
+    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for one more", (unsigned long long)word);
+}
+
+static void become_held(struct lock_claim *c)
+{
+    atomic_store_explicit(&c->state, HELD, memory_order_release);
+}
+
+static void forget(struct sync *s, struct lock_claim *c)
+{
+    base_spin_lock(&s->lock_lock);
+    unlink_claim(bucket(s, c->word), c);
+    spare(s, c);
     base_spin_unlock(&s->lock_lock);
 }
 
-/* --- the waiter's side --- */
-
-static void on_grant(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+static void leave(struct sync *s, struct lock_claim *c)
 {
-    bool wanted = false;
     base_spin_lock(&s->lock_lock);
-    for (struct lock_wait *wait = s->waits; wait; wait = wait->next) {
-        if (wait->ticket != m->ticket || wait->word != m->word)
-            continue;
-        wait->inherited = m->inherited;
-        atomic_store_explicit(&wait->granted, true, memory_order_release);
-        wanted = true;
-        break;
-    }
+    unlink_claim(bucket(s, c->word), c);
+    c->next = s->left;
+    s->left = c;
     base_spin_unlock(&s->lock_lock);
-    if (!wanted) /* it timed out just before: give it back */
-        (void)say(w, from, LOCK_RELEASE, m->word, 0, m->inherited);
+    fab_kick(c->w); /* its tick */
 }
 
-static void on_refuse(struct sync *s, const struct lock_message *m)
+static int give_back_later(struct weft *w, struct sync *s, uint64_t word, uint64_t ticket)
 {
+    struct lock_claim *c = malloc(sizeof *c);
+    if (!c)
+        return -ENOMEM;
+    *c = (struct lock_claim){.w = w, .word = word, .ticket = ticket, .back = true};
+    leave(s, c);
+    return 0;
+}
+
+/* --- what was left --- */
+
+/* One step towards the lock being free of this claim. True: it is, or will be without us. */
+static bool settle(struct weft *w, struct lock_claim *c)
+{
+    uint32_t home = weft_gaddr_node(c->word);
+    uint64_t old = 0, mine = value_of(c);
+    if (c->swap) {
+        int rc = fab_swap_wait(w, &c->swap, &old, 0);
+        if (rc == -EINPROGRESS)
+            return false;
+        if (rc == 0 && !c->back && old != 0)
+            return true; /* it was not taken */
+        if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
+            return true; /* it is given back, or never was taken */
+        if (rc == 0 && c->back)
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, false) == 0; /* else all of it again */
+    }
+    c->back = true;
+    return fab_swap_begin(w, c->word, mine, 0, &c->swap) != 0 && !fab_alive(w, home); /* where it fails, next time again */
+}
+
+static int64_t tick(struct weft *w, int64_t now_ns, void *arg)
+{
+    struct sync *s = arg;
+    (void)now_ns;
     base_spin_lock(&s->lock_lock);
-    for (struct lock_wait *wait = s->waits; wait; wait = wait->next)
-        if (wait->ticket == m->ticket && wait->word == m->word)
-            atomic_store_explicit(&wait->refused, true, memory_order_release);
+    struct lock_claim *left = s->left;
+    s->left = NULL;
     base_spin_unlock(&s->lock_lock);
+    while (left) {
+        struct lock_claim *c = left;
+        left = c->next;
+        bool done = settle(w, c);
+        base_spin_lock(&s->lock_lock);
+        c->next = done ? s->spare : s->left;
+        *(done ? &s->spare : &s->left) = c;
+        base_spin_unlock(&s->lock_lock);
+    }
+    int64_t in = lock_home_tick(w, s);
+    base_spin_lock(&s->lock_lock);
+    if (s->left && in > LEFT_AGAIN_NS)
+        in = LEFT_AGAIN_NS;
+    base_spin_unlock(&s->lock_lock);
+    return in;
+}
+
+/* --- messages --- */
+
+static void on_answer(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    struct lock_claim *c;
+    base_spin_lock(&s->lock_lock);
+    for (c = *bucket(s, m->word); c; c = c->next)
+        if (c->word == m->word && c->ticket == m->ticket)
+            break;
+    if (c && c->waits && m->verb == LOCK_GRANT) {
+        c->inherited = m->flag;
+        atomic_store_explicit(&c->granted, true, memory_order_release);
+    } else if (c && c->waits) {
+        c->many = m->flag;
+        atomic_store_explicit(&c->refused, true, memory_order_release);
+    }
+    base_spin_unlock(&s->lock_lock);
+    if (c || m->verb != LOCK_GRANT)
+        return;
+    /* Its wait timed out just before: give it back. */
+    if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket))
+        base_log(BASE_LOG_WARN, "lock %#llx: it was granted after its call had timed out, and cannot be given back: no memory",
+                 (unsigned long long)m->word);
 }
 
 static void on_message(struct weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
@@ -213,41 +226,36 @@ static void on_message(struct weft *w, uint32_t from, const void *header, size_t
 {
     (void)payload;
     (void)payload_len;
-    const struct lock_message *m = header;
+    struct lock_message m;
     struct fab_link *l;
-    if (header_len != sizeof *m)
+    if (header_len != sizeof m)
         return;
-    bool home = weft_gaddr_node(m->word) == w->rank;
-    bool answer = m->verb == LOCK_GRANT || m->verb == LOCK_REFUSE;
-    if ((m->word & 7) || fab_resolve(w, m->word, 8, &l) || (answer ? weft_gaddr_node(m->word) != from : !home))
+    memcpy(&m, header, sizeof m);
+    m.ticket &= LOCK_TICKETS;
+    bool home = weft_gaddr_node(m.word) == w->rank;
+    bool answer = m.verb == LOCK_GRANT || m.verb == LOCK_REFUSE;
+    if ((m.word & 7) || fab_resolve(w, m.word, 8, &l) || (answer ? weft_gaddr_node(m.word) != from : !home))
         return; /* not from any weft */
-    switch (m->verb) {
+    switch (m.verb) {
     case LOCK_REQUEST:
-        on_request(w, arg, from, m);
-        break;
-    case LOCK_GRANT:
-        on_grant(w, arg, from, m);
+        lock_on_request(w, arg, from, &m);
         break;
     case LOCK_RELEASE:
-        on_release(w, arg, from, m, m->inherited);
+        lock_on_release(w, arg, from, &m);
         break;
     case LOCK_CANCEL:
-        on_cancel(arg, from, m);
+        lock_on_cancel(arg, from, &m);
         break;
+    case LOCK_GRANT:
     case LOCK_REFUSE:
-        on_refuse(arg, m);
+        on_answer(w, arg, from, &m);
         break;
     default:
         break;
     }
 }
 
-static bool granted_or_lost(void *arg)
-{
-    struct lock_wait *wait = arg;
-    return atomic_load_explicit(&wait->granted, memory_order_acquire) ||
-           atomic_load_explicit(&wait->refused, memory_order_acquire) || !fab_alive(wait->w, weft_gaddr_node(wait->word));
-}
+/* --- taking it --- */
 
 /* For whom this node waits: who holds the lock, as the word says now. */
 static void say_holder(const struct fab_patience *p, weft_gaddr word)
@@ -257,136 +265,317 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     char what[64], whom[160];
     uint64_t value;
     snprintf(what, sizeof what, "lock %#llx", (unsigned long long)word);
-    if (weft_fetch_add_now(w, word, 0, &value) == 0 && owner_alive(w, value))
-        snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & OWNER) - 1);
+    int64_t limit = fab_limit(base_deadline(WEFT_SECOND)); /* the home may be stopped */
+    int rc = weft_fetch_add_now(w, word, 0, &value);
+    (void)fab_limit(limit);
+    if (rc == 0 && lock_owned(w, value))
+        snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
         snprintf(whom, sizeof whom, "node %u, in whose memory the lock is, and which is alive, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
-static int wait_for_grant(struct lock_wait *wait, struct fab_patience *p)
+static int64_t until(int64_t deadline)
+{
+    int64_t left = deadline - base_now_ns();
+    return left > 0 ? left : 0;
+}
+
+/* The compare-and-swap of a lock on another node: -EINPROGRESS: it has not ended by the deadline. */
+static int wait_for_swap(struct lock_claim *c, struct fab_patience *p, uint64_t *old)
 {
     for (;;) {
-        int rc = fab_wait(wait->w, granted_or_lost, wait, fab_patience_next(p));
-        if (rc != -ETIMEDOUT || fab_patience_check(p))
+        int rc = fab_swap_wait(c->w, &c->swap, old, until(fab_patience_next(p)));
+        if (rc != -EINPROGRESS || fab_patience_check(p))
             return rc;
         if (fab_patience_due(p))
-            say_holder(p, wait->word);
+            say_holder(p, c->word);
     }
 }
 
-static BASE_COLD int lock_slow(struct weft *w, struct sync *s, weft_gaddr word, int64_t timeout_ns, bool *inherited)
+static bool answered_or_lost(void *arg)
 {
-    uint32_t home = weft_gaddr_node(word);
-    struct lock_wait wait = {.w = w, .word = word};
+    struct lock_claim *c = arg;
+    return atomic_load_explicit(&c->granted, memory_order_acquire) || atomic_load_explicit(&c->refused, memory_order_acquire) ||
+           !fab_alive(c->w, weft_gaddr_node(c->word));
+}
+
+static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
+{
+    for (;;) {
+        int rc = fab_wait(c->w, answered_or_lost, c, fab_patience_next(p));
+        if (rc != -ETIMEDOUT || fab_patience_check(p))
+            return rc;
+        if (fab_patience_due(p))
+            say_holder(p, c->word);
+    }
+}
+
+static int timed_out(weft_gaddr word)
+{
+    return base_fail(-ETIMEDOUT, "lock %#llx: it was held until the deadline", (unsigned long long)word);
+}
+
+/* Somebody else has it: the home is asked for it. The claim is held after a 0, else it is gone. */
+static BASE_COLD int ask_home(struct weft *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
+{
+    uint32_t home = weft_gaddr_node(c->word);
+    uint64_t word = c->word, ticket = c->ticket;
+    base_spin_lock(&s->lock_lock);
+    c->waits = true;
+    base_spin_unlock(&s->lock_lock);
+    int rc;
+    do /* a node that is stopped takes nothing for longer than an operation waits */
+        rc = lock_say(w, home, LOCK_REQUEST, word, ticket, false);
+    while (rc == -ETIMEDOUT && p->lasting);
+    bool asked = rc == 0;
+    if (asked)
+        rc = wait_for_answer(c, p);
+
+    /* The former holder may be a thread of this node that gave the lock back by its swap, and the home's grant came from another
+     * process. It had lock_lock before that swap, and this thread has it after the grant: so its stores are seen. */
+    base_spin_lock(&s->lock_lock);
+    bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
+    bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
+    *inherited = c->inherited;
+    c->waits = false;
+    if (granted) {
+        become_held(c);
+    } else {
+        unlink_claim(bucket(s, word), c);
+        spare(s, c);
+    }
+    base_spin_unlock(&s->lock_lock);
+    if (granted)
+        return 0;
+    if (refused && many)
+        return base_fail(-ENOBUFS, "lock %#llx: %u requests of this node wait for locks of node %u already, and more it does not keep: "
+                         "let fewer threads wait at once", (unsigned long long)word, LOCK_REQUESTS_MAX, home);
+    if (refused)
+        return base_fail(-ENOMEM, "lock %#llx: node %u has no memory for one more that waits for it", (unsigned long long)word, home);
+    if (asked && rc == -ETIMEDOUT) {
+        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* where it fails, the grant is given back when it comes */
+        return timed_out(word);
+    }
+    return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
+}
+
+/* The word was not 0 but `old`. */
+static BASE_COLD int wait_in_line(struct weft *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p, bool *inherited)
+{
+    if (fab_patience_check(p) && lock_owned(w, old)) {
+        forget(s, c);
+        return timed_out(c->word);
+    }
+    int64_t look = base_deadline(SYNC_LOOK_NS); /* one that nobody living holds is had, whatever the time-out */
+    if (!lock_owned(w, old) && p->deadline < look)
+        p->deadline = look;
+    return ask_home(w, s, c, p, inherited);
+}
+
+static int lock_here(struct weft *w, struct sync *s, weft_gaddr word, int64_t timeout_ns, bool *inherited)
+{
+    struct lock_claim *c;
+    uint64_t old = 0;
+    int rc = begin(w, s, word, &c);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    rc = weft_compare_swap(w, word, 0, value_of(c), &old, NULL);
+    if (BASE_LIKELY(rc == 0 && old == 0)) {
+        become_held(c);
+        return 0;
+    }
+    if (rc) {
+        forget(s, c);
+        return rc;
+    }
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
-    base_spin_lock(&s->lock_lock);
-    wait.ticket = ++s->next_ticket;
-    wait.next = s->waits;
-    s->waits = &wait;
-    base_spin_unlock(&s->lock_lock);
+    int64_t limit = fab_limit(p.deadline);
+    rc = wait_in_line(w, s, c, old, &p, inherited);
+    (void)fab_limit(limit);
+    return rc;
+}
 
-    int rc = say(w, home, LOCK_REQUEST, word, wait.ticket, false);
-    if (!rc)
-        rc = wait_for_grant(&wait, &p);
-
-    base_spin_lock(&s->lock_lock);
-    for (struct lock_wait **at = &s->waits; *at; at = &(*at)->next) {
-        if (*at == &wait) {
-            *at = wait.next;
-            break;
+static int lock_there(struct weft *w, struct sync *s, weft_gaddr word, struct fab_patience *p, bool *inherited)
+{
+    for (;;) {
+        struct lock_claim *c;
+        uint64_t old = 0;
+        int rc = begin(w, s, word, &c);
+        if (rc)
+            return rc;
+        while (!c->swap && !rc) {
+            rc = fab_swap_begin(w, word, 0, value_of(c), &c->swap);
+            if (rc == -ETIMEDOUT && p->lasting)
+                rc = 0; /* a node that is stopped takes nothing for longer than an operation waits */
         }
+        if (rc) {
+            forget(s, c);
+            return rc;
+        }
+        rc = wait_for_swap(c, p, &old);
+        if (rc == 0 && old == 0) {
+            /* With the lock, for what ask_home() says of it. */
+            base_spin_lock(&s->lock_lock);
+            become_held(c);
+            base_spin_unlock(&s->lock_lock);
+            return 0;
+        }
+        if (rc == 0)
+            return wait_in_line(w, s, c, old, p, inherited);
+        if (rc == -ECONNRESET) {
+            forget(s, c);
+            return rc;
+        }
+        leave(s, c); /* it may happen yet, or may have happened */
+        if (rc == -EINPROGRESS)
+            return base_fail(-ETIMEDOUT, "lock %#llx: its home, node %u, did not answer before the deadline (is it stopped?); should it "
+                             "give the lock to this call later, that is undone", (unsigned long long)word, weft_gaddr_node(word));
+        if (rc != -ECONNABORTED)
+            return rc;
+        /* The link broke, and is there again. */
     }
-    base_spin_unlock(&s->lock_lock);
-    if (atomic_load_explicit(&wait.granted, memory_order_acquire)) {
-        *inherited = wait.inherited;
-        /* The former holder may be a thread of this node that gave the lock back by its swap, and the home's grant came
-         * from another process: see weft_unlock(). This orders us after that swap. */
-        return weft_fetch_add_now(w, word, 0, NULL);
-    }
-    if (rc == -ETIMEDOUT) {
-        (void)say(w, home, LOCK_CANCEL, word, wait.ticket, false);
-        return base_fail(rc, "lock %#llx: it was held until the deadline", (unsigned long long)word);
-    }
-    if (!rc && atomic_load_explicit(&wait.refused, memory_order_acquire))
-        return base_fail(-ENOMEM, "lock %#llx: node %u has no memory for one more that waits for it", (unsigned long long)word, home);
-    return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
 }
 
 int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited)
 {
-    uint64_t old;
+    struct sync *s = w->sync;
     bool from_dead = false;
+    int rc;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_lock() must not be called from a handler");
-    int rc = weft_compare_swap_now(w, word, 0, w->rank + UINT64_C(1), &old);
-    if (rc == 0 && old != 0)
-        rc = lock_slow(w, w->sync, word, timeout_ns, &from_dead);
+    if (fab_at_once(w, word)) {
+        rc = lock_here(w, s, word, timeout_ns, &from_dead);
+    } else {
+        struct fab_patience p;
+        fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
+        int64_t look = base_deadline(SYNC_LOOK_NS);
+        p.deadline = p.deadline < look ? look : p.deadline;
+        int64_t limit = fab_limit(p.deadline);
+        rc = lock_there(w, s, word, &p, &from_dead);
+        (void)fab_limit(limit);
+    }
     if (rc == 0 && inherited)
         *inherited = from_dead;
     return rc;
 }
 
+/* --- giving it back --- */
+
+static int not_held(weft_gaddr word)
+{
+    return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
+}
+
+static int unlock_here(struct weft *w, struct sync *s, weft_gaddr word, uint64_t ticket)
+{
+    uint64_t old, mine = lock_value(w->rank, ticket);
+    int rc = weft_compare_swap(w, word, mine, 0, &old, NULL);
+    if (BASE_LIKELY(rc || old == mine))
+        return rc;
+    if (old != (mine | LOCK_WAITERS))
+        return not_held(word);
+    rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, ticket, false);
+    return rc == 0 || rc == -ECONNRESET || give_back_later(w, s, word, ticket) ? rc : 0;
+}
+
+static int unlock_there(struct weft *w, struct sync *s, struct lock_claim *c)
+{
+    uint64_t old = 0, mine = value_of(c), word = c->word;
+    int rc = fab_swap_begin(w, word, mine, 0, &c->swap);
+    if (rc && rc != -ECONNRESET) { /* nothing has happened: it is held as before */
+        base_spin_lock(&s->lock_lock);
+        c->next = *bucket(s, word);
+        *bucket(s, word) = c;
+        base_spin_unlock(&s->lock_lock);
+        return rc;
+    }
+    if (rc == 0) {
+        c->back = true;
+        rc = fab_swap_wait(w, &c->swap, &old, WEFT_DEFAULT);
+    }
+    bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
+    if (waiters)
+        rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
+    if (rc && rc != -ECONNRESET) { /* not yet, or nobody knows whether */
+        leave(s, c);
+        return 0;
+    }
+    forget(s, c);
+    return rc == 0 && old != mine && !waiters ? not_held(word) : rc;
+}
+
 int weft_unlock(weft *w, weft_gaddr word)
 {
-    uint64_t old, mine = w->rank + UINT64_C(1);
-    int rc = weft_compare_swap_now(w, word, mine, 0, &old);
-    if (rc || old == mine)
-        return rc;
-    if ((old & OWNER) != mine)
-        return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
-    /* The next holder may be a thread of this node, and the hand-over goes through another process, which neither the
-     * C memory model nor the thread sanitizer know of. The waiter takes this lock after its grant: that they know. */
     struct sync *s = w->sync;
+    bool here = fab_at_once(w, word);
+    uint64_t ticket = 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_unlock() must not be called from a handler: the lock is still held");
     base_spin_lock(&s->lock_lock);
+    struct lock_claim *c = take_held(s, word);
+    if (c && here) {
+        ticket = c->ticket;
+        spare(s, c);
+    }
     base_spin_unlock(&s->lock_lock);
-    return say(w, weft_gaddr_node(word), LOCK_RELEASE, word, 0, false);
+    if (BASE_LIKELY(c && here))
+        return unlock_here(w, s, word, ticket);
+    if (c)
+        return unlock_there(w, s, c);
+    struct fab_link *l;
+    int rc = fab_resolve(w, word, 8, &l);
+    return rc ? rc : not_held(word);
 }
 
 /* --- deaths, beginning and end --- */
 
-/* Locks of this home that others wait for and the dead node held go to the next in line. Those nobody waits for are
- * found when somebody asks. */
 static void on_gone(struct weft *w, uint32_t node, bool died, void *arg)
 {
     struct sync *s = arg;
     (void)died;
-    for (bool again = true; again;) {
-        struct lock_message m = {0};
-        again = false;
-        base_spin_lock(&s->lock_lock);
-        for (struct lock_queue *q = s->queues; q && !again; q = q->next) {
-            uint64_t v = atomic_load_explicit(word_at(w, q->word), memory_order_acquire);
-            if ((v & OWNER) == (uint64_t)node + 1) {
-                m.word = q->word;
-                again = true;
+    base_spin_lock(&s->lock_lock);
+    for (uint32_t i = 0; i < SYNC_CLAIM_BUCKETS; i++) {
+        for (struct lock_claim **at = &s->claims[i]; *at;) {
+            struct lock_claim *c = *at;
+            /* acquire: pairs with the release in become_held() */
+            if (weft_gaddr_node(c->word) == node && atomic_load_explicit(&c->state, memory_order_acquire) == HELD) {
+                *at = c->next;
+                spare(s, c);
+            } else {
+                at = &c->next;
             }
         }
-        base_spin_unlock(&s->lock_lock);
-        if (again)
-            on_release(w, s, node, &m, true);
     }
+    base_spin_unlock(&s->lock_lock);
+    lock_home_gone(w, s, node);
 }
 
 int lock_open(struct weft *w)
 {
     int rc = fab_handle(w, FAB_HANDLER_LOCK, on_message, w->sync);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .arg = w->sync});
+        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .tick = tick, .arg = w->sync});
     return rc;
 }
 
-void lock_close(struct sync *s)
+static void free_claims(struct weft *w, struct lock_claim *c)
 {
-    while (s->queues) {
-        struct lock_queue *q = s->queues;
-        s->queues = q->next;
-        while (q->first) {
-            struct lock_waiter *waiter = q->first;
-            q->first = waiter->next;
-            free(waiter);
-        }
-        free(q);
+    while (c) {
+        struct lock_claim *next = c->next;
+        if (c->swap)
+            fab_swap_leave(w, &c->swap);
+        free(c);
+        c = next;
     }
+}
+
+void lock_close(struct weft *w, struct sync *s)
+{
+    for (uint32_t i = 0; i < SYNC_CLAIM_BUCKETS; i++)
+        free_claims(w, s->claims[i]);
+    free_claims(w, s->left);
+    free_claims(w, s->spare);
+    lock_home_close(s);
 }

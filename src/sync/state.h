@@ -7,8 +7,10 @@
 
 #include "sync/sync.h"
 
-struct lock_queue; /* at the home of a lock: who waits for it (lock.c) */
-struct lock_wait;  /* at a node: a thread that waits (lock.c) */
+struct lock_queue;  /* at the home of a lock: who waits for it (lock_home.c) */
+struct lock_waiter; /* one of them */
+struct lock_claim;  /* at a node: a lock that it holds, wants or gives back (lock.c) */
+#define SYNC_CLAIM_BUCKETS 64u
 
 struct sync {
     /* barrier.c, under barrier_lock */
@@ -23,12 +25,18 @@ struct sync {
     bool sent;         /* the signal of this round is on its way */
     uint32_t distance; /* of this round; the member count or more: all rounds are done */
 
-    /* lock.c, under lock_lock */
+    /* lock.c, lock_home.c, under lock_lock */
     base_spin lock_lock;
-    struct lock_queue *queues;
-    struct lock_wait *waits;
+    struct lock_claim *claims[SYNC_CLAIM_BUCKETS], *left, *spare;
     uint64_t next_ticket;
+    struct lock_queue *queues;
+    struct lock_waiter *owed; /* have the lock, and were not told yet */
+    uint32_t *requests;       /* [size]: of each node, that wait here */
 };
+
+/* A time-out that is shorter than this, 0 above all, still lets a look at another node's memory take so long: it has to go there and
+ * back. At a node that is stopped it takes that time, and not the node's deadline. */
+#define SYNC_LOOK_NS (50 * WEFT_MS)
 
 /* barrier.c. A barrier in which every node gives a word: `before` runs when the barrier's set and generation are known,
  * ahead of its signals, `after` when all have come. In a barrier that is entered again, `before` runs only if it had not
@@ -43,6 +51,6 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
 int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit);
 
 int lock_open(struct weft *w);
-void lock_close(struct sync *s);
+void lock_close(struct weft *w, struct sync *s);
 
 #endif

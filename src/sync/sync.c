@@ -10,9 +10,10 @@
 static void sync_close(struct weft *w, void *arg)
 {
     struct sync *s = arg;
-    lock_close(s);
+    lock_close(w, s);
     pthread_mutex_destroy(&s->barrier_lock);
     free(s->members);
+    free(s->requests);
     free(s);
     w->sync = NULL;
 }
@@ -20,9 +21,13 @@ static void sync_close(struct weft *w, void *arg)
 int sync_open(struct weft *w)
 {
     struct sync *s = calloc(1, sizeof *s);
-    if (s)
+    if (s) {
         s->members = calloc(w->size, sizeof *s->members);
-    if (!s || !s->members) {
+        s->requests = calloc(w->size, sizeof *s->requests);
+    }
+    if (!s || !s->members || !s->requests) {
+        free(s ? s->members : NULL);
+        free(s ? s->requests : NULL);
         free(s);
         return base_fail(-ENOMEM, "no memory for barriers and locks");
     }
@@ -62,32 +67,43 @@ static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unre
     fab_patience_say(p, what, whom);
 }
 
+/* A word of another node rings that node's bell, not ours: look, less and less often. */
+static int wait_for_counter(struct weft *w, struct fab_patience *p, weft_gaddr word, uint64_t value)
+{
+    for (int64_t pause = 5 * WEFT_US;; pause = pause < WEFT_MS ? pause * 2 : pause) {
+        uint64_t now = 0;
+        int rc = weft_counter_read(w, word, &now);
+        /* The node that has the counter may be stopped, and lives. */
+        bool unread = rc == -ETIMEDOUT && p->lasting && fab_alive(w, weft_gaddr_node(word));
+        if ((rc && !unread) || (!rc && now >= value))
+            return rc;
+        rc = fab_patience_check(p);
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word,
+                             (unsigned long long)now, (unsigned long long)value);
+        if (rc)
+            return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
+                             (unsigned long long)value, fab_patience_loss(p));
+        if (fab_patience_due(p))
+            say_counter(p, word, unread, now, value);
+        fab_progress(w);
+        base_sleep_ns(pause);
+    }
+}
+
 int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_ns)
 {
     if (weft_gaddr_node(word) == w->rank)
         return weft_wait_until(w, word, WEFT_GE, value, NULL, timeout_ns);
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_counter_wait() must not be called from a handler");
-    /* A word of another node rings that node's bell, not ours: look, less and less often. */
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
-    for (int64_t pause = 5 * WEFT_US;; pause = pause < WEFT_MS ? pause * 2 : pause) {
-        uint64_t now = 0;
-        int rc = weft_counter_read(w, word, &now);
-        /* The node that has the counter may be stopped, and lives. */
-        bool unread = rc == -ETIMEDOUT && p.lasting && fab_alive(w, weft_gaddr_node(word));
-        if ((rc && !unread) || (!rc && now >= value))
-            return rc;
-        rc = fab_patience_check(&p);
-        if (rc == -ETIMEDOUT)
-            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word,
-                             (unsigned long long)now, (unsigned long long)value);
-        if (rc)
-            return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
-                             (unsigned long long)value, fab_patience_loss(&p));
-        if (fab_patience_due(&p))
-            say_counter(&p, word, unread, now, value);
-        fab_progress(w);
-        base_sleep_ns(pause);
-    }
+    int64_t look = base_deadline(SYNC_LOOK_NS);
+    int64_t limit = fab_limit(p.deadline < look ? look : p.deadline);
+    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* also while it sleeps between two looks */
+    int rc = wait_for_counter(w, &p, word, value);
+    atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
+    (void)fab_limit(limit);
+    return rc;
 }

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 
 #include "cluster/cluster.h"
 #include "cluster_test.h"
+#include "fabric/fabric.h"
 
 static char coord[64];
 
@@ -576,10 +578,56 @@ static void test_alone(void **state)
     }
 }
 
+/* Closing: once, and while no thread waits in a call. Each kind of wait is one that weft_close() knows of. */
+struct closing {
+    weft *w;
+    weft_gaddr word;
+    int how, rc;
+};
+
+static void *wait_for_word(void *arg)
+{
+    struct closing *c = arg;
+    c->rc = weft_wait_until(c->w, c->word, WEFT_EQ, 1, NULL, 100 * WEFT_SECOND);
+    return NULL;
+}
+
+static void *wait_for_lock(void *arg)
+{
+    struct closing *c = arg;
+    c->rc = weft_lock(c->w, c->word, 100 * WEFT_SECOND, NULL);
+    return NULL;
+}
+
+static void test_close(void **state)
+{
+    (void)state;
+    unsetenv("WEFT_RANK");
+    for (int how = 0; how < 2; how++) {
+        struct closing c = {.rc = 1};
+        pthread_t thread;
+        assert_int_equal(weft_open(&c.w, NULL), 0);
+        assert_int_equal(weft_alloc(c.w, 8, &c.word), 0);
+        *(uint64_t *)weft_ptr(c.w, c.word, 8) = 0;
+        if (how)
+            assert_int_equal(weft_lock(c.w, c.word, WEFT_DEFAULT, NULL), 0);
+        assert_int_equal(pthread_create(&thread, NULL, how ? wait_for_lock : wait_for_word, &c), 0);
+        while (!atomic_load(&c.w->waiting))
+            usleep(1000);
+        assert_int_equal(weft_close(c.w), -EBUSY);
+        assert_non_null(strstr(weft_error(), "1 thread of this node waits in a call of weft"));
+        assert_int_equal(how ? weft_unlock(c.w, c.word) : weft_put_signal(c.w, 0, NULL, 0, c.word, 1, NULL), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(c.rc, 0);
+        assert_int_equal(weft_close(c.w), 0);
+        assert_int_equal(weft_close(c.w), -EINVAL);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),      cmocka_unit_test(test_missing), cmocka_unit_test(test_fails_half_way),
+        cmocka_unit_test(test_alone),      cmocka_unit_test(test_close), cmocka_unit_test(test_missing), cmocka_unit_test(test_fails_half_way),
 #if defined(__linux__)
         cmocka_unit_test(test_one_connects_late), cmocka_unit_test(test_dies_connecting),
 #endif

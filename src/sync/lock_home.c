@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The home's side of the lock (lock.h): who waits, in the order they came. All of it runs in handlers and hooks of the node in whose
+ * pool the word is. The word itself may say anything, as every node may write to every pool: it is read as a claim, and nothing that
+ * this node does with its own memory depends on it.
+ */
+#include <stdlib.h>
+
+#include "sync/lock.h"
+
+#define OWED_AGAIN_NS (10 * WEFT_MS)
+
+struct lock_waiter {
+    struct lock_waiter *next;
+    uint64_t word, ticket;
+    uint32_t node;
+    bool inherited; /* of one that is granted */
+};
+
+struct lock_queue {
+    struct lock_queue *next;
+    uint64_t word;
+    struct lock_waiter *first, **last;
+};
+
+static _Atomic uint64_t *word_at(struct weft *w, uint64_t word)
+{
+    return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
+}
+
+/* --- with lock_lock, which is never held over a send --- */
+
+static struct lock_queue **find_queue(struct sync *s, uint64_t word)
+{
+    struct lock_queue **q = &s->queues;
+    while (*q && (*q)->word != word)
+        q = &(*q)->next;
+    return q;
+}
+
+static void drop_empty(struct lock_queue **at)
+{
+    struct lock_queue *q = *at;
+    if (!q->first) {
+        *at = q->next;
+        free(q);
+    }
+}
+
+/* Take the first living waiter off the queue and make it the owner; without one, free the lock, which stays inherited when it was. Who
+ * was granted is returned, to be told without the lock: tell(). */
+static struct lock_waiter *hand_over(struct weft *w, struct sync *s, struct lock_queue **at, bool inherited)
+{
+    struct lock_queue *q = *at;
+    struct lock_waiter *to = NULL;
+    while (q->first && !to) {
+        to = q->first;
+        q->first = to->next;
+        s->requests[to->node]--;
+        if (!fab_alive(w, to->node)) {
+            free(to);
+            to = NULL;
+        }
+    }
+    uint64_t value = to ? lock_value(to->node, to->ticket) | (q->first ? LOCK_WAITERS : 0) : inherited ? LOCK_ORPHAN : 0;
+    atomic_store_explicit(word_at(w, q->word), value, memory_order_seq_cst);
+    if (to)
+        to->inherited = inherited;
+    drop_empty(at);
+    return to;
+}
+
+/* --- without it --- */
+
+/* Tell one that it has the lock. Where that cannot be kept for it now (there is no memory, or it does not take what waits for it
+ * already) it is told later: else nobody would ever give the lock back. */
+static void tell(struct weft *w, struct sync *s, struct lock_waiter *to)
+{
+    if (!to)
+        return;
+    if (lock_say(w, to->node, LOCK_GRANT, to->word, to->ticket, to->inherited) == 0 || !fab_alive(w, to->node)) {
+        free(to);
+        return;
+    }
+    base_spin_lock(&s->lock_lock);
+    to->next = s->owed;
+    s->owed = to;
+    base_spin_unlock(&s->lock_lock);
+    fab_kick(w); /* its tick */
+}
+
+int64_t lock_home_tick(struct weft *w, struct sync *s)
+{
+    base_spin_lock(&s->lock_lock);
+    struct lock_waiter *owed = s->owed;
+    s->owed = NULL;
+    base_spin_unlock(&s->lock_lock);
+    while (owed) {
+        struct lock_waiter *to = owed;
+        owed = to->next;
+        tell(w, s, to);
+    }
+    base_spin_lock(&s->lock_lock);
+    int64_t again = s->owed ? OWED_AGAIN_NS : INT64_MAX;
+    base_spin_unlock(&s->lock_lock);
+    return again;
+}
+
+/* Put it into the line of its word, which is `*fresh` where there is none yet. With lock_lock. */
+static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, struct lock_queue **fresh)
+{
+    struct lock_queue **q = find_queue(s, waiter->word);
+    if (!*q) {
+        **fresh = (struct lock_queue){.word = waiter->word};
+        *q = *fresh;
+        *fresh = NULL;
+    }
+    if (!(*q)->first)
+        (*q)->last = &(*q)->first;
+    *(*q)->last = waiter;
+    (*q)->last = &waiter->next;
+    s->requests[waiter->node]++;
+    return q;
+}
+
+void lock_on_request(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    _Atomic uint64_t *word = word_at(w, m->word);
+    struct lock_waiter *waiter = malloc(sizeof *waiter), *to = NULL;
+    struct lock_queue *fresh = malloc(sizeof *fresh);
+    base_spin_lock(&s->lock_lock);
+    bool many = s->requests[from] >= LOCK_REQUESTS_MAX;
+    if (!waiter || !fresh || many) {
+        base_spin_unlock(&s->lock_lock);
+        free(waiter);
+        free(fresh);
+        (void)lock_say(w, from, LOCK_REFUSE, m->word, m->ticket, many);
+        return;
+    }
+    *waiter = (struct lock_waiter){.word = m->word, .ticket = m->ticket, .node = from};
+    struct lock_queue **q = line_up(s, waiter, &fresh);
+    for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
+        if (!lock_owned(w, v)) {
+            /* Free, or its holder died. A taker may be faster while the word is 0. */
+            if (!(v & LOCK_WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, LOCK_WAITERS | lock_value(from, m->ticket),
+                                                                                memory_order_seq_cst, memory_order_acquire))
+                continue;
+            to = hand_over(w, s, q, v != 0);
+            break;
+        }
+        if ((v & LOCK_WAITERS) || atomic_compare_exchange_strong_explicit(word, &v, v | LOCK_WAITERS, memory_order_seq_cst,
+                                                                          memory_order_acquire))
+            break;
+    }
+    base_spin_unlock(&s->lock_lock);
+    free(fresh);
+    tell(w, s, to);
+}
+
+static void release(struct weft *w, struct sync *s, uint64_t at, uint64_t claim, bool inherited)
+{
+    struct lock_waiter *to = NULL;
+    base_spin_lock(&s->lock_lock);
+    uint64_t v = atomic_load_explicit(word_at(w, at), memory_order_acquire);
+    if ((v & ~LOCK_WAITERS) == claim) {
+        struct lock_queue **q = find_queue(s, at);
+        if (*q)
+            to = hand_over(w, s, q, inherited);
+        else
+            atomic_store_explicit(word_at(w, at), inherited ? LOCK_ORPHAN : 0, memory_order_seq_cst);
+    }
+    base_spin_unlock(&s->lock_lock);
+    tell(w, s, to);
+}
+
+void lock_on_release(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    release(w, s, m->word, lock_value(from, m->ticket), m->flag);
+}
+
+/* Of a node: the request with this ticket, or (NULL) all. With lock_lock. */
+static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node, const uint64_t *ticket)
+{
+    struct lock_waiter **at = &(*q)->first;
+    while (*at) {
+        struct lock_waiter *waiter = *at;
+        if (waiter->node != node || (ticket && waiter->ticket != *ticket)) {
+            at = &waiter->next;
+            continue;
+        }
+        *at = waiter->next;
+        s->requests[node]--;
+        free(waiter);
+    }
+    (*q)->last = at;
+    drop_empty(q); /* LOCK_WAITERS may stay: the holder's release then frees the lock by message */
+}
+
+void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
+{
+    base_spin_lock(&s->lock_lock);
+    struct lock_queue **q = find_queue(s, m->word);
+    if (*q)
+        remove_requests(s, q, from, &m->ticket);
+    base_spin_unlock(&s->lock_lock);
+}
+
+static void forget_requests(struct sync *s, uint32_t node)
+{
+    base_spin_lock(&s->lock_lock);
+    for (struct lock_queue **q = &s->queues; *q;) {
+        struct lock_queue *same = *q;
+        remove_requests(s, q, node, NULL);
+        if (*q == same)
+            q = &same->next;
+    }
+    base_spin_unlock(&s->lock_lock);
+}
+
+/* Locks that others wait for and the dead node held go to the next in line. Those nobody waits for are found when somebody asks. */
+void lock_home_gone(struct weft *w, struct sync *s, uint32_t node)
+{
+    for (bool again = true; again;) {
+        uint64_t at = 0, claim = 0;
+        again = false;
+        base_spin_lock(&s->lock_lock);
+        for (struct lock_queue *q = s->queues; q && !again; q = q->next) {
+            claim = atomic_load_explicit(word_at(w, q->word), memory_order_acquire) & ~LOCK_WAITERS;
+            at = q->word;
+            again = (claim & LOCK_OWNER) == node + UINT64_C(1);
+        }
+        base_spin_unlock(&s->lock_lock);
+        if (again)
+            release(w, s, at, claim, true);
+    }
+    forget_requests(s, node);
+}
+
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues)
+{
+    uint32_t requests = 0;
+    *queues = 0;
+    base_spin_lock(&s->lock_lock);
+    for (const struct lock_queue *q = s->queues; q; q = q->next) {
+        ++*queues;
+        for (const struct lock_waiter *waiter = q->first; waiter; waiter = waiter->next)
+            requests++;
+    }
+    base_spin_unlock(&s->lock_lock);
+    return requests;
+}
+
+static void free_waiters(struct lock_waiter *waiter)
+{
+    while (waiter) {
+        struct lock_waiter *next = waiter->next;
+        free(waiter);
+        waiter = next;
+    }
+}
+
+void lock_home_close(struct sync *s)
+{
+    free_waiters(s->owed);
+    while (s->queues) {
+        struct lock_queue *q = s->queues;
+        s->queues = q->next;
+        free_waiters(q->first);
+        free(q);
+    }
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A node that lies (liar.h) to two honest ones, about locks, barriers and exchanges.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cluster_test.h"
+#include "liar.h"
+#include "sync/lock.h"
+
+enum { LIAR = 2, NODES = 3 };
+
+struct told {
+    _Atomic uint32_t here, over, gone;
+    char what[96]; /* the last lie */
+    _Atomic uint32_t lies;
+};
+
+static void note(struct told *t, const char *what)
+{
+    snprintf(t->what, sizeof t->what, "%s", what);
+    atomic_fetch_add(&t->lies, 1);
+}
+
+/* How it went: where an honest node did not bear it, the last lie is the one to look at. */
+static void run_with_liar(node_fn fn)
+{
+    struct told *t = shared_words(4096);
+    int failed = nodes_failed_with(NODES, fn, t, (const char *const[]){"WEFT_LOG=error", "WEFT_DEADLINE=10s", NULL});
+    if (failed)
+        fprintf(stderr, "the last of %u lies: %s\n", t->lies, t->what);
+    assert_int_equal(failed, 0);
+    assert_true(t->lies > 100);
+}
+
+/* When the liar has left, the others lock and meet as if it had never been there. */
+static void honest_end(weft *w, struct told *t, weft_gaddr word)
+{
+    while (weft_alive(w, LIAR))
+        usleep(1000);
+    int rc;
+    do
+        rc = weft_barrier(w, 100 * WEFT_SECOND);
+    while (rc == -ECONNRESET);
+    OK(rc);
+    for (uint32_t i = 0; i < repeats(200); i++) {
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        OK(weft_unlock(w, word));
+    }
+    OK(weft_barrier(w, 100 * WEFT_SECOND));
+    meet(&t->gone, NODES - 1);
+}
+
+/* --- the lock's messages --- */
+
+struct message_to {
+    weft *w;
+    struct told *t;
+    uint32_t node;
+};
+
+static void tell_lock(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct message_to *to = arg;
+    note(to->t, what);
+    int rc = fab_send(to->w, to->node, FAB_HANDLER_LOCK, record, bytes, NULL, 0, NULL);
+    CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
+}
+
+static const struct lie_field LOCK_MESSAGE[] = {
+    LIE_FIELD(struct lock_message, word),
+    LIE_FIELD(struct lock_message, ticket),
+    LIE_FIELD(struct lock_message, verb),
+    LIE_FIELD(struct lock_message, flag),
+};
+
+/* About a lock of the honest nodes', about one that nobody else uses, and as if the honest node waited for one of the liar's. */
+static void lie_by_message(weft *w, struct told *t, weft_gaddr area)
+{
+    for (uint32_t node = 0; node < NODES - 1; node++) {
+        struct message_to to = {w, t, node};
+        const weft_gaddr words[] = {on_node(area, 0), on_node(area, node) + 32, on_node(area, LIAR)};
+        for (uint32_t verb = LOCK_REQUEST; verb <= LOCK_REFUSE; verb++)
+            for (size_t i = 0; i < LIE_COUNT(words); i++) {
+                struct lock_message truth = {.word = words[i], .ticket = 1, .verb = verb};
+                lie_about(&truth, sizeof truth, LOCK_MESSAGE, LIE_COUNT(LOCK_MESSAGE), tell_lock, &to);
+            }
+        OK(weft_flush(w, node, WEFT_DEFAULT));
+    }
+}
+
+static void lock_messages(weft *w, void *arg)
+{
+    struct told *t = arg;
+    weft_gaddr area = symmetric_alloc(w, 64), word = on_node(area, 0);
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        lie_by_message(w, t, area);
+        atomic_store(&t->over, 1);
+        return;
+    }
+    /* Meanwhile: a lock of theirs, which the liar may have for a moment, as it may ask for it; and one in the liar's memory. */
+    while (!t->over) {
+        int rc = weft_lock(w, word, 100 * WEFT_SECOND, NULL);
+        OK(rc);
+        OK(weft_unlock(w, word));
+        rc = weft_lock(w, on_node(area, LIAR), WEFT_MS, NULL);
+        if (rc == 0)
+            rc = weft_unlock(w, on_node(area, LIAR));
+        CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPERM || rc == -ENOMEM || rc == -ENOBUFS);
+    }
+    honest_end(w, t, word);
+}
+
+static void test_lock_messages(void **state)
+{
+    (void)state;
+    run_with_liar(lock_messages);
+}
+
+/* --- the lock's word --- */
+
+struct word_to {
+    weft *w;
+    struct told *t;
+    uint64_t offset;
+    uint32_t node;
+};
+
+static void tell_word(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct word_to *to = arg;
+    uint64_t value = 0;
+    if (bytes != sizeof value)
+        return;
+    memcpy(&value, record, sizeof value);
+    note(to->t, what);
+    OK(fab_system_swap(to->w, to->node, to->offset, value));
+    usleep(200); /* for the honest nodes to look at it */
+}
+
+static const struct lie_field WORD[] = {{"word", 0, sizeof(uint64_t)}};
+
+static void lie_about_word(struct word_to *to, uint64_t truth)
+{
+    lie_about(&truth, sizeof truth, WORD, 1, tell_word, to);
+    OK(weft_flush(to->w, to->node, WEFT_DEFAULT));
+}
+
+static void lock_word(weft *w, void *arg)
+{
+    struct told *t = arg;
+    weft_gaddr area = symmetric_alloc(w, 64), word = on_node(area, 0);
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        for (uint32_t owner = 0; owner < NODES; owner++)
+            for (uint64_t flags = 0; flags < 4; flags++) {
+                struct word_to to = {w, t, weft_gaddr_offset(word) + 8, 0};
+                lie_about_word(&to, lock_value(owner, 5) | flags << 62);
+            }
+        atomic_store(&t->over, 1);
+        return;
+    }
+    while (!t->over) {
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        OK(weft_unlock(w, word));
+        int rc = weft_lock(w, word + 8, WEFT_MS, NULL); /* the one that is lied about */
+        CHECK(rc == 0 || rc == -ETIMEDOUT);
+        rc = rc ? 0 : weft_unlock(w, word + 8);
+        CHECK(rc == 0 || rc == -EPERM);
+    }
+    honest_end(w, t, word);
+}
+
+static void test_lock_word(void **state)
+{
+    (void)state;
+    run_with_liar(lock_word);
+}
+
+/* --- requests without end --- */
+
+static _Atomic uint32_t refused;
+
+static void swallow(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct lock_message m;
+    (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    memcpy(&m, header, sizeof m);
+    if (m.verb == LOCK_REFUSE && m.flag)
+        atomic_fetch_add(&refused, 1);
+}
+
+/* What a home keeps for one node has a bound: of requests that wait, for one lock or for many, and of requests that were taken back. */
+static void endless(weft *w, void *arg)
+{
+    enum { MANY = 5000, WORDS = 8192 };
+    struct told *t = arg;
+    weft_gaddr area = symmetric_alloc(w, 64 + 8 * WORDS), word = on_node(area, 0), words = word + 64;
+    const struct sync *s = w->sync;
+    if (weft_rank(w) == LIAR)
+        OK(fab_handle(w, FAB_HANDLER_LOCK, swallow, NULL));
+    if (weft_rank(w) == 0)
+        for (uint64_t i = 0; i < WORDS; i++)
+            *(uint64_t *)weft_ptr(w, words + 8 * i, 8) = lock_value(1, 1); /* all of them are held */
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        for (uint64_t i = 0; i < WORDS; i++) {
+            OK(lock_say(w, 0, LOCK_REQUEST, words + 8 * i, i, false));
+            OK(lock_say(w, 0, LOCK_CANCEL, words + 8 * i, i, false));
+        }
+        for (uint64_t i = 0; i < MANY; i++) {
+            OK(lock_say(w, 0, LOCK_REQUEST, words + 8 * (i % 2), i, false));
+            OK(lock_say(w, 0, LOCK_REQUEST, words + 8 * (i % WORDS), i, false));
+        }
+        note(t, "too many requests");
+        atomic_fetch_add(&t->lies, MANY);
+        while (refused < 2 * MANY - LOCK_REQUESTS_MAX)
+            usleep(1000);
+        CHECK(refused == 2 * MANY - LOCK_REQUESTS_MAX);
+        atomic_store(&t->over, 1);
+        wait_for(&t->over, 2);
+        return;
+    }
+    wait_for(&t->over, 1);
+    if (weft_rank(w) == 0) {
+        uint32_t queues = 0;
+        CHECK(s->requests[LIAR] == LOCK_REQUESTS_MAX);
+        CHECK(lock_home_requests(w->sync, &queues) == LOCK_REQUESTS_MAX && queues <= LOCK_REQUESTS_MAX);
+        atomic_store(&t->over, 2);
+    }
+    honest_end(w, t, word);
+}
+
+static void test_endless(void **state)
+{
+    (void)state;
+    run_with_liar(endless);
+}
+
+/* --- barrier and exchange: the words that a node writes into the pools of others --- */
+
+static void barrier_words(weft *w, struct told *t, bool exchange)
+{
+    enum { LINE_WORDS = 8, GIVEN_WORDS = 4 };
+    uint64_t all[NODES_MAX];
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        /* The set that the honest ones are in, and the next of their barriers: what the truth would be. */
+        const struct sync *s = w->sync;
+        for (uint32_t node = 0; node < NODES - 1; node++)
+            for (uint32_t i = 0; i < (exchange ? GIVEN_WORDS : LINE_WORDS); i++) {
+                struct word_to to = {w, t, (exchange ? fab_exchange_offset(NODES, LIAR) : fab_barrier_offset(LIAR)) + 8 * i, node};
+                lie_about_word(&to, s->set << 32 | (s->generation + 1));
+                OK(fab_system_swap(w, node, to.offset, 0));
+            }
+        atomic_store(&t->over, 1);
+        return;
+    }
+    while (!t->over) {
+        int rc = exchange ? weft_exchange(w, 1, all, 2 * WEFT_MS) : weft_barrier(w, 2 * WEFT_MS);
+        CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
+    }
+}
+
+static void lie_in_barrier(weft *w, void *arg)
+{
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    barrier_words(w, arg, false);
+    if (weft_rank(w) != LIAR)
+        honest_end(w, arg, word);
+}
+
+static void lie_in_exchange(weft *w, void *arg)
+{
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    barrier_words(w, arg, true);
+    if (weft_rank(w) != LIAR)
+        honest_end(w, arg, word);
+}
+
+static void test_barrier_words(void **state)
+{
+    (void)state;
+    run_with_liar(lie_in_barrier);
+}
+
+static void test_exchange_words(void **state)
+{
+    (void)state;
+    run_with_liar(lie_in_exchange);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lock_messages), cmocka_unit_test(test_lock_word),      cmocka_unit_test(test_endless),
+        cmocka_unit_test(test_barrier_words), cmocka_unit_test(test_exchange_words),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Barrier, exchange and lock where something comes late: nodes that are seen to leave in different orders, and a stopped node, at
+ * which an operation happens after the call that began it has returned.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+#include "fabric/fabric.h"
+
+/* --- two nodes leave --- */
+
+/* Leave, as one node sees it: the others see it later. */
+static void leave_towards(weft *w, uint32_t node)
+{
+    fab_side_byte(&w->links[node], 'b');
+    CHECK(shutdown(w->links[node].side_fd, SHUT_WR) == 0);
+}
+
+/* Nodes 1 and 3 leave. Node 0 sees node 3 leave first, node 2 node 1. Each begins with a set of three that the other is in and never
+ * will be of. */
+struct leaving {
+    _Atomic uint32_t here, begun;
+    bool exchange;
+};
+
+static int meet_again(weft *w, bool exchange)
+{
+    uint64_t all[NODES_MAX];
+    int rc;
+    do
+        rc = exchange ? weft_exchange(w, 7, all, 100 * WEFT_SECOND) : weft_barrier(w, 100 * WEFT_SECOND);
+    while (rc == -ECONNRESET);
+    return rc;
+}
+
+static void leave_in_two_orders(weft *w, void *arg)
+{
+    struct leaving *l = arg;
+    uint32_t me = weft_rank(w);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&l->here, 4);
+    if (me % 2 == 1) {
+        OK(weft_flush(w, me == 1 ? 2 : 0, WEFT_DEFAULT));
+        leave_towards(w, me == 1 ? 2 : 0);
+        wait_for(&l->begun, 2);
+        usleep(100000); /* so that both wait for each other */
+        return;
+    }
+    while (weft_alive(w, me == 0 ? 3 : 1))
+        usleep(1000);
+    CHECK(weft_alive(w, me == 0 ? 1 : 3));
+    atomic_fetch_add(&l->begun, 1);
+    OK(meet_again(w, l->exchange));
+    CHECK(weft_alive_count(w) == 2);
+    OK(meet_again(w, l->exchange));
+}
+
+static void test_leave_in_two_orders(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct leaving *l = shared_words(4096);
+        l->exchange = i;
+        assert_int_equal(nodes_failed_with(4, leave_in_two_orders, l, (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+    }
+}
+
+/* --- the home of a lock is stopped --- */
+
+/* A call that waits for the deadline, and not only for its own time-out, hangs. */
+static const char *const NO_DEADLINE[] = {"WEFT_DEADLINE=1000s", NULL};
+#define LITTLE (50 * WEFT_MS)
+
+struct stopped {
+    _Atomic uint32_t here, done, asked, through;
+    _Atomic int pid; /* of node 1, the home */
+};
+
+static uint64_t read_word(weft *w, weft_gaddr word)
+{
+    uint64_t value = 0;
+    OK(weft_get_now(w, &value, word, 8));
+    return value;
+}
+
+static void wait_until_free(weft *w, weft_gaddr word)
+{
+    while (read_word(w, word) != 0)
+        usleep(1000);
+}
+
+static weft_gaddr begin_stopped(weft *w, struct stopped *s)
+{
+    weft_gaddr area = symmetric_alloc(w, 64);
+    if (weft_rank(w) == 1)
+        s->pid = getpid();
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_lock(w, on_node(area, 1) + 8, WEFT_DEFAULT, NULL)); /* all pairs have used their links */
+    OK(weft_unlock(w, on_node(area, 1) + 8));
+    meet(&s->here, weft_size(w));
+    return on_node(area, 1);
+}
+
+/* What the call wanted happens after it has said -ETIMEDOUT: it is undone. */
+static void lock_late(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_gaddr word = begin_stopped(w, s);
+    if (weft_rank(w) == 0) {
+        bool here = fab_at_once(w, word); /* where memory is reached without its node, nothing is late */
+        for (int i = 0; i < 2; i++) {
+            stop_asleep(s->pid);
+            int rc = weft_lock(w, word, i ? 0 : LITTLE, NULL);
+            CHECK(rc == (here ? 0 : -ETIMEDOUT));
+            CHECK(weft_counter_wait(w, word + 16, 1, 0) == -ETIMEDOUT);
+            CHECK(weft_unlock(w, word) == (here ? 0 : -EPERM));
+            CHECK(kill(s->pid, SIGCONT) == 0);
+            wait_until_free(w, word);
+        }
+        s->through = 1;
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->through, 1);
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        OK(weft_unlock(w, word));
+    }
+    meet(&s->done, weft_size(w));
+}
+
+/* The next call goes on with what the first has begun. */
+static void lock_again(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_gaddr word = begin_stopped(w, s);
+    if (weft_rank(w) == 0) {
+        bool here = fab_at_once(w, word);
+        stop_asleep(s->pid);
+        int rc = -ETIMEDOUT;
+        for (int i = 0; i < 3 && rc == -ETIMEDOUT; i++)
+            rc = weft_lock(w, word, LITTLE, NULL);
+        CHECK(rc == (here ? 0 : -ETIMEDOUT));
+        CHECK(kill(s->pid, SIGCONT) == 0);
+        if (!here)
+            OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        CHECK(read_word(w, word) != 0);
+        OK(weft_unlock(w, word));
+        wait_until_free(w, word);
+    }
+    meet(&s->done, weft_size(w));
+}
+
+/* What stands before the lock's own handler: see src/sync/lock.h for its messages. */
+enum { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE };
+struct lock_message {
+    uint64_t word, ticket;
+    uint32_t verb, flag;
+};
+static struct {
+    weft_handler_fn fn;
+    void *arg;
+    uint32_t hold_verb;          /* such a message waits for `hold` to be 1 */
+    _Atomic uint32_t *hold, *requests;
+} before;
+
+static void stand_before(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct lock_message m;
+    (void)arg;
+    memcpy(&m, header, sizeof m);
+    if (m.verb == before.hold_verb)
+        wait_for(before.hold, 1);
+    before.fn(w, from, header, header_len, payload, payload_len, before.arg);
+    if (m.verb == LOCK_REQUEST && before.requests)
+        atomic_fetch_add(before.requests, 1);
+}
+
+static void watch_lock(weft *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Atomic uint32_t *requests)
+{
+    before.fn = w->handlers[FAB_HANDLER_LOCK].fn;
+    before.arg = w->handlers[FAB_HANDLER_LOCK].arg;
+    before.hold_verb = hold_verb;
+    before.hold = hold;
+    before.requests = requests;
+    OK(fab_handle(w, FAB_HANDLER_LOCK, stand_before, NULL));
+}
+
+/* It is given back at a home that is stopped: with nobody in line, and with node 2. */
+static void unlock_late(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_gaddr word = begin_stopped(w, s);
+    if (weft_rank(w) == 1)
+        watch_lock(w, 0, NULL, &s->asked);
+    meet(&s->here, 2 * weft_size(w));
+    if (weft_rank(w) == 0) {
+        for (uint32_t i = 0; i < 2; i++) {
+            OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+            s->through = i + 1;
+            wait_for(&s->asked, i);
+            w->deadline_ns = LITTLE;
+            stop_asleep(s->pid);
+            OK(weft_unlock(w, word));
+            CHECK(weft_unlock(w, word) == -EPERM);
+            CHECK(kill(s->pid, SIGCONT) == 0);
+            w->deadline_ns = 1000 * WEFT_SECOND;
+            wait_until_free(w, word);
+        }
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->through, 2);
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        OK(weft_unlock(w, word));
+    }
+    meet(&s->done, weft_size(w));
+}
+
+/* The lock is granted to node 0, and then its home is stopped: the lock is had all the same. */
+static void granted_and_stopped(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_gaddr word = begin_stopped(w, s);
+    if (weft_rank(w) == 0)
+        watch_lock(w, LOCK_GRANT, &s->through, NULL);
+    if (weft_rank(w) == 1)
+        watch_lock(w, 0, NULL, &s->asked);
+    if (weft_rank(w) == 2)
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    meet(&s->here, 2 * weft_size(w));
+    if (weft_rank(w) == 0) {
+        w->deadline_ns = 10 * LITTLE;
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
+        CHECK(kill(s->pid, SIGCONT) == 0);
+        w->deadline_ns = 1000 * WEFT_SECOND;
+        OK(weft_unlock(w, word));
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->asked, 1);
+        OK(weft_unlock(w, word));
+        while ((read_word(w, word) & 0xfffff) != 1) /* names node 0 */
+            usleep(1000);
+        stop_asleep(s->pid);
+        s->through = 1;
+    }
+    meet(&s->done, weft_size(w));
+}
+
+static void with_stopped_home(node_fn fn)
+{
+    assert_int_equal(nodes_failed_with(3, fn, shared_words(4096), NO_DEADLINE), 0);
+}
+
+static void test_lock_late(void **state)
+{
+    (void)state;
+    with_stopped_home(lock_late);
+}
+
+static void test_lock_again(void **state)
+{
+    (void)state;
+    with_stopped_home(lock_again);
+}
+
+static void test_unlock_late(void **state)
+{
+    (void)state;
+    with_stopped_home(unlock_late);
+}
+
+static void test_granted_and_stopped(void **state)
+{
+    (void)state;
+    with_stopped_home(granted_and_stopped);
+}
+
+/* A barrier's time-out holds although the stopped node has no room for its word. */
+static void no_room(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    uint64_t all[NODES_MAX];
+    (void)begin_stopped(w, s);
+    if (weft_rank(w) == 1)
+        wait_for(&s->through, 1);
+    if (weft_rank(w) == 0) {
+        stop_asleep(s->pid);
+        s->through = 1;
+        w->deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+            ;
+        w->deadline_ns = 1000 * WEFT_SECOND;
+        CHECK(weft_exchange(w, 1, all, LITTLE) == -ETIMEDOUT);
+        CHECK(weft_exchange(w, 1, all, 0) == -ETIMEDOUT);
+        CHECK(kill(s->pid, SIGCONT) == 0);
+    }
+    OK(weft_exchange(w, 1 + weft_rank(w), all, 100 * WEFT_SECOND));
+    CHECK(all[0] == 1 && all[1] == 2);
+    if (weft_rank(w) == 1)
+        wait_for(&s->through, 2);
+    if (weft_rank(w) == 0) {
+        stop_asleep(s->pid);
+        s->through = 2;
+        w->deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+            ;
+        w->deadline_ns = 1000 * WEFT_SECOND;
+        CHECK(weft_barrier(w, LITTLE) == -ETIMEDOUT);
+        CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
+        CHECK(kill(s->pid, SIGCONT) == 0);
+    }
+    OK(weft_barrier(w, 100 * WEFT_SECOND));
+}
+
+static void test_no_room(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_room, shared_words(4096), NO_DEADLINE), 0);
+}
+
+/* --- given back twice, and in a handler --- */
+
+struct twice {
+    weft *w;
+    weft_gaddr word;
+    _Atomic uint32_t here, asked, again, has, go;
+};
+
+static void *second_thread(void *arg)
+{
+    struct twice *t = arg;
+    OK(weft_lock(t->w, t->word, 100 * WEFT_SECOND, NULL));
+    atomic_store(&t->has, 1);
+    wait_for(&t->go, 1);
+    OK(weft_unlock(t->w, t->word));
+    return NULL;
+}
+
+/* The home has not handled the first release when the second comes, and hands the lock to another thread of the same node: that one's
+ * lock it is then. */
+static void unlock_twice(weft *w, void *arg)
+{
+    struct twice *t = arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
+    if (weft_rank(w) == 0)
+        watch_lock(w, LOCK_RELEASE, &t->again, &t->asked);
+    meet(&t->here, 2);
+    if (weft_rank(w) == 1) {
+        pthread_t thread;
+        t->w = w;
+        t->word = word;
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        CHECK(pthread_create(&thread, NULL, second_thread, t) == 0);
+        wait_for(&t->asked, 1);
+        OK(weft_unlock(w, word));
+        CHECK(weft_unlock(w, word) == -EPERM);
+        atomic_store(&t->again, 1);
+        wait_for(&t->has, 1);
+        CHECK(weft_lock(w, word, 0, NULL) == -ETIMEDOUT);
+        atomic_store(&t->go, 1);
+        pthread_join(thread, NULL);
+        CHECK(weft_unlock(w, word) == -EPERM);
+    } else {
+        while (!t->again) /* the handler waits: the rest of this node goes on */
+            weft_progress(w);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_unlock_twice(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, unlock_twice, shared_words(4096)), 0);
+}
+
+static weft_gaddr handled_word;
+static _Atomic int handled_lock, handled_unlock;
+static _Atomic uint32_t handled;
+
+static void lock_in_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    handled_lock = weft_lock(w, handled_word, 0, NULL);
+    handled_unlock = weft_unlock(w, handled_word);
+    atomic_store(&handled, 1);
+}
+
+static void in_handler(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr area = symmetric_alloc(w, 64);
+    OK(weft_handle(w, 0, lock_in_handler, NULL));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    for (uint32_t home = 0; home < 2 && weft_rank(w) == 0; home++) {
+        handled_word = on_node(area, home);
+        OK(weft_lock(w, handled_word, WEFT_DEFAULT, NULL));
+        atomic_store(&handled, 0);
+        OK(weft_send(w, 0, 0, NULL, 0, NULL, 0, NULL));
+        wait_for(&handled, 1);
+        CHECK(handled_lock == -EDEADLK && handled_unlock == -EDEADLK);
+        CHECK(read_word(w, handled_word) != 0);
+        OK(weft_unlock(w, handled_word));
+        CHECK(read_word(w, handled_word) == 0);
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_in_handler(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, in_handler, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
+        cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped),
+        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
