@@ -28,10 +28,15 @@ WEFT_API int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeou
 /* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
  * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the
  * next in line gets it, and `*inherited` (may be NULL) is true: what the lock guards may be half done.
- * -ETIMEDOUT: not acquired. -ECONNRESET: the word's node is gone, and with it the lock. -ENOMEM: the word's node has no memory
- * for one more that waits. */
+ * -ETIMEDOUT: not acquired; a time-out of 0 asks once, which at a node that does not answer takes 50 ms. Where the word's node was stopped,
+ * and does what it was asked after that, it is undone, or had by this node's next call. -ECONNRESET: the word's node is gone, and with it
+ * the lock. -ENOMEM: the word's node has no memory for one more that waits; -ENOBUFS: it keeps 1024 requests of a node at most. -EDEADLK:
+ * called from a handler. */
 WEFT_API int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
-WEFT_API int weft_unlock(weft *w, weft_gaddr word); /* -EPERM when this node does not hold it */
+/* After a 0 this node does not hold it any more; where the word's node does not answer before the deadline, others can have it as soon
+ * as it does. -EPERM when this node does not hold it. -ECONNRESET: the word's node is gone. After any other error, -EDEADLK (called
+ * from a handler) among them, this node holds it as before. */
+WEFT_API int weft_unlock(weft *w, weft_gaddr word);
 
 /* A counter is an 8-byte aligned word of any pool. */
 WEFT_API int weft_counter_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old);

@@ -204,12 +204,13 @@ static void endless(weft *w, void *arg)
     enum { MANY = 5000, WORDS = 8192 };
     struct told *t = arg;
     weft_gaddr area = symmetric_alloc(w, 64 + 8 * WORDS), word = on_node(area, 0), words = word + 64;
-    const struct sync *s = w->sync;
     if (weft_rank(w) == LIAR)
         OK(fab_handle(w, FAB_HANDLER_LOCK, swallow, NULL));
     if (weft_rank(w) == 0)
         for (uint64_t i = 0; i < WORDS; i++)
             *(uint64_t *)weft_ptr(w, words + 8 * i, 8) = lock_value(1, 1); /* all of them are held */
+    base_spin_lock(&w->progress); /* for the thread sanitizer alone: handlers run with this lock */
+    base_spin_unlock(&w->progress);
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
         for (uint64_t i = 0; i < WORDS; i++) {
@@ -232,7 +233,6 @@ static void endless(weft *w, void *arg)
     wait_for(&t->over, 1);
     if (weft_rank(w) == 0) {
         uint32_t queues = 0;
-        CHECK(s->requests[LIAR] == LOCK_REQUESTS_MAX);
         CHECK(lock_home_requests(w->sync, &queues) == LOCK_REQUESTS_MAX && queues <= LOCK_REQUESTS_MAX);
         atomic_store(&t->over, 2);
     }
