@@ -686,8 +686,8 @@ int probe_link(const struct probe *p)
     } else if (l[0].end.fd >= 0) {
         rc = finish(p, &l[0], d);
         probe_end_close(&l[0].end);
-    } else if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
-        probe_error(p, "socketpair: %s", base_strerror(errno));
+    } else if (base_socketpair(fds)) {
+        probe_error(p, "%s", base_error());
         verbs_device_close(d);
     } else {
         char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */

@@ -331,9 +331,9 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */
     snprintf(name, sizeof name, "%s", d->name);
     there.name = p->to ? p->to : name;
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
+    if (base_socketpair(fds)) {
         verbs_device_close(d);
-        return probe_error(p, "socketpair: %s", base_strerror(errno));
+        return probe_error(p, "%s", base_error());
     }
     pool->end.fd = fds[0];
     other.end.fd = fds[1];
