@@ -224,7 +224,7 @@ static void test_nonsense(void **state)
         assert_in_range(n, 0, 4);
         for (int i = 0; i < n; i++) {
             assert_in_range(c[i].slot, 0, 3);
-            assert_in_range(c[i].submitter, 0, NODES - 1);
+            assert_in_range(slot_user_node(c[i].submitter), 0, NODES - 1);
             slot_complete(&s, c[i].slot, c[i].word, &out);
         }
         submit(&s, 1, 7);
@@ -318,7 +318,7 @@ static void *worker_thread(void *arg)
             for (uint32_t w = 0; w < SLOT_TASK_WORDS; w++)
                 if (c[i].task[w] != c[i].id * 100 + w)
                     abort(); /* torn */
-            uint32_t to = c[i].submitter;
+            uint32_t to = slot_user_node(c[i].submitter);
             if (to >= SUBMITTERS || c[i].id >> 32 != to)
                 abort();
             if (rand_r(&seed) % 16 == 0) {
