@@ -21,7 +21,9 @@ typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
     uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
-    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal; 0: 60 s */
+    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal, at least; 0: 60 s. It ends when
+                        * this node next looks: after up to 50 ms more, with 2^20 slots after a few seconds (a look at them takes
+                        * tens of milliseconds, and they take no more than a hundredth of a processor) */
     bool submit_only;  /* true: this node serves no shard of its own */
 } weft_queue_config;
 

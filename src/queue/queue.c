@@ -197,7 +197,7 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
     int64_t scan = lease / 4 < SCAN_NS ? lease / 4 : SCAN_NS;
     scan = scan < WEFT_MS ? WEFT_MS : scan;
     if (q->own->shard.slots && now >= q->next_scan) {
-        uint32_t n = slot_expire(&q->own->shard, &q->watch, now, lease);
+        uint32_t n = slot_expire(&q->own->shard, &q->watch, q->next_scan, now, lease);
         if (n) {
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);

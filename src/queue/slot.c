@@ -346,15 +346,12 @@ void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes
     }
 }
 
-uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns)
+uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns)
 {
     uint64_t tail;
-    /* Who did not look for so long was stopped itself, and so perhaps were the owners (Ctrl-Z stops a whole job): their
-     * leases begin again. */
-    bool stopped = watch->looked && now_ns - watch->looked - lease_ns > lease_ns; /* twice; leases may be without end */
+    if (watch->looked)
+        watch->clock += now_ns - due_ns > lease_ns && due_ns > watch->looked ? due_ns - watch->looked : now_ns - watch->looked;
     watch->looked = now_ns;
-    for (uint32_t i = 0; stopped && i < s->slots; i++)
-        watch->since[i] = now_ns;
     if (s->slots == 0 || load(s, SLOT_TAIL, &tail) || (watch->empty && tail == watch->tail))
         return 0;
     uint32_t requeued = 0;
@@ -375,8 +372,8 @@ uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64
             watch->word[i] = 0;
         } else if (watch->word[i] != word) {
             watch->word[i] = word;
-            watch->since[i] = now_ns;
-        } else if (now_ns - watch->since[i] >= lease_ns) {
+            watch->since[i] = watch->clock;
+        } else if (watch->clock - watch->since[i] >= lease_ns) {
             requeued += requeue(s, i, word);
             watch->word[i] = 0;
         }

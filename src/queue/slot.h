@@ -184,14 +184,17 @@ void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes
 /* Home: what it has seen of its slots, private to it. */
 struct slot_watch {
     uint64_t *word; /* [slots]: the claimed word last seen; 0: none */
-    int64_t *since; /* [slots]: when it was first seen */
+    int64_t *since; /* [slots]: `clock` when it was first seen */
     uint64_t tail;  /* of the last look */
-    int64_t looked; /* when that was; 0: never */
     bool empty;     /* and nothing was in use then */
+    int64_t looked; /* when that was; 0: never */
+    int64_t clock;  /* time that counts for leases, ns */
 };
 
-/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. Also lowers head for
+/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was to be. One that
+ * comes later than that by more than a lease means that this node was stopped, and so perhaps were the owners (Ctrl-Z stops a whole job):
+ * of that time no more counts than was planned, and each look counts for something, so every lease ends. Also lowers head for
  * ready slots behind it, which a maker that died between its two steps leaves. Cheap on a shard nobody uses. */
-uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns);
+uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

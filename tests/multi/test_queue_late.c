@@ -297,6 +297,25 @@ static void test_stale_renewal(void **state)
     assert_int_equal(nodes_failed(1, stale_renewal, NULL), 0);
 }
 
+/* --- a lease that is shorter than the time between two looks of the home --- */
+static void short_lease(weft *w, void *arg)
+{
+    (void)arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1u << 16, .lease_ns = WEFT_MS}, &q));
+    weft_task t = {.tag = 1};
+    weft_claim c;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+    for (uint32_t attempt = 0; attempt < 3; attempt++)
+        CHECK(weft_claim_tasks(q, &c, 1, patience_ns(20)) == 1 && c.attempt == attempt);
+}
+
+static void test_short_lease(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, short_lease, NULL), 0);
+}
+
 /* --- calls on a queue that is closed, and closing one where a thread waits --- */
 static void *claimer(void *arg)
 {
@@ -350,6 +369,7 @@ int main(void)
         cmocka_unit_test(test_late_close_of_worker),
         cmocka_unit_test(test_late_shutdown),
         cmocka_unit_test(test_stale_renewal),
+        cmocka_unit_test(test_short_lease),
         cmocka_unit_test(test_closed_twice),
     };
     setenv("WEFT_POOL", "16M", 1);
