@@ -51,6 +51,23 @@ void sv_async_forget(struct ibv_context *context, uint32_t types, uint32_t entry
         sv_pipe_forget(ctx->async_read, ctx->async_write, 3, types, entry, generation);
 }
 
+void sv_async_own(uint32_t q, enum ibv_event_type type)
+{
+    const struct sf_qp *shared = &sv_lib.fabric->qps[q % SF_QPS];
+    struct ibv_context *context = NULL;
+    const struct sv_qp *qp;
+
+    pthread_mutex_lock(&sv_lib.mutex);
+    qp = sv_lib.qps[q % SF_QPS];
+    if (qp && !(qp->told_in == shared->connection && (qp->told >> type & 1)))
+        context = qp->base.context;
+    pthread_mutex_unlock(&sv_lib.mutex);
+    if (!context)
+        return;
+    sv_async_forget(context, UINT32_C(1) << type, q, shared->generation);
+    sv_async_qp(q, UINT32_C(1) << type);
+}
+
 /* Counts one more event to acknowledge, under the lock on which the object's end waits for that. */
 static void delivered(pthread_mutex_t *mutex, uint32_t *count)
 {

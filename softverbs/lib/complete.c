@@ -204,6 +204,25 @@ static void free_slots(const struct sf_cqe *e)
     atomic_store_explicit(polled, to, memory_order_release);
 }
 
+/* A receive that failed took its queue pair with it; it lives on if who wrote the completion was killed behind it. */
+__attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
+{
+    struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
+    if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
+        return;
+    /* release: as in sv_fail_qp. The next poll that finds nothing looks. */
+    atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
+    atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
+}
+
+/* What comes with the polling of a completion. */
+static void polled(struct sv_cq *cq, const struct sf_cqe *e)
+{
+    free_slots(e);
+    if (e->receive && e->status != IBV_WC_SUCCESS && e->status != IBV_WC_WR_FLUSH_ERR)
+        receive_failed(cq, e);
+}
+
 /* As a poll of all would, order and slots of a shared receive queue included, but the others' completions stay. From the newest to
  * the oldest: those that stay move towards the newest, and the oldest slots become free. */
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
@@ -299,7 +318,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
             .slid = e->source_lid,
             .sl = e->service_level,
         };
-        free_slots(e);
+        polled(cq, e);
         consumed++;
     }
     if (n > 0) /* release: the slots were read (acquire in sv_complete) */
@@ -318,7 +337,7 @@ bool sv_take_cqe(struct sv_cq *cq, struct sf_cqe *out)
     if (!e)
         return false;
     *out = *e;
-    free_slots(e);
+    polled(cq, e);
     atomic_store_explicit(&cq->shared->consumed, consumed + 1, memory_order_release);
     return true;
 }

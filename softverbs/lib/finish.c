@@ -13,6 +13,8 @@ static bool to_error(struct sf_qp *qp)
             return false;
         /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
     } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
+    if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
+        atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
     return true;
 }
 
@@ -22,7 +24,8 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    to_error(qp);
+    if (to_error(qp) && qp->srq)
+        sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
     atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
     sv_run(q);
     sv_flush_receives(q);
@@ -53,8 +56,6 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     }
     if (!to_error(qp))
         return;
-    if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
-        atomic_store_explicit(&f->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
     sv_later_flush(later, q);
     sv_later_run(later, q);
 }

@@ -228,6 +228,8 @@ void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t ge
 /* Events of a queue pair, `types` (bits), all with one write: who is killed has told of all or of none. Those of SV_ONCE_EVENTS reach
  * the program once in a connection, however often they are told. */
 void sv_async_qp(uint32_t qp, uint32_t types);
+/* The same for one of SV_ONCE_EVENTS and a queue pair of this process, which may have been told of it, or have it unread. */
+void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* An object of this context goes: its unread events go with it. `types`: bits 1 << enum ibv_event_type. */
 enum {
     SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
