@@ -21,7 +21,9 @@ typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
     uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
-    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal; 0: 60 s */
+    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal, at least; 0: 60 s. It ends when
+                        * this node next looks: after up to 50 ms more, with 2^20 slots after a few seconds (a look at them takes
+                        * tens of milliseconds, and they take no more than a hundredth of a processor) */
     bool submit_only;  /* true: this node serves no shard of its own */
 } weft_queue_config;
 
@@ -39,7 +41,7 @@ typedef struct weft_claim {
     weft_task task;
     uint32_t submitter; /* node */
     uint32_t attempt;   /* 0 the first time it is claimed */
-    uint64_t private_[3];
+    uint64_t private_[4];
 } weft_claim;
 
 /* What the submitter gets back, once a task. */
@@ -59,7 +61,10 @@ typedef struct weft_done {
 WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
 /* Close this node's end. Its own tasks that are not complete are dropped; what it had claimed is ready again, and
- * what others had in its shard they place elsewhere. The shard's memory returns to the pool when the node closes. */
+ * what others had in its shard they place elsewhere. The shard's memory returns to the pool when the node closes.
+ * The same name may be opened again at once, and is another queue to all nodes: nothing of the former one reaches it.
+ * Errors: -EBUSY a thread of this node waits in the queue: nothing is closed; -EBADF it is closed already, as every other call on it
+ * says (the handle stays valid for that until weft_close()); -EDEADLK in a handler. */
 WEFT_API int weft_queue_close(weft_queue *q);
 
 /* Submit `count` tasks. `ids` (may be NULL) receives their ids. Returns how many were submitted, at least 1 (the

@@ -103,9 +103,8 @@ struct sf_cqe {
     uint32_t slot;          /* low bits of the request's position in its queue: what it frees when polled */
     uint8_t status, opcode, wc_flags, receive; /* enum ibv_wc_status; enum ibv_wc_opcode less its receive bit; 1 of a receive queue */
     uint8_t solicited;
-    uint8_t connection;     /* low bits of the queue pair's: a request of before its RESET frees nothing */
     uint8_t service_level;  /* of a datagram: what the device tells there (lib/finish.c) */
-    uint8_t pad;
+    uint8_t pad[2];
     uint16_t source_lid;    /* of a received message on InfiniBand: the sender's port */
     uint16_t srq;           /* entry number + 1 where the receive came from a shared queue */
     uint32_t vendor_error;
@@ -116,10 +115,12 @@ _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is a line");
 
 /* What a dying process was doing when it published a completion, so that the request is not used twice or lost. */
 struct sf_intent {
-    _Atomic uint32_t kind;  /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue */
+    _Atomic uint32_t kind;  /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, and the completion
+                             * finds no room: nobody will poll it, so its slot is free at once */
     uint32_t index;         /* entry in qps or srqs */
     uint64_t produced;      /* completion queue's count before this completion */
     uint64_t done;          /* the queue's count once it is published */
+    uint64_t dropped;       /* kind 4: sf_srq.dropped after it */
 };
 
 struct sf_cq {
@@ -133,7 +134,7 @@ struct sf_cq {
     int32_t channel_fd;     /* the writing end of its channel in the owner's table, or -1 */
     int32_t context;        /* entry in contexts: who hears of an overrun */
     uint32_t timed;         /* completions carry the time */
-    _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error */
+    _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error. Written under `lock` */
     /* A line for producers, one that the consumer looks at all the time, one for the consumer: looking takes a line away
      * from who writes to it. */
     struct sf_lock lock __attribute__((aligned(64))); /* of producers */
@@ -195,6 +196,7 @@ struct sf_srq {
     int32_t context;        /* entry in contexts */
     _Atomic uint32_t watermark; /* the limit whose crossing is an event; 0 unarmed */
     _Atomic uint32_t waiting;   /* 1: perhaps a queue pair on it has a sender waiting for a receive; who looks clears it first */
+    _Atomic uint64_t dropped;   /* requests that were taken and whose completion found no room. Written under queue.lock */
     struct sf_receive_queue queue __attribute__((aligned(64)));
 };
 
@@ -229,9 +231,10 @@ struct sf_qp {
     uint32_t mtu;           /* bytes */
     _Atomic uint8_t timeout, retry_count, rnr_retry, rnr_timer; /* encoded as in ibv_qp_attr */
     _Atomic uint8_t rd_atomic, dest_rd_atomic, sgid_index, port;
-    _Atomic uint32_t connection;    /* grows with each RESET: what was sent to the last one is not for this one */
     uint32_t broken;        /* its cable was pulled while it was connected */
     uint32_t established;   /* a message came while it was in RTR, and its owner was told */
+    _Atomic uint32_t connection; /* grows with each RESET: events and a failure of the last one are not of this one */
+    _Atomic uint32_t failing;    /* the connection that goes to ERR by a peer's hand: its owner finishes that (lib/finish.c) */
 
     _Atomic uint64_t send_posted __attribute__((aligned(64))); /* by the owner alone */
 
@@ -393,6 +396,7 @@ void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
 void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* what a dead one may have failed to say to who sleeps there */
+void sf_advance(struct sf_fabric *, const struct sf_intent *); /* the queue that a completion is of; doing it twice does no harm */
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* for who holds the lock in a dead one's place */
 void sf_mend_send(struct sf_qp *);
 
@@ -458,6 +462,7 @@ struct sv_event {
     uint32_t kind;  /* 1 a completion event of cq `entry`, 2 look at the clock, 3 an asynchronous event of type `type` */
     uint32_t entry, generation;
     uint32_t type;  /* enum ibv_event_type: the entry is of a device's port, cq, qp or srq accordingly */
+    uint32_t connection; /* of an event of a queue pair: sf_qp.connection when it came */
 };
 /* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), this one or another; never blocks,
  * where a pipe of this process does not. 0, -ESRCH (it has died), -EAGAIN (full), or another negative errno. */

@@ -97,6 +97,19 @@ void sf_lock_fabric(struct sf_view *v)
         sf_recount(v->fabric);
 }
 
+void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
+{
+    uint32_t kind = atomic_load_explicit(&i->kind, memory_order_relaxed);
+    if (kind == 1)
+        atomic_store_explicit(&f->qps[i->index % SF_QPS].send_done, i->done, memory_order_release);
+    else if (kind == 2)
+        atomic_store_explicit(&f->qps[i->index % SF_QPS].receive.done, i->done, memory_order_release);
+    else if (kind == 3 || kind == 4)
+        atomic_store_explicit(&f->srqs[i->index % SF_SRQS].queue.done, i->done, memory_order_release);
+    if (kind == 4) /* release: the slot was read before it is free (acquire in sv_srq_used) */
+        atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
+}
+
 /* The completion was published, or it was not: what the dying producer meant to do with the queue it came from is now
  * done, or not. Both the count and the intent were written under this lock, so there is nobody to race with: that
  * queue's own lock is still held by the same dead process, or its holder asks for this one before it goes on. */
@@ -104,14 +117,8 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;
     uint32_t kind = atomic_load_explicit(&i->kind, memory_order_relaxed);
-    if (kind != 0 && atomic_load_explicit(&cq->produced, memory_order_relaxed) != i->produced) {
-        if (kind == 1 && i->index < SF_QPS)
-            atomic_store_explicit(&f->qps[i->index].send_done, i->done, memory_order_release);
-        else if (kind == 2 && i->index < SF_QPS)
-            atomic_store_explicit(&f->qps[i->index].receive.done, i->done, memory_order_release);
-        else if (kind == 3 && i->index < SF_SRQS)
-            atomic_store_explicit(&f->srqs[i->index].queue.done, i->done, memory_order_release);
-    }
+    if (kind == 4 || atomic_load_explicit(&cq->produced, memory_order_relaxed) != i->produced)
+        sf_advance(f, i);
     atomic_store_explicit(&i->kind, 0, memory_order_relaxed);
     /* The last completion that counts may not have been told to its consumer, who looks at its turn. */
     uint64_t last = atomic_load_explicit(&cq->produced, memory_order_relaxed);

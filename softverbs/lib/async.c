@@ -22,6 +22,27 @@ void sv_async(uint32_t context, enum ibv_event_type type, uint32_t entry, uint32
                   &(struct sv_event){.kind = 3, .entry = entry, .generation = generation, .type = (uint32_t)type});
 }
 
+void sv_async_qp(uint32_t q, uint32_t types)
+{
+    const struct sf_qp *qp = &sv_lib.fabric->qps[q % SF_QPS];
+    struct sv_event events[32];
+    struct sf_context *c;
+    uint32_t owner;
+    size_t count = 0;
+
+    if (!sv_joined() || qp->context < 0 || qp->context >= SF_CONTEXTS)
+        return;
+    for (uint32_t type = 0; type < 32; type++) {
+        if (types >> type & 1)
+            events[count++] = (struct sv_event){.kind = 3, .entry = q, .generation = qp->generation, .type = type,
+                                                .connection = qp->connection};
+    }
+    c = &sv_lib.fabric->contexts[qp->context];
+    owner = atomic_load_explicit(&c->owner, memory_order_acquire);
+    if (owner && count)
+        sv_signal_all(owner, c->async_fd, events, count);
+}
+
 void sv_async_forget(struct ibv_context *context, uint32_t types, uint32_t entry, uint32_t generation)
 {
     struct sv_context *ctx = sv_context_of(context);
@@ -30,12 +51,43 @@ void sv_async_forget(struct ibv_context *context, uint32_t types, uint32_t entry
         sv_pipe_forget(ctx->async_read, ctx->async_write, 3, types, entry, generation);
 }
 
+void sv_async_own(uint32_t q, enum ibv_event_type type)
+{
+    const struct sf_qp *shared = &sv_lib.fabric->qps[q % SF_QPS];
+    struct ibv_context *context = NULL;
+    const struct sv_qp *qp;
+
+    pthread_mutex_lock(&sv_lib.mutex);
+    qp = sv_lib.qps[q % SF_QPS];
+    if (qp && !(qp->told_in == shared->connection && (qp->told >> type & 1)))
+        context = qp->base.context;
+    pthread_mutex_unlock(&sv_lib.mutex);
+    if (!context)
+        return;
+    sv_async_forget(context, UINT32_C(1) << type, q, shared->generation);
+    sv_async_qp(q, UINT32_C(1) << type);
+}
+
 /* Counts one more event to acknowledge, under the lock on which the object's end waits for that. */
 static void delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
     ++*count;
     pthread_mutex_unlock(mutex);
+}
+
+/* Whether the program has read this event of this connection. One of an earlier connection, which it has not read until now, it reads. */
+static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
+{
+    if (connection != qp->shared->connection)
+        return false;
+    if (qp->told_in != connection)
+        qp->told = 0;
+    qp->told_in = connection;
+    if (qp->told & bit)
+        return true;
+    qp->told |= bit;
+    return false;
 }
 
 /* Fills in the element; false when the object has gone. sv_lib.mutex is held: under it objects go, and then wait for what was
@@ -47,13 +99,14 @@ static bool find(const struct sv_event *e, struct ibv_async_event *event)
     event->event_type = (enum ibv_event_type)e->type;
     if (bit & SV_CQ_EVENTS) {
         struct sv_cq *cq = e->entry < SF_CQS ? sv_lib.cqs[e->entry] : NULL;
-        if (!cq || cq->generation != e->generation)
+        if (!cq || cq->generation != e->generation || cq->failed)
             return false;
+        cq->failed = true;
         delivered(&cq->base.mutex, &cq->async_delivered);
         event->element.cq = &cq->base;
     } else if (bit & SV_QP_EVENTS) {
         struct sv_qp *qp = e->entry < SF_QPS ? sv_lib.qps[e->entry] : NULL;
-        if (!qp || qp->shared->generation != e->generation)
+        if (!qp || qp->shared->generation != e->generation || told_before(qp, e->connection, bit & SV_ONCE_EVENTS))
             return false;
         delivered(&qp->base.mutex, &qp->async_delivered);
         event->element.qp = &qp->base;
@@ -78,7 +131,7 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
     for (;;) {
         struct sv_event e;
         ssize_t n = read(context->async_fd, &e, sizeof e);
-        bool found;
+        bool found, failing;
 
         if (n < 0)
             return -1;
@@ -90,7 +143,13 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
             continue;
         pthread_mutex_lock(&sv_lib.mutex);
         found = sv_lib.joined && find(&e, event);
+        /* The program is to find the queue pair in ERR, also if who brings it there was killed behind the event. */
+        failing = found && e.type < 32 && (SV_ERROR_EVENTS >> e.type & 1);
+        if (failing && e.connection == sv_lib.fabric->qps[e.entry].connection)
+            atomic_store_explicit(&sv_lib.fabric->qps[e.entry].failing, e.connection, memory_order_release);
         pthread_mutex_unlock(&sv_lib.mutex);
+        if (failing)
+            sv_finish_failing(e.entry);
         if (found)
             return 0;
     }

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
@@ -18,6 +19,11 @@ static const uint64_t forever = ~UINT64_C(0);
 
 bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
 {
+    return sv_signal_all(process, fd, event, 1);
+}
+
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size_t count)
+{
     int err;
 
     /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
@@ -25,7 +31,7 @@ bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
         return false; /* something of the program's own: the number was written over */
-    err = sf_signal(&sv_lib.view, process, fd, event, sizeof *event);
+    err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an event for process %d is lost: %s",
                process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
@@ -192,6 +198,19 @@ static struct sv_cq *deliver(struct sv_channel *ch, const struct sv_event *event
     return cq;
 }
 
+/* A signal's handler has interrupted poll(), which the kernel never resumes. A real channel is read(), which it does resume after a
+ * handler with SA_RESTART. Whose handler it was nobody tells: as that, where all that the program has ask for it. */
+static bool all_handlers_restart(void)
+{
+    for (int s = 1; s <= SIGRTMAX; s++) {
+        struct sigaction action;
+        if (sigaction(s, NULL, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN &&
+            !(action.sa_flags & SA_RESTART))
+            return false;
+    }
+    return true;
+}
+
 SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq_out, void **cq_context)
 {
     struct sv_channel *ch = channel_of(base);
@@ -231,8 +250,8 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         }
         struct pollfd wait[2] = {{.fd = ch->pipe_read, .events = POLLIN}, {.fd = ch->timer, .events = POLLIN}};
-        if (poll(wait, 2, -1) < 0)
-            return -1; /* EINTR: a signal of the program's */
+        if (poll(wait, 2, -1) < 0 && (errno != EINTR || !all_handlers_restart()))
+            return -1;
         looked = false;
     }
 }

@@ -13,16 +13,21 @@
 
 enum { LOOK_PAUSE_NS = 10000 };
 
-static void advance(const struct sf_intent *in)
+/* A request whose completion finds no room. */
+static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t kind = atomic_load_explicit(&in->kind, memory_order_relaxed);
-    if (kind == 1)
-        atomic_store_explicit(&f->qps[in->index % SF_QPS].send_done, in->done, memory_order_release);
-    else if (kind == 2)
-        atomic_store_explicit(&f->qps[in->index % SF_QPS].receive.done, in->done, memory_order_release);
-    else if (kind == 3)
-        atomic_store_explicit(&f->srqs[in->index % SF_SRQS].queue.done, in->done, memory_order_release);
+    if (kind != 3) {
+        sf_advance(f, in);
+        return;
+    }
+    cq->intent.index = in->index;
+    cq->intent.done = in->done;
+    cq->intent.dropped = atomic_load_explicit(&f->srqs[in->index % SF_SRQS].dropped, memory_order_relaxed) + 1;
+    atomic_store_explicit(&cq->intent.kind, 4, memory_order_release);
+    sf_advance(f, &cq->intent);
+    atomic_store_explicit(&cq->intent.kind, 0, memory_order_release);
 }
 
 enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
@@ -31,6 +36,17 @@ enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
 static bool wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
+}
+
+/* The event comes before the completion: whoever is killed between the two has done neither, or woken somebody who finds nothing yet,
+ * and waits for the lock when he arms again. The other way round a completion could lie there with its owner asleep. cq->lock is
+ * held, as by all who arm and disarm. */
+static void tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
+{
+    if (cq->channel_fd < 0 || !wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
+        return;
+    sv_signal(owner, cq->channel_fd, &(struct sv_event){.kind = 1, .entry = index, .generation = cq->generation});
+    atomic_store_explicit(&cq->armed, 0, memory_order_relaxed);
 }
 
 void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent *in)
@@ -47,15 +63,16 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     bool overrun = unpolled >= cq->limit;
     if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
         !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
-        bool first = owner != 0 && overrun && atomic_exchange_explicit(&cq->dead, 1, memory_order_relaxed) == 0;
+        bool first = owner != 0 && overrun && atomic_load_explicit(&cq->dead, memory_order_relaxed) == 0;
+        if (first && cq->context >= 0) /* before the mark: killed between the two, the next one tells again */
+            sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
+        if (first)
+            atomic_store_explicit(&cq->dead, 1, memory_order_relaxed);
         if (in)
-            advance(in);
+            advance_without(cq, in);
         sf_unlock(v, &cq->lock);
-        if (first) {
+        if (first)
             sv_log(SV_ERROR, "completion queue overrun: %u completions unpolled, all it has room for", cq->limit);
-            if (cq->context >= 0)
-                sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
-        }
         return;
     }
     struct sf_cqe *slot = (struct sf_cqe *)sf_at(v, cq->ring) + (produced & (cq->capacity - 1));
@@ -67,48 +84,30 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         cq->intent.done = in->done;
         atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
     }
+    tell(index, cq, owner, e);
     /* release: the consumer that sees the count sees the slot (acquire in next()). Died before here: it never happened.
      * Died after: sf_mend_cq moves the work queue on, and says the turn. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
     /* release: the same, for the consumer that sees the turn */
     __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
     if (in) {
-        advance(in);
+        sf_advance(f, in);
         atomic_store_explicit(&cq->intent.kind, 0, memory_order_release);
     }
-    bool notify = false;
-    int fd = cq->channel_fd;
-    uint32_t generation = cq->generation;
-    if (fd >= 0) {
-        /* Pairs with the fence in sv_req_notify_cq: either this sees it armed, or that sees the completion. */
-        atomic_thread_fence(memory_order_seq_cst);
-        uint32_t armed = atomic_load_explicit(&cq->armed, memory_order_relaxed);
-        if (wanted(armed, e))
-            notify = atomic_compare_exchange_strong(&cq->armed, &armed, 0);
-    }
     sf_unlock(v, &cq->lock);
-    if (notify)
-        sv_signal(owner, fd, &(struct sv_event){.kind = 1, .entry = index, .generation = generation});
 }
 
-/* Whether among the unpolled completions is one that the owner wants to be told of. Without the consumers' lock, which a
- * program holds that arms between ibv_start_poll and ibv_end_poll. */
-static bool wanted_unpolled(struct sv_cq *cq, uint32_t armed)
+/* Whether among the unpolled completions is one that the owner wants to be told of. Under the queue's lock, not the consumers',
+ * which a program holds that arms between ibv_start_poll and ibv_end_poll: no slot is written, and consumers only read. */
+static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
-    struct sf_cq *s = cq->shared;
     bool found = false;
-    /* The usual case, in which nothing is there, takes no lock. acquire: pairs with the release in sv_complete */
-    if (atomic_load_explicit(&s->consumed, memory_order_relaxed) == atomic_load_explicit(&s->produced, memory_order_acquire))
-        return false;
-    /* Under it no slot is written and the ring stays: consumers only read, who writes holds this lock too. */
-    sf_lock_cq(&sv_lib.view, s);
-    uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
-    uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed);
+    uint64_t from = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
+    uint64_t to = atomic_load_explicit(&cq->shared->produced, memory_order_relaxed);
     if (to - from > cq->ring.mask + UINT64_C(1))
         to = from; /* a count was written over */
     for (; from != to && !found; from++)
         found = wanted(armed, sv_ring_slot(&cq->ring, from));
-    sf_unlock(&sv_lib.view, &s->lock);
     return found;
 }
 
@@ -118,14 +117,12 @@ static bool wanted_unpolled(struct sv_cq *cq, uint32_t armed)
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    uint32_t armed = atomic_load_explicit(&s->armed, memory_order_relaxed);
     /* seq_cst: pairs with the store in deliver() (channel.c): who reads the event that this sees unread polls after this. The
      * queue stays armed then. */
-    if (s->channel_fd < 0 || armed == 0 || atomic_load_explicit(&cq->told, memory_order_seq_cst) || !wanted_unpolled(cq, armed))
+    if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
+        !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;
-    /* Else a producer has found it armed, and tells of it. */
-    if (!atomic_compare_exchange_strong_explicit(&s->armed, &armed, 0, memory_order_seq_cst, memory_order_relaxed))
-        return;
+    atomic_store_explicit(&s->armed, 0, memory_order_relaxed);
     atomic_store_explicit(&cq->told, 1, memory_order_seq_cst);
     if (!sv_signal(sv_lib.view.process, s->channel_fd,
                    &(struct sv_event){.kind = 1, .entry = cq->entry, .generation = cq->generation}))
@@ -135,20 +132,21 @@ static void tell_of_unpolled(struct sv_cq *cq)
 int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
 {
     struct sv_cq *cq = (struct sv_cq *)base;
+    struct sf_cq *s = cq->shared;
     if (cq->life != sv_lib.life)
         return ENODEV;
-    int refused = sv_refused(SF_VERB_REQ_NOTIFY, cq->shared->device);
+    int refused = sv_refused(SF_VERB_REQ_NOTIFY, s->device);
     if (refused)
         return refused;
+    if (s->channel_fd < 0)
+        return 0; /* nobody is told */
+    /* The producer that has written its event, and not yet its completion, holds it: this waits for it, or finds it dead. */
+    sf_lock_cq(&sv_lib.view, s);
     /* Who asked for any completion and then for a solicited one still hears of any. */
-    uint32_t none = 0;
-    if (solicited_only)
-        atomic_compare_exchange_strong_explicit(&cq->shared->armed, &none, SOLICITED, memory_order_seq_cst, memory_order_relaxed);
-    else
-        atomic_store_explicit(&cq->shared->armed, ANY, memory_order_seq_cst);
-    /* Pairs with the fence in sv_complete: a completion that did not see this is seen below. */
-    atomic_thread_fence(memory_order_seq_cst);
+    if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)
+        atomic_store_explicit(&s->armed, solicited_only ? SOLICITED : ANY, memory_order_relaxed);
     tell_of_unpolled(cq);
+    sf_unlock(&sv_lib.view, &s->lock);
     return 0;
 }
 
@@ -184,8 +182,8 @@ static void free_slots(const struct sf_cqe *e)
         return;
     }
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
-    if (!qp || qp->base.qp_num != e->qp_num || (uint8_t)qp->shared->connection != e->connection)
-        return; /* of a queue pair that is no more, or was reset */
+    if (!qp || qp->base.qp_num != e->qp_num)
+        return; /* it was written over: a queue pair that goes, or is reset, takes its completions along */
     const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
     _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
     uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
@@ -204,6 +202,25 @@ static void free_slots(const struct sf_cqe *e)
     }
     /* release: the slots were read before they are written again (acquire in post.c) */
     atomic_store_explicit(polled, to, memory_order_release);
+}
+
+/* A receive that failed took its queue pair with it; it lives on if who wrote the completion was killed behind it. */
+__attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
+{
+    struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
+    if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
+        return;
+    /* release: as in sv_fail_qp. The next poll that finds nothing looks. */
+    atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
+    atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
+}
+
+/* What comes with the polling of a completion. */
+static void polled(struct sv_cq *cq, const struct sf_cqe *e)
+{
+    free_slots(e);
+    if (e->receive && e->status != IBV_WC_SUCCESS && e->status != IBV_WC_WR_FLUSH_ERR)
+        receive_failed(cq, e);
 }
 
 /* As a poll of all would, order and slots of a shared receive queue included, but the others' completions stay. From the newest to
@@ -301,7 +318,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
             .slid = e->source_lid,
             .sl = e->service_level,
         };
-        free_slots(e);
+        polled(cq, e);
         consumed++;
     }
     if (n > 0) /* release: the slots were read (acquire in sv_complete) */
@@ -320,7 +337,7 @@ bool sv_take_cqe(struct sv_cq *cq, struct sf_cqe *out)
     if (!e)
         return false;
     *out = *e;
-    free_slots(e);
+    polled(cq, e);
     atomic_store_explicit(&cq->shared->consumed, consumed + 1, memory_order_release);
     return true;
 }

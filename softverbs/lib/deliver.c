@@ -87,6 +87,8 @@ static bool take_receive(struct sv_job *j, bool *gone)
     *gone = *gone || there > rq->capacity; /* a count was written over */
     if (!*gone && there != 0)
         return true;
+    if (!*gone && srq)
+        sv_tell_limit(t->srq - 1);
     if (!*gone && j->qp->type != IBV_QPT_UD) {
         /* Say so before the last look: pairs with the fence after `posted` in post.c. Either this sees the receive, or its
          * poster sees this and runs the queue. */
@@ -134,7 +136,8 @@ static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
     return true;
 }
 
-static bool receive_place(struct sv_job *j, struct sv_place *p)
+/* Where `bytes` of a message go; *room is all that the receive has. Elements that the message does not reach are not looked at. */
+static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, uint64_t *room)
 {
     const struct sf_qp *t = j->target;
     const struct sf_receive *r = sv_receive_slot(j->rq, atomic_load_explicit(&j->rq->done, memory_order_relaxed));
@@ -143,9 +146,13 @@ static bool receive_place(struct sv_job *j, struct sv_place *p)
     uint32_t count = r->sge_count;
     if (count > SV_PIECES / 2 || count > (j->rq->stride - sizeof *r) / sizeof(struct sf_sge))
         return false;
-    for (uint32_t i = 0; i < count; i++)
-        if (!sv_place_add(p, t->owner, pd, r->sge[i].lkey, r->sge[i].address, r->sge[i].length, IBV_ACCESS_LOCAL_WRITE))
+    *room = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (*room < bytes &&
+            !sv_place_add(p, t->owner, pd, r->sge[i].lkey, r->sge[i].address, r->sge[i].length, IBV_ACCESS_LOCAL_WRITE))
             return false;
+        *room += r->sge[i].length;
+    }
     return true;
 }
 
@@ -174,7 +181,7 @@ static enum sv_step refuse(struct sv_job *j, enum ibv_event_type event, enum ibv
 /* A receive that cannot take the message: it ends with `status`, and the rest as refuse() has it. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0);
+    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (polled() in complete.c) */
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
@@ -194,10 +201,10 @@ static void count_sent(struct sv_job *j)
 static enum sv_step arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
-        j->target->context >= 0 && j->qp->type != IBV_QPT_UD) {
+        j->qp->type != IBV_QPT_UD) {
         /* Its owner may not know yet that the other side is ready. */
+        sv_async_qp(j->t, 1 << IBV_EVENT_COMM_EST);
         j->target->established = 1;
-        sv_async((uint32_t)j->target->context, IBV_EVENT_COMM_EST, j->t, j->target->generation);
     }
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
@@ -275,6 +282,7 @@ static enum sv_step send(struct sv_job *j)
     uint8_t grh[GRH];
     const struct sf_send *s = j->s;
     bool gone, ud = j->qp->type == IBV_QPT_UD;
+    uint64_t room;
     sv_place_begin(&source, me());
     if (ud) {
         write_grh(j, grh, s->length);
@@ -291,16 +299,16 @@ static enum sv_step send(struct sv_job *j)
         return gone ? sv_no_answer(j) : sv_not_ready(j);
     if (j->qp->drop) /* a credit was there, and the message went: it does not arrive */
         return sv_lost(j);
-    if (!receive_place(j, &target))
+    uint64_t bytes = source.bytes;
+    if (!receive_place(j, &target, bytes, &room))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
-    if (sv_lib.profile->equal_frames && frames(source.bytes) != frames(target.bytes)) {
+    if (sv_lib.profile->equal_frames && frames(bytes) != frames(room)) {
         sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
-               (unsigned long long)source.bytes, (unsigned long long)target.bytes, sv_lib.profile->frame_bytes);
+               (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     }
-    if (source.bytes > target.bytes)
+    if (bytes > room)
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
-    uint64_t bytes = source.bytes;
     switch (move(j, &source, &target, bytes)) {
     case SV_MOVED: return arrived(j, bytes);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);

@@ -123,6 +123,8 @@ enum sv_step sv_step(uint32_t qp, struct sv_later *);
 void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
 /* The receive at `done` of the locked receive queue ends. */
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
+/* Tells the owner of a shared receive queue, whose lock is held, that fewer receives are left than it wants to know of. */
+void sv_tell_limit(uint32_t srq);
 /* Moves a queue pair to ERR: its events (IBV_EVENT_CQ_ERR stands for none of its own), and what is to be flushed later. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
 

@@ -7,7 +7,8 @@
 
 enum { LOOK_AGAIN_NS = 20000 };
 
-static void drain(uint32_t q, struct sv_later *later)
+/* True: the first request waits for something, and for somebody to look at it again. */
+static bool drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     for (;;) {
@@ -17,15 +18,15 @@ static void drain(uint32_t q, struct sv_later *later)
         if (left == 0 || left > qp->send_capacity || atomic_load_explicit(&qp->owner, memory_order_relaxed) == 0 ||
             !sv_send_ring_sane(qp)) {
             atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed); /* nothing does, whatever is said there */
-            return;
+            return false;
         }
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
             sv_end_send(q, IBV_WC_WR_FLUSH_ERR, later);
         else if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && qp->wait_for == SF_WAIT_HELD))
-            return; /* one whose data has moved ends in SQD, too */
+            return false; /* stands still until the program moves it on; one whose data has moved ends in SQD, too */
         else if (sv_step(q, later) == SV_STALL)
-            return;
+            return true;
     }
 }
 
@@ -60,8 +61,7 @@ static void run_one(uint32_t q, struct sv_later *later)
             atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
         if (!mine)
             leave_a_trace(qp);
-        drain(q, later);
-        if (qp->wait_for == SF_WAIT_NOTHING)
+        if (!drain(q, later))
             atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
         sf_unlock(v, &qp->lock);
         if (atomic_load_explicit(&qp->kick, memory_order_seq_cst) == 0 || !sf_try_lock(v, &qp->lock))
@@ -117,7 +117,6 @@ void sv_flush_receives(uint32_t q)
             .slot = (uint32_t)done,
             .status = IBV_WC_WR_FLUSH_ERR,
             .receive = 1,
-            .connection = (uint8_t)qp->connection,
         };
         struct sf_intent in = {.kind = 2, .index = q, .done = done + 1};
         sv_complete(qp->receive_cq, &e, &in);
@@ -155,9 +154,12 @@ uint64_t sv_progress(uint32_t cq)
         if (atomic_load_explicit(&qp->owner, memory_order_acquire) != me)
             continue;
         uint64_t then = 0;
-        if ((cq >= SF_CQS || qp->send_cq == cq || qp->receive_cq == cq) &&
-            atomic_load_explicit(&qp->waiting, memory_order_acquire))
-            then = look_at(i, now);
+        if (cq >= SF_CQS || qp->send_cq == cq || qp->receive_cq == cq) {
+            if (atomic_load_explicit(&qp->failing, memory_order_acquire))
+                sv_finish_failing(i);
+            if (atomic_load_explicit(&qp->waiting, memory_order_acquire))
+                then = look_at(i, now);
+        }
         struct sf_qp *peer = &f->qps[qp->peer_qp % SF_QPS];
         if ((cq >= SF_CQS || qp->receive_cq == cq) && qp->type != IBV_QPT_UD && peer->owner != me && peer->owner != 0 &&
             atomic_load_explicit(&peer->waiting, memory_order_acquire) &&

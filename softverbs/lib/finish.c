@@ -4,35 +4,58 @@
  */
 #include "engine.h"
 
+/* False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
+static bool to_error(struct sf_qp *qp)
+{
+    uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+    do {
+        if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
+            return false;
+        /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
+    } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
+    if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
+        atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
+    return true;
+}
+
+void sv_finish_failing(uint32_t q)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    /* acquire: pairs with the release in sv_fail_qp */
+    if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
+        return;
+    if (to_error(qp) && qp->srq)
+        sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
+    atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
+    sv_run(q);
+    sv_flush_receives(q);
+}
+
+/* A peer's executor may be killed between any two of these steps, and the owner be asleep. So the owner is told and woken first, and
+ * the state changes last: killed before the events are written, it has not happened; from then on, who reads them or is woken does
+ * what is left (sv_finish_failing). A peer's executor holds none of the queue pair's locks; the owner, which resets it, waits
+ * for it (sv_quiesce). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = &f->qps[q];
     uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
-    bool foreign = qp->owner != sv_lib.view.process;
-    if (foreign && state >= IBV_QPS_RTR && state != IBV_QPS_ERR) {
-        /* Should this process die before it has flushed the queues, the owner does it when it polls. */
-        atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-        /* release: as in sv_stall */
-        atomic_store_explicit(&f->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
-        atomic_store_explicit(&f->cqs[qp->receive_cq % SF_CQS].waiting, 1, memory_order_release);
-    }
-    do {
-        /* A peer's executor holds none of its locks: the owner may have reset it in the meantime, and made it anew. */
-        if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
-            return;
-        /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
-    } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
-    if (foreign) /* the same, should the owner sleep */
+    if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
+        return;
+    sv_async_qp(q, (event != IBV_EVENT_CQ_ERR /* stands for none */ ? 1u << event : 0) |
+                       (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
+    if (qp->owner != sv_lib.view.process) {
+        struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
+        /* release: who sees it sees that the events are written (acquire in sv_finish_failing and sv_progress) */
+        atomic_store_explicit(&qp->failing, qp->connection, memory_order_release);
+        atomic_store_explicit(&sends->waiting, 1, memory_order_release);
+        atomic_store_explicit(&receives->waiting, 1, memory_order_release);
         sv_wake_at(qp->receive_cq, sf_now());
-    if (qp->context >= 0) {
-        if (event != IBV_EVENT_CQ_ERR) /* stands for none */
-            sv_async((uint32_t)qp->context, event, q, qp->generation);
-        if (qp->srq)
-            sv_async((uint32_t)qp->context, IBV_EVENT_QP_LAST_WQE_REACHED, q, qp->generation);
+        if (sends->channel_fd != receives->channel_fd)
+            sv_wake_at(qp->send_cq, sf_now());
     }
-    if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
-        atomic_store_explicit(&f->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
+    if (!to_error(qp))
+        return;
     sv_later_flush(later, q);
     sv_later_run(later, q);
 }
@@ -88,7 +111,6 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
         .slot = (uint32_t)done,
         .status = (uint8_t)status,
         .opcode = send_opcode(s->opcode),
-        .connection = (uint8_t)qp->connection,
     };
     struct sf_intent in = {.kind = 1, .index = q, .done = done + 1};
     sv_complete(qp->send_cq, &e, &in);
@@ -107,6 +129,21 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
     if (sv_lib.profile->gid_type != SV_GID_ROCE_V2)
         return 0;
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
+}
+
+/* Whoever takes a receive, or finds none, looks: one that took the last but one above the limit may have been killed before it told.
+ * So the event comes first, twice at worst. Its owner arms it under the same lock. */
+void sv_tell_limit(uint32_t index)
+{
+    struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];
+    uint32_t mark = atomic_load_explicit(&srq->watermark, memory_order_relaxed);
+    uint64_t left = atomic_load_explicit(&srq->queue.posted, memory_order_relaxed) -
+                    atomic_load_explicit(&srq->queue.done, memory_order_relaxed);
+    if (mark == 0 || left >= mark)
+        return;
+    if (srq->context >= 0)
+        sv_async((uint32_t)srq->context, IBV_EVENT_SRQ_LIMIT_REACHED, index, srq->generation);
+    atomic_store_explicit(&srq->watermark, 0, memory_order_relaxed);
 }
 
 /* The receive at `done` of the locked receive queue ends. */
@@ -131,7 +168,6 @@ void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
         .wc_flags = (uint8_t)((imm ? IBV_WC_WITH_IMM : 0) | (t->type == IBV_QPT_UD && (s->ud_hop & SF_UD_GLOBAL) ? IBV_WC_GRH : 0)),
         .receive = 1,
         .solicited = (s->flags & IBV_SEND_SOLICITED) != 0,
-        .connection = (uint8_t)t->connection,
         .service_level = service_level(t, s),
         .source_lid = sf_lid(sv_lib.fabric, j->qp->device),
         .srq = (uint16_t)t->srq,
@@ -139,11 +175,6 @@ void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
     struct sf_intent in = {.kind = t->srq ? 3 : 2, .index = t->srq ? t->srq - 1 : j->t, .done = done + 1};
     sv_complete(t->receive_cq, &e, &in);
     fail_overrun(j->t, t->receive_cq, j->later);
-    if (t->srq) {
-        struct sf_srq *srq = &sv_lib.fabric->srqs[(t->srq - 1) % SF_SRQS];
-        uint32_t mark = atomic_load_explicit(&srq->watermark, memory_order_relaxed);
-        if (mark != 0 && atomic_load_explicit(&rq->posted, memory_order_relaxed) - (done + 1) < mark &&
-            atomic_exchange_explicit(&srq->watermark, 0, memory_order_relaxed) != 0 && srq->context >= 0)
-            sv_async((uint32_t)srq->context, IBV_EVENT_SRQ_LIMIT_REACHED, t->srq - 1, srq->generation);
-    }
+    if (t->srq)
+        sv_tell_limit(t->srq - 1);
 }

@@ -144,6 +144,7 @@ struct sv_cq {
     _Atomic uint32_t told;     /* 1: an event for what was there when it was armed was not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
+    bool failed;               /* its one asynchronous event was delivered; under sv_lib.mutex */
     _Atomic uint32_t users;    /* queue pairs */
 };
 
@@ -157,6 +158,12 @@ struct sv_srq {
     uint32_t async_delivered;
     _Atomic uint32_t users;
 };
+/* Slots in use once so many were posted. acquire: what is free was read (release in free_slots and sf_advance). */
+static inline uint64_t sv_srq_used(const struct sv_srq *srq, uint64_t posted)
+{
+    return posted - atomic_load_explicit(&srq->polled, memory_order_acquire) -
+           atomic_load_explicit(&srq->shared->dropped, memory_order_acquire);
+}
 
 struct sv_qp {
     union {
@@ -171,6 +178,7 @@ struct sv_qp {
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding, where the profile counts frames */
     uint32_t async_delivered;
+    uint32_t told, told_in;          /* SV_ONCE_EVENTS that the program has read, of which connection; under sv_lib.mutex */
     struct ibv_qp_attr attr;         /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
     struct sv_builder *builder;      /* wr.c's, or NULL */
@@ -214,10 +222,19 @@ bool sv_pipe_ours(int write_end); /* whether it is one of these, of this process
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
 /* sf_signal (fabric/signal.c) of this process's view, its result logged. struct sv_event is declared beside it. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* with one write, or none */
 /* An asynchronous event for the opener of a context (entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
+/* Events of a queue pair, `types` (bits), all with one write: who is killed has told of all or of none. Those of SV_ONCE_EVENTS reach
+ * the program once in a connection, however often they are told. */
+void sv_async_qp(uint32_t qp, uint32_t types);
+/* The same for one of SV_ONCE_EVENTS and a queue pair of this process, which may have been told of it, or have it unread. */
+void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* An object of this context goes: its unread events go with it. `types`: bits 1 << enum ibv_event_type. */
 enum {
+    SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
+                     1 << IBV_EVENT_QP_LAST_WQE_REACHED,
+    SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* it is in ERR, or on its way there */
     SV_CQ_EVENTS = 1 << IBV_EVENT_CQ_ERR,
     SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR |
                    1 << IBV_EVENT_COMM_EST | 1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG |
@@ -234,6 +251,8 @@ int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad
 int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
 /* Runs the send queue of an entry as far as it goes, in this process's context; no lock may be held. In ERR it flushes. */
 void sv_run(uint32_t qp);
+/* Brings a queue pair of this process that a peer has begun to fail to ERR, and flushes it. */
+void sv_finish_failing(uint32_t qp);
 /* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
 /* Runs queue pairs of this process that wait for time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look

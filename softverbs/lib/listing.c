@@ -9,7 +9,6 @@
  */
 #include "interpose.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,27 +22,6 @@ static struct slot {
     struct dirent entry;
 } slots[SLOTS];
 #define TAKEN ((uintptr_t)1)
-
-enum { OPENDIR, READDIR, REWINDDIR, CLOSEDIR, SCANDIR, CALLS };
-static _Atomic(uintptr_t) found[CALLS];
-
-static uintptr_t next(int call)
-{
-    static const char *const names[] = { "opendir", "readdir", "rewinddir", "closedir", "scandir" };
-    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
-
-    if (!function) {
-        function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);
-        atomic_store_explicit(&found[call], function, memory_order_relaxed);
-    }
-    return function;
-}
-
-__attribute__((constructor)) static void find_all(void)
-{
-    for (int call = 0; call < CALLS; call++)
-        next(call);
-}
 
 /* libc's call has failed with what is in errno: whether the path is a directory of ours. If not, errno is as it was. */
 static bool ours(const char *path)
@@ -86,7 +64,7 @@ static bool entry(const char *path, uint32_t index, struct dirent *e)
 
 CALL(DIR *, opendir, const char *path)
 {
-    DIR *(*call)(const char *) = (DIR * (*)(const char *)) next(OPENDIR);
+    DIR *(*call)(const char *) = (DIR * (*)(const char *)) sv_next(SV_OPENDIR);
     DIR *stream = call(path);
 
     if (stream || !ours(path))
@@ -112,7 +90,7 @@ CALL(struct dirent *, readdir, DIR *stream)
     struct slot *s = slot_of(stream);
 
     if (!s)
-        return ((struct dirent * (*)(DIR *)) next(READDIR))(stream);
+        return ((struct dirent * (*)(DIR *)) sv_next(SV_READDIR))(stream);
     if (!entry(s->path, s->at, &s->entry))
         return NULL;
     s->at++;
@@ -125,7 +103,7 @@ CALL(void, rewinddir, DIR *stream)
 
     if (s)
         s->at = 0;
-    ((void (*)(DIR *))next(REWINDDIR))(stream);
+    ((void (*)(DIR *))sv_next(SV_REWINDDIR))(stream);
 }
 
 CALL(int, closedir, DIR *stream)
@@ -134,7 +112,7 @@ CALL(int, closedir, DIR *stream)
 
     if (s) /* before libc gives the stream's address to another. release: all reading was before (acquire in opendir) */
         atomic_store_explicit(&s->stream, 0, memory_order_release);
-    return ((int (*)(DIR *))next(CLOSEDIR))(stream);
+    return ((int (*)(DIR *))sv_next(SV_CLOSEDIR))(stream);
 }
 
 typedef int filter_call(const struct dirent *);
@@ -142,7 +120,7 @@ typedef int order_call(const struct dirent **, const struct dirent **);
 
 CALL(int, scandir, const char *path, struct dirent ***list, filter_call *filter, order_call *order)
 {
-    int count = ((int (*)(const char *, struct dirent ***, filter_call *, order_call *))next(SCANDIR))(path, list, filter, order);
+    int count = ((int (*)(const char *, struct dirent ***, filter_call *, order_call *))sv_next(SV_SCANDIR))(path, list, filter, order);
     struct dirent **names = NULL, **more, one;
 
     if (count >= 0 || !ours(path))

@@ -5,7 +5,7 @@
  * therefore ours first. Each is libc's own; only where that has found nothing (or what it found is forbidden to us), and the
  * path is one of this host's devices, does it get our answer:
  *
- *   /dev/infiniband/uverbsN        stat, access: a character device for all. It cannot be opened (ENXIO): who speaks to the
+ *   /dev/infiniband/uverbsN        stat and its kin, access: a character device for all. It cannot be opened (ENXIO): who speaks to the
  *                                  kernel without libibverbs speaks to no device of ours
  *   /sys/class/infiniband/NAME/... stat, access, open to read: what sysfs.c knows
  *   /sys/class/infiniband and the directories below it: stat, access; listing.c lists them
@@ -14,7 +14,6 @@
  */
 #include "interpose.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -25,29 +24,6 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
-
-/* libc's function, or that of another library that stands before it. They are all looked up when the library is loaded, so
- * that a signal handler does not do it; a call that comes even before that looks for itself. */
-enum { ACCESS, FACCESSAT, STAT, FSTATAT, OPEN, OPENAT, FOPEN, CALLS };
-static _Atomic(uintptr_t) found[CALLS];
-
-static uintptr_t next(int call)
-{
-    static const char *const names[] = { "access", "faccessat", "stat", "fstatat", "open", "openat", "fopen" };
-    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
-
-    if (!function) {
-        function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);
-        atomic_store_explicit(&found[call], function, memory_order_relaxed);
-    }
-    return function;
-}
-
-__attribute__((constructor)) static void find_all(void)
-{
-    for (int call = 0; call < CALLS; call++)
-        next(call);
-}
 
 /* ---- Our answer ------------------------------------------------------------------------------------------------ */
 struct file {
@@ -144,22 +120,45 @@ static int give(int result, const char *path, int flags)
 /* ---- The calls ------------------------------------------------------------------------------------------------- */
 CALL(int, access, const char *path, int mode)
 {
-    return permit(((int (*)(const char *, int))next(ACCESS))(path, mode), path, mode);
+    return permit(((int (*)(const char *, int))sv_next(SV_ACCESS))(path, mode), path, mode);
 }
 
 CALL(int, faccessat, int at, const char *path, int mode, int flags)
 {
-    return permit(((int (*)(int, const char *, int, int))next(FACCESSAT))(at, path, mode, flags), path, mode);
+    return permit(((int (*)(int, const char *, int, int))sv_next(SV_FACCESSAT))(at, path, mode, flags), path, mode);
 }
 
 CALL(int, stat, const char *path, struct stat *buffer)
 {
-    return look(((int (*)(const char *, struct stat *))next(STAT))(path, buffer), path, buffer);
+    return look(((int (*)(const char *, struct stat *))sv_next(SV_STAT))(path, buffer), path, buffer);
+}
+
+CALL(int, lstat, const char *path, struct stat *buffer) /* there are no links */
+{
+    return look(((int (*)(const char *, struct stat *))sv_next(SV_LSTAT))(path, buffer), path, buffer);
+}
+
+CALL(int, statx, int at, const char *path, int flags, unsigned mask, struct statx *buffer)
+{
+    int result = ((int (*)(int, const char *, int, unsigned, struct statx *))sv_next(SV_STATX))(at, path, flags, mask, buffer);
+    struct stat s;
+
+    if (!result || look(result, path, &s))
+        return result;
+    memset(buffer, 0, sizeof *buffer);
+    buffer->stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_UID | STATX_GID | STATX_SIZE;
+    buffer->stx_mode = (uint16_t)s.st_mode;
+    buffer->stx_nlink = (uint32_t)s.st_nlink;
+    buffer->stx_blksize = (uint32_t)s.st_blksize;
+    buffer->stx_size = (uint64_t)s.st_size;
+    buffer->stx_rdev_major = major(s.st_rdev);
+    buffer->stx_rdev_minor = minor(s.st_rdev);
+    return 0;
 }
 
 CALL(int, fstatat, int at, const char *path, struct stat *buffer, int flags)
 {
-    return look(((int (*)(int, const char *, struct stat *, int))next(FSTATAT))(at, path, buffer, flags), path, buffer);
+    return look(((int (*)(int, const char *, struct stat *, int))sv_next(SV_FSTATAT))(at, path, buffer, flags), path, buffer);
 }
 
 /* stat, of programs built with a glibc before 2.33: the structure's versions 0 and 1 are one where a word has 64 bits. */
@@ -167,6 +166,14 @@ CALL(int, __xstat, int version, const char *path, struct stat *buffer)
 {
     if (version == 0 || version == 1)
         return sv_call_stat(path, buffer);
+    errno = EINVAL;
+    return -1;
+}
+
+CALL(int, __lxstat, int version, const char *path, struct stat *buffer)
+{
+    if (version == 0 || version == 1)
+        return sv_call_lstat(path, buffer);
     errno = EINVAL;
     return -1;
 }
@@ -183,18 +190,18 @@ CALL(int, __xstat, int version, const char *path, struct stat *buffer)
 CALL(int, open, const char *path, int flags, ...)
 {
     TAKE_MODE(mode)
-    return give(((int (*)(const char *, int, ...))next(OPEN))(path, flags, mode), path, flags);
+    return give(((int (*)(const char *, int, ...))sv_next(SV_OPEN))(path, flags, mode), path, flags);
 }
 
 CALL(int, openat, int at, const char *path, int flags, ...)
 {
     TAKE_MODE(mode)
-    return give(((int (*)(int, const char *, int, ...))next(OPENAT))(at, path, flags, mode), path, flags);
+    return give(((int (*)(int, const char *, int, ...))sv_next(SV_OPENAT))(at, path, flags, mode), path, flags);
 }
 
 CALL(FILE *, fopen, const char *path, const char *mode)
 {
-    FILE *stream = ((FILE *(*)(const char *, const char *))next(FOPEN))(path, mode);
+    FILE *stream = ((FILE *(*)(const char *, const char *))sv_next(SV_FOPEN))(path, mode);
     int fd;
 
     if (stream || mode[0] != 'r' || strchr(mode, '+'))
@@ -204,8 +211,10 @@ CALL(FILE *, fopen, const char *path, const char *mode)
 }
 
 TWIN(int, stat, stat64, const char *, struct stat *);
+TWIN(int, lstat, lstat64, const char *, struct stat *);
 TWIN(int, fstatat, fstatat64, int, const char *, struct stat *, int);
 TWIN(int, __xstat, __xstat64, int, const char *, struct stat *);
+TWIN(int, __lxstat, __lxstat64, int, const char *, struct stat *);
 TWIN(int, open, open64, const char *, int, ...);
 TWIN(int, openat, openat64, int, const char *, int, ...);
 TWIN(FILE *, fopen, fopen64, const char *, const char *);

@@ -176,12 +176,15 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
         slot->sge[i] = (struct sf_sge){wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey};
 }
 
-static int check_receive(uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled, uint64_t *length)
+/* `kind` and `number` name the queue in messages. */
+static int check_receive(const char *kind, uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr,
+                         uint64_t unpolled, uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "queue pair 0x%06x: its receive queue is full: %u requests are posted or unpolled", number, ring->limit);
+        return sv_refuse(ENOMEM, "%s 0x%06x: the queue of receives is full: %u are posted, or done and not polled", kind, number,
+                         ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a receive, %u granted", number, wr->num_sge, ring->sge_limit);
+        return sv_refuse(EINVAL, "%s 0x%06x: %d elements in a receive, %u granted", kind, number, wr->num_sge, ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;
@@ -225,7 +228,8 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     for (; wr; wr = wr->next) {
         uint64_t length = 0;
         bool lose = false;
-        r = check_receive(s->number, &qp->receive, wr, posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
+        r = check_receive("queue pair", s->number, &qp->receive, wr,
+                          posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
         if (r == 0 && p->frame_bytes) {
             r = overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
                           &lose);
@@ -268,7 +272,7 @@ int sv_post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_re
     uint64_t posted = atomic_load_explicit(&s->queue.posted, memory_order_relaxed), before = posted;
     for (; wr; wr = wr->next) {
         uint64_t length = 0;
-        r = check_receive(0, &srq->ring, wr, posted - atomic_load_explicit(&srq->polled, memory_order_acquire), &length);
+        r = check_receive("shared receive queue", base->handle, &srq->ring, wr, sv_srq_used(srq, posted), &length);
         if (r)
             break;
         write_receive(&srq->ring, wr, posted, length);

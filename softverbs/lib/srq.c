@@ -142,7 +142,7 @@ static int resize(struct sv_srq *srq, uint32_t most)
     after.sge_limit = before.sge_limit;
     uint64_t posted = atomic_load_explicit(&q->posted, memory_order_relaxed);
     uint64_t done = atomic_load_explicit(&q->done, memory_order_relaxed);
-    if (posted - atomic_load_explicit(&srq->polled, memory_order_relaxed) > most || posted - done > before.mask + UINT64_C(1) ||
+    if (sv_srq_used(srq, posted) > most || posted - done > before.mask + UINT64_C(1) ||
         posted - done > after.mask + UINT64_C(1) ||
         atomic_load_explicit(&srq->shared->watermark, memory_order_relaxed) > most) {
         error = EINVAL;

@@ -144,7 +144,7 @@ void sv_reset_qp(struct sv_qp *qp)
     struct sf_qp *q = qp->shared;
     /* First of all: who waits for a lock looks at the state when it has it. */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
-    q->connection++;
+    q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
     q->established = 0;
     q->peer_device = SF_NO_DEVICE;
@@ -379,8 +379,8 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0)
-        sv_async((uint32_t)q->context, IBV_EVENT_QP_LAST_WQE_REACHED, qp->entry, q->generation);
+    if (was != IBV_QPS_ERR && q->srq != 0) /* and once, should a peer's request bring it there at the same time */
+        sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
         sv_log(SV_INFO, "a queue pair went to ERR: from now on ibv_dereg_mr fails on this device (profile %s, "
@@ -443,7 +443,7 @@ out:
         sv_log(SV_DEBUG, "queue pair 0x%06x: %s to %s", base->qp_num, state_name(now), state_name(next));
     /* Nothing is under way once the locks are ours: the queue has drained when it stops. */
     if (now == IBV_QPS_RTS && next == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify)
-        sv_async((uint32_t)q->context, IBV_EVENT_SQ_DRAINED, qp->entry, q->generation);
+        sv_async_qp(qp->entry, 1 << IBV_EVENT_SQ_DRAINED);
     after_step(qp, now, next);
     return 0;
 }

@@ -38,7 +38,7 @@ static void *grow(void *array, size_t *room, size_t wanted, size_t one)
     size_t count = *room ? *room : 16;
     void *larger;
 
-    if (wanted <= *room)
+    if (array && wanted <= *room) /* NULL is for a failure, so none at all has room for some */
         return array;
     while (count < wanted)
         count *= 2;

@@ -242,9 +242,21 @@ static void test_destroying(void **state)
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }
 
+static _Atomic int alarms;
+
 static void on_alarm(int number)
 {
     (void)number;
+    alarms++;
+}
+
+/* Another thread, which the alarms do not reach: once some of them have come. */
+static void *complete_after_alarms(void *cq)
+{
+    for (int from = alarms; alarms < from + 5;)
+        usleep(100);
+    complete(cq, 9, false);
+    return NULL;
 }
 
 static void *complete_later(void *cq)
@@ -276,6 +288,27 @@ static void test_sleeping(void **state)
     assert_int_equal(ibv_get_cq_event(channel, &got, &tag), -1);
     assert_int_equal(errno, EINTR);
     ualarm(0, 0);
+
+    /* After a handler that asks for it, the call goes on, as read() does. */
+    sigset_t alarm;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGALRM, &action, NULL);
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL); /* as the new thread has it, too */
+    pthread_create(&thread, NULL, complete_after_alarms, cq);
+    pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+    struct ibv_wc wc;
+    assert_int_equal(ibv_poll_cq(cq, 1, &wc), 1); /* the first thread's */
+    ibv_req_notify_cq(cq, 0);
+    ualarm(2000, 2000);
+    assert_int_equal(ibv_get_cq_event(channel, &got, &tag), 0);
+    ualarm(0, 0);
+    assert_ptr_equal(got, cq);
+    pthread_join(thread, NULL);
+    ibv_ack_cq_events(cq, 1);
+    action = (struct sigaction){.sa_handler = SIG_DFL};
+    sigaction(SIGALRM, &action, NULL);
     assert_int_equal(ibv_destroy_cq(cq), 0);
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }

@@ -186,7 +186,7 @@ static void dies_before_it_says_so(void)
     sf_lock_send(&sv_lib.view, qp);
     struct sf_cq *cq = &sv_lib.fabric->cqs[qp->send_cq];
     atomic_store(&cq->armed, 0);
-    sv_complete(qp->send_cq, &(struct sf_cqe){.wr_id = 77, .qp = q, .qp_num = qp->number, .connection = (uint8_t)qp->connection},
+    sv_complete(qp->send_cq, &(struct sf_cqe){.wr_id = 77, .qp = q, .qp_num = qp->number},
                 &(struct sf_intent){.kind = 1, .index = q, .done = 1});
     raise(SIGKILL);
 }

@@ -140,6 +140,8 @@ int base_random(void *bytes, size_t len);
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
+/* Two connected Unix stream sockets, both close-on-exec; or a negative errno, with a sentence. */
+int base_socketpair(int fd[2]);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);

@@ -96,6 +96,18 @@ int base_pipe(int fd[2], int flags)
                      error == EMFILE || error == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
 }
 
+int base_socketpair(int fd[2])
+{
+#if defined(__linux__)
+    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd); /* at once, as above */
+#else
+    int rc = socketpair(AF_UNIX, SOCK_STREAM, 0, fd);
+    for (int i = 0; rc == 0 && i < 2; i++)
+        fcntl(fd[i], F_SETFD, FD_CLOEXEC);
+#endif
+    return rc == 0 ? 0 : base_fail(-errno, "cannot make a pair of sockets: %s", base_strerror(errno));
+}
+
 #if defined(__linux__)
 
 void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns)

@@ -39,7 +39,7 @@ int probe_end_reach(const struct probe *p)
         return listener;
     fprintf(stderr, "weft probe %s: listening at %s\n", p->kind, bound);
     while (fd < 0 && !cli_stopped()) {
-        fd = accept(listener, NULL, NULL);
+        fd = cluster_accept(listener);
         if (fd < 0)
             base_sleep_ns(20000000);
     }

@@ -673,20 +673,21 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory");
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    l[0].end.fd = probe_end_reach(p);
-    if (l[0].end.fd < 0 && (p->listen || p->peer)) {
-        probe_error(p, "%s", base_error());
-    } else if (!(d = probe_open(p))) {
-        probe_end_hang_up(l[0].end.fd);
-    } else if (!d->traits.uc) {
+    if (!(d = probe_open(p))) { /* first: who has none need not wait for the other end */
+        free(l);
+        return CLI_FAILED;
+    }
+    if (!d->traits.uc) {
         probe_error(p, "%s has no unreliable connections (UC): the tb transport is not for it", d->name);
-        probe_end_hang_up(l[0].end.fd);
+        verbs_device_close(d);
+    } else if ((l[0].end.fd = probe_end_reach(p)) < 0 && (p->listen || p->peer)) {
+        probe_error(p, "%s", base_error());
         verbs_device_close(d);
     } else if (l[0].end.fd >= 0) {
         rc = finish(p, &l[0], d);
         probe_end_close(&l[0].end);
-    } else if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
-        probe_error(p, "socketpair: %s", base_strerror(errno));
+    } else if (base_socketpair(fds)) {
+        probe_error(p, "%s", base_error());
         verbs_device_close(d);
     } else {
         char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */

@@ -331,9 +331,9 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */
     snprintf(name, sizeof name, "%s", d->name);
     there.name = p->to ? p->to : name;
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
+    if (base_socketpair(fds)) {
         verbs_device_close(d);
-        return probe_error(p, "socketpair: %s", base_strerror(errno));
+        return probe_error(p, "%s", base_error());
     }
     pool->end.fd = fds[0];
     other.end.fd = fds[1];
@@ -353,13 +353,13 @@ int probe_pool(const struct probe *p)
     struct pool pool = {.end = {.p = p, .fd = -1, .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    int fd = probe_end_reach(p);
-    if (fd < 0 && (p->listen || p->peer))
-        return probe_error(p, "%s", base_error());
-    struct verbs_device *d = probe_open(p);
-    if (!d) {
-        probe_end_hang_up(fd);
+    struct verbs_device *d = probe_open(p); /* first: who has none need not wait for the other end */
+    if (!d)
         return CLI_FAILED;
+    int fd = probe_end_reach(p);
+    if (fd < 0 && (p->listen || p->peer)) {
+        verbs_device_close(d);
+        return probe_error(p, "%s", base_error());
     }
     if (fd < 0)
         return with_thread(p, &pool, d);

@@ -314,13 +314,13 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    int fd = probe_end_reach(p), rc = CLI_FAILED;
-    if (fd < 0 && (p->listen || p->peer))
-        return probe_error(p, "%s", base_error());
-    r.d = probe_open(p);
-    if (!r.d) {
-        probe_end_hang_up(fd);
+    r.d = probe_open(p); /* first: who has none need not wait for the other end */
+    if (!r.d)
         return CLI_FAILED;
+    int fd = probe_end_reach(p), rc = CLI_FAILED;
+    if (fd < 0 && (p->listen || p->peer)) {
+        verbs_device_close(r.d);
+        return probe_error(p, "%s", base_error());
     }
     errno = 0;
     struct ibv_cq *cq = r.d->lib->create_cq(r.d->context, 1024, NULL, NULL, 0);

@@ -233,6 +233,21 @@ int cluster_listen(const char *address, char *bound, size_t bound_len)
     return a.local ? listen_unix(address, &a, bound, bound_len) : listen_tcp(address, &a, bound, bound_len);
 }
 
+int cluster_accept(int listener)
+{
+#if defined(__linux__)
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC); /* at once: another thread may fork and exec */
+#else
+    int fd = accept(listener, NULL, NULL);
+    if (fd >= 0)
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+#endif
+    if (fd < 0)
+        return -errno;
+    cluster_tune(fd);
+    return fd;
+}
+
 void cluster_unlisten(int fd, const char *bound)
 {
     struct address a;

@@ -99,6 +99,8 @@ int cluster_private_address(char *out, size_t len, const char *kind, const char 
 /* Listen: a close-on-exec, non-blocking socket. On return `bound` has the address in the same notation, with the
  * port that was chosen for port 0. A socket file that nobody listens on any more is replaced. */
 int cluster_listen(const char *address, char *bound, size_t bound_len);
+/* Take a connection: a close-on-exec socket, without delay (TCP); or a negative errno, without a sentence. */
+int cluster_accept(int listener);
 /* Close a listener (and remove its socket file). `bound` as cluster_listen() gave it. */
 void cluster_unlisten(int fd, const char *bound);
 /* For a connection that is to be quick and to last: no delay, keepalive, ..., where a socket has these. */

@@ -43,7 +43,7 @@ int join_hub_add(struct join *j, int fd, uint32_t rank)
 {
     if (!j->hubs) {
         j->hubs = calloc(j->w->size, sizeof *j->hubs);
-        j->fds = calloc(j->w->size + 2, sizeof *j->fds);
+        j->fds = calloc(3 * (size_t)j->w->size + JOIN_STRANGERS, sizeof *j->fds);
     }
     if (!j->hubs || !j->fds) {
         close(fd);

@@ -5,7 +5,6 @@
  */
 #include "cluster/join.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -155,8 +154,8 @@ static void card_make(struct wire_card *c, const struct join *j)
 static bool card_ok(const struct wire_card *c, uint32_t rank)
 {
     return c->rank == rank && memchr(c->host, 0, sizeof c->host) && memchr(c->side, 0, sizeof c->side) &&
-           memchr(c->away, 0, sizeof c->away) && c->side[0] && c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 &&
-           c->liveness_ns <= WIRE_LIVENESS_MAX;
+           memchr(c->away, 0, sizeof c->away) && strncmp(c->side, "unix:", 5) == 0 && strncmp(c->away, "unix:", 5) != 0 &&
+           c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 && c->liveness_ns <= WIRE_LIVENESS_MAX;
 }
 
 /* "1, 3 and 4" of the nodes without a card. */
@@ -181,13 +180,20 @@ static void name_missing(const struct join *j, char *text, size_t room)
 enum stage { WAIT_HELLO, WAIT_PROOF, SEATED };
 
 struct guest {
-    int fd;
+    int fd, pid;
     enum stage stage;
     int64_t came;
     size_t got; /* bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;
+};
+
+/* Whom node 0 did not let in: for the sentence that says who is missing. */
+struct turned_away {
+    uint32_t secret, foreign; /* a wrong proof; not a word of this version */
+    char last[WIRE_ADDRESS];  /* whose proof was wrong */
+    char text[160];           /* what was wrong with one that knew the secret; "": nothing */
 };
 
 static void answer_send(const struct join *j, const struct guest *g, struct wire_answer *a)
@@ -206,23 +212,40 @@ static void refuse(const struct join *j, const struct guest *g, int error, const
     answer_send(j, g, &a);
 }
 
+/* Where a guest calls from, as far as is known. */
+static void name_guest(const struct guest *g, char *out, size_t len)
+{
+    if (cluster_socket_host(g->fd, true, out, len) == 0)
+        return;
+    if (g->pid > 0)
+        snprintf(out, len, "pid %d", g->pid);
+    else
+        snprintf(out, len, "this host");
+}
+
 /* A proof has come whole. False: close the connection. */
-static bool admit(struct join *j, struct guest *g)
+static bool admit(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
     proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
-    if (sodium_memcmp(right, g->proof.mac, WIRE_MAC))
+    if (sodium_memcmp(right, g->proof.mac, WIRE_MAC)) {
+        t->secret++;
+        name_guest(g, t->last, sizeof t->last);
         return false; /* not a word to strangers */
+    }
     char text[WIRE_TEXT];
     uint32_t rank = g->hello.rank, size = j->w->size;
     if (g->hello.size != size) {
         snprintf(text, sizeof text, "this node was told that the cluster has %u nodes, node 0 that it has %u", g->hello.size,
                  size);
+        snprintf(t->text, sizeof t->text, "node %u was told that there are %u nodes, node 0 that there are %u", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
+        snprintf(t->text, sizeof t->text, "one came as node %u, which is not one of 1 to %u", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
         snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid,
                  j->cards[rank].host);
+        snprintf(t->text, sizeof t->text, "two came as node %u", rank);
     } else {
         j->cards[rank] = g->proof.card;
         g->stage = SEATED;
@@ -233,7 +256,7 @@ static bool admit(struct join *j, struct guest *g)
 }
 
 /* Take what has come. False: close. */
-static bool hear(struct join *j, struct guest *g)
+static bool hear(struct join *j, struct guest *g, struct turned_away *t)
 {
     void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
     size_t want = g->stage == WAIT_HELLO ? sizeof g->hello : sizeof g->proof;
@@ -255,9 +278,11 @@ static bool hear(struct join *j, struct guest *g)
         return true;
     g->got = 0;
     if (g->stage == WAIT_PROOF)
-        return admit(j, g);
-    if (g->hello.magic != WIRE_MAGIC)
+        return admit(j, g, t);
+    if (g->hello.magic != WIRE_MAGIC) {
+        t->foreign++;
         return false;
+    }
     g->challenge.magic = WIRE_MAGIC;
     if (base_random(g->challenge.nonce, sizeof g->challenge.nonce))
         return false;
@@ -296,24 +321,57 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
     return base_fail(-error, "%s", text);
 }
 
-/* One may have come. False: none can, whoever it is; errno says why. */
-static bool take_guest(int listener, struct guest *g, uint32_t *guests)
+/* Close the connection that has been there for longest without showing whose it is: first one that has not even said hello. */
+static bool make_room(struct guest *g, uint32_t *guests)
 {
-    int pid, fd = accept(listener, NULL, NULL);
-    if (fd < 0)
-        return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
-    if (join_user_allowed(fd, &pid)) {
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        g[(*guests)++] = (struct guest){.fd = fd, .came = base_now_ns()};
-    } else {
-        close(fd);
-    }
+    uint32_t oldest = *guests;
+    for (uint32_t i = 0; i < *guests; i++)
+        if (g[i].stage != SEATED && (oldest == *guests || g[i].stage < g[oldest].stage ||
+                                     (g[i].stage == g[oldest].stage && g[i].came < g[oldest].came)))
+            oldest = i;
+    if (oldest == *guests)
+        return false;
+    close(g[oldest].fd);
+    g[oldest] = g[--*guests];
     return true;
+}
+
+/* One may have come. An error: none can, whoever it is. */
+static int take_guest(int listener, struct guest *g, uint32_t *guests)
+{
+    if (*guests == PENDING_MAX)
+        make_room(g, guests);
+    int pid, fd = cluster_accept(listener);
+    if ((fd == -EMFILE || fd == -ENFILE) && make_room(g, guests))
+        return 0; /* it still waits at the listener */
+    if (fd < 0)
+        return fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM ? fd : 0;
+    if (join_user_allowed(fd, &pid))
+        g[(*guests)++] = (struct guest){.fd = fd, .pid = pid, .came = base_now_ns()};
+    else
+        close(fd);
+    return 0;
+}
+
+/* "; 2 connections were refused: ...": what node 0 knows of why somebody is missing. */
+static void tell_turned_away(const struct turned_away *t, char *out, size_t room)
+{
+    int n = 0;
+    *out = '\0';
+    if (t->secret)
+        n = snprintf(out, room, "; %u connection%s from %s %s refused: wrong secret (WEFT_SECRET_FILE)", t->secret,
+                     t->secret == 1 ? "" : "s, the last", t->last, t->secret == 1 ? "was" : "were");
+    if (t->text[0] && n >= 0 && (size_t)n < room)
+        n += snprintf(out + n, room - (size_t)n, "; %s", t->text);
+    if (t->foreign && n >= 0 && (size_t)n < room)
+        snprintf(out + n, room - (size_t)n, "; %u connection%s of no weft of this version", t->foreign,
+                 t->foreign == 1 ? " was" : "s were");
 }
 
 static int coordinate(struct join *j)
 {
     uint32_t guests = 0;
+    struct turned_away away = {0};
     char bound[256];
     int rc, listener = cluster_listen(j->settings->coord, bound, sizeof bound);
     if (listener < 0)
@@ -334,37 +392,31 @@ static int coordinate(struct join *j)
             goto out;
         int64_t left = j->deadline - base_now_ns();
         if (left <= 0) {
-            char missing[256], text[WIRE_TEXT];
+            char missing[128], why[320], text[WIRE_TEXT];
             name_missing(j, missing, sizeof missing);
-            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s; if slow, "
-                     "raise WEFT_JOIN_TIMEOUT", missing,
-                     j->w->size, bound, (double)j->settings->join_timeout_ns / 1e9);
+            tell_turned_away(&away, why, sizeof why);
+            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.1f s%s%s", missing, j->w->size, bound,
+                     (double)j->settings->join_timeout_ns / 1e9, why, why[0] ? "" : "; if slow, raise WEFT_JOIN_TIMEOUT");
             rc = turn_away(j, g, guests, ETIMEDOUT, text);
             goto out;
         }
         guests = dismiss(j, g, guests);
-        fds[0] = (struct pollfd){.fd = guests < PENDING_MAX ? listener : -1, .events = POLLIN};
+        fds[0] = (struct pollfd){.fd = listener, .events = POLLIN};
         for (uint32_t i = 0; i < guests; i++)
             fds[1 + i] = (struct pollfd){.fd = g[i].fd, .events = POLLIN};
         int64_t ms = left / 1000000 + 1;
         if (poll(fds, guests + 1, ms > 1000 ? 1000 : (int)ms) <= 0)
             continue;
         for (uint32_t i = guests; i-- > 0;) {
-            if (!fds[1 + i].revents || hear(j, &g[i]))
+            if (!fds[1 + i].revents || hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
             g[i] = g[--guests]; /* the last one was looked at already */
         }
-        if (fds[0].revents && !take_guest(listener, g, &guests)) {
+        if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];
-            int error = errno;
-            if (guests >= j->w->size) { /* strangers hold what is missing, and will make room: see dismiss() */
-                poll(NULL, 0, 10);
-                continue;
-            }
-            snprintf(text, sizeof text, "node 0 can take no more connections than the %u it has: %s", guests,
-                     base_strerror(error));
-            rc = turn_away(j, g, guests, error, text);
+            snprintf(text, sizeof text, "node 0 can take no more connections than the %u it has: %s", guests, base_strerror(rc));
+            rc = turn_away(j, g, guests, -rc, text);
             goto out;
         }
     }
@@ -403,6 +455,12 @@ static int attend(struct join *j)
     int rc, fd = cluster_connect(coord, j->deadline);
     if (fd < 0)
         return base_context(fd, "node 0 has not come");
+    int pid;
+    if (!join_user_allowed(fd, &pid)) {
+        rc = base_fail(-EACCES, "whoever listens at %s (pid %d) is another user: not told anything; choose another address (WEFT_COORD)",
+                       coord, pid);
+        goto out;
+    }
     rc = join_listen_away(j, fd);
     if (rc)
         goto out;

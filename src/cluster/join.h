@@ -11,7 +11,8 @@
 #include "cluster/wire.h"
 #include "fabric/fabric.h"
 
-#define JOIN_STRANGER_WAIT (1 * WEFT_SECOND) /* for a connection to say who it is */
+#define JOIN_STRANGER_WAIT (1 * WEFT_SECOND) /* for a connection to take the few bytes it is sent */
+#define JOIN_STRANGERS     16u /* connections beyond those of all nodes, of which nothing is known yet */
 
 struct join_listener {
     int fd; /* -1: none */
@@ -35,7 +36,7 @@ struct join {
     /* For side connections: from nodes of this host, and from other hosts when node 0 is reached by TCP. */
     struct join_listener here, away;
     struct join_hub *hubs; /* [hub_count] */
-    struct pollfd *fds;    /* [size + 2] */
+    struct pollfd *fds;    /* of join_hub_wait() */
     uint32_t hub_count;
     bool told;             /* who failed first is known to all */
     char scope[32]; /* "%eth0": of our address towards node 0, where it is a link-local one; else "" */
@@ -46,7 +47,7 @@ int join_stopped(void); /* -EINTR with a sentence when cluster_stopped says so, 
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
-/* On a Unix socket, only the same user (or root) may talk to us at all. */
+/* On a Unix socket only the same user (or root) may talk with us at all, whoever of the two called. */
 bool join_user_allowed(int fd, int *pid);
 void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to);
 
@@ -55,7 +56,7 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
 
 /* --- hub.c --- */
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes the descriptor */
-/* Until one of these can be read (it is *ready, else -1), somebody has news, `until` or a second is over. An error: a node has
+/* Until one of `others` can be read (the first is *ready, else -1; at most 2 * size + JOIN_STRANGERS of them), somebody has news, `until` or a second is over. An error: a node has
  * failed, and the sentence says which and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
 /* This node has connected with all, or failed (`rc`, with its sentence): tell the others; when it has, wait until all have. What is to

@@ -6,10 +6,10 @@
  */
 #include "cluster/join.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sodium.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -123,51 +123,155 @@ static int call(struct join *j, uint32_t node)
     return pair_up(j, node, fd, pid);
 }
 
-/* The listener somebody calls at. */
-static int wait_for_call(struct join *j)
+/* A connection to us, which has not shown yet whose it is. */
+struct caller {
+    int fd, pid;
+    size_t got; /* bytes of `token` */
+    struct wire_token token;
+};
+
+struct callers {
+    struct caller *list; /* oldest first */
+    int *fds;            /* to wait for: theirs, then the listeners */
+    uint32_t count, most;
+};
+
+static void forget_caller(struct callers *cs, uint32_t i)
 {
-    const int listeners[2] = {j->here.fd, j->away.fd};
-    for (;;) {
-        int ready, rc = base_now_ns() < j->deadline ? join_hub_wait(j, listeners, 2, j->deadline, &ready) : -ETIMEDOUT;
-        if (rc)
-            return rc;
-        if (ready >= 0)
-            return ready;
-    }
+    memmove(&cs->list[i], &cs->list[i + 1], (--cs->count - i) * sizeof *cs->list);
 }
 
-/* Take one side connection; *node stays as it is when it was a stranger's. */
-static int answer_call(struct join *j, uint32_t *node)
+static void refuse_caller(struct callers *cs, uint32_t i, const char *why)
 {
-    struct wire_token t, right;
-    int rc = wait_for_call(j);
-    if (rc < 0)
-        return rc;
-    int pid, fd = accept(rc, NULL, NULL);
-    if (fd < 0)
-        return errno == EINTR || errno == EAGAIN || errno == ECONNABORTED ? 0
-               : base_fail(-errno, "taking the connection of another node: %s", base_strerror(errno));
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    cluster_tune(fd);
-    bool good = join_user_allowed(fd, &pid) && join_read(fd, &t, sizeof t, base_deadline(JOIN_STRANGER_WAIT)) == 0 &&
-                t.from > j->w->rank && t.from < j->w->size && !j->w->links[t.from].transport;
-    if (good) {
-        join_token(&right, j, t.from, j->w->rank);
-        good = sodium_memcmp(&t, &right, sizeof t) == 0;
+    base_log(BASE_LOG_INFO, "refused a side connection: %s", why);
+    close(cs->list[i].fd);
+    forget_caller(cs, i);
+}
+
+static int take_caller(struct callers *cs, int listener)
+{
+    struct caller c = {.fd = cluster_accept(listener)};
+    if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
+        refuse_caller(cs, 0, "it has not shown whose it is, and its descriptor is needed for another");
+        return 0; /* the other still waits at the listener */
     }
-    if (!good) {
-        base_log(BASE_LOG_INFO, "refused a side connection that is not of this cluster");
-        close(fd);
+    if (c.fd < 0)
+        return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED ? 0
+               : base_fail(c.fd, "taking the connection of another node: %s", base_strerror(c.fd));
+    if (!join_user_allowed(c.fd, &c.pid)) {
+        close(c.fd);
         return 0;
     }
-    join_token(&right, j, j->w->rank, t.from);
-    rc = join_write(fd, &right, sizeof right, j->deadline);
+    if (cs->count == cs->most)
+        refuse_caller(cs, 0, "it has not shown whose it is, and there are too many such");
+    cs->list[cs->count++] = c;
+    return 0;
+}
+
+/* Take what has come. 0: there is more to come; else 1, or a negative errno. */
+static int hear_caller(struct caller *c)
+{
+    ssize_t n = recv(c->fd, (uint8_t *)&c->token + c->got, sizeof c->token - c->got, MSG_DONTWAIT);
+    if (n == 0)
+        return -ECONNRESET;
+    if (n < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -errno;
+    c->got += (size_t)n;
+    return c->got == sizeof c->token;
+}
+
+/* Is this a node that has not connected yet? */
+static bool is_awaited(const struct join *j, const struct wire_token *t)
+{
+    struct wire_token right;
+    if (t->from <= j->w->rank || t->from >= j->w->size || j->w->links[t->from].transport)
+        return false;
+    join_token(&right, j, t->from, j->w->rank);
+    return sodium_memcmp(t, &right, sizeof right) == 0;
+}
+
+/* Whoever of the listeners and callers has something for us. */
+static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
+{
+    uint32_t n = 0;
+    for (; n < cs->count; n++)
+        cs->fds[n] = cs->list[n].fd;
+    cs->fds[n++] = j->here.fd;
+    cs->fds[n++] = j->away.fd;
+    for (*ready = -1; *ready < 0;) {
+        int rc = base_now_ns() < j->deadline ? join_hub_wait(j, cs->fds, n, j->deadline, ready) : -ETIMEDOUT;
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* One step of the side connections to us: all are heard at once, so who says nothing holds up nobody. *node: the one that has connected,
+ * if one has. */
+static int answer(struct join *j, struct callers *cs, uint32_t *node)
+{
+    int ready, rc = wait_for_callers(j, cs, &ready);
+    if (rc)
+        return rc;
+    if (ready == j->here.fd || ready == j->away.fd)
+        return take_caller(cs, ready);
+    uint32_t i = 0;
+    while (cs->list[i].fd != ready)
+        i++;
+    struct caller c;
+    rc = hear_caller(&cs->list[i]);
+    if (rc == 0)
+        return 0;
+    c = cs->list[i];
+    if (rc < 0 || !is_awaited(j, &c.token)) {
+        refuse_caller(cs, i, "it is not of this cluster");
+        return 0;
+    }
+    forget_caller(cs, i);
+    struct wire_token mine;
+    join_token(&mine, j, j->w->rank, c.token.from);
+    rc = join_write(c.fd, &mine, sizeof mine, j->deadline);
     if (rc) {
-        close(fd);
+        close(c.fd);
         return rc;
     }
-    *node = t.from;
-    return pair_up(j, t.from, fd, pid);
+    *node = c.token.from;
+    return pair_up(j, *node, c.fd, c.pid);
+}
+
+/* The first of them that has not connected. */
+static int say_who_is_missing(struct join *j, int rc)
+{
+    uint32_t i = j->w->rank + 1;
+    while (i < j->w->size && fab_alive(j->w, i))
+        i++;
+    if (i == j->w->size)
+        return rc;
+    if (rc == -ETIMEDOUT)
+        return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT", i,
+                         j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
+    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i, j->cards[i].pid,
+                     j->cards[i].host);
+}
+
+static int answer_all(struct join *j)
+{
+    struct callers cs = {.most = j->w->size + JOIN_STRANGERS};
+    cs.list = calloc(cs.most, sizeof *cs.list);
+    cs.fds = calloc(cs.most + 2, sizeof *cs.fds);
+    int rc = cs.list && cs.fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", j->w->size);
+    for (uint32_t left = j->w->size - 1 - j->w->rank; left > 0 && !rc;) {
+        uint32_t node = j->w->size;
+        rc = answer(j, &cs, &node);
+        if (!j->told && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE))
+            rc = say_who_is_missing(j, rc);
+        left -= node < j->w->size;
+    }
+    for (uint32_t i = 0; i < cs.count; i++)
+        close(cs.list[i].fd);
+    free(cs.list);
+    free(cs.fds);
+    return rc;
 }
 
 /* Processors that the nodes of this host may use together: each may be bound to some of them. */
@@ -220,24 +324,9 @@ int join_pairs(struct join *j)
         if (rc)
             return rc;
     }
-    for (uint32_t left = w->size - 1 - w->rank; left > 0;) {
-        uint32_t node = w->size;
-        int rc = answer_call(j, &node);
-        if (!j->told && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE)) {
-            for (uint32_t i = w->rank + 1; i < w->size; i++) {
-                if (fab_alive(w, i))
-                    continue;
-                if (rc == -ETIMEDOUT)
-                    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise "
-                                         "WEFT_JOIN_TIMEOUT", i, j->cards[i].pid, j->cards[i].host, limit);
-                return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i,
-                                 j->cards[i].pid, j->cards[i].host);
-            }
-        }
-        if (rc)
-            return rc;
-        left -= node < w->size;
-    }
+    int rc = answer_all(j);
+    if (rc)
+        return rc;
     w->oversubscribed = w->size_here > processors_here(j);
     return 0;
 }

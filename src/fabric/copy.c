@@ -26,7 +26,8 @@
  * machine; the least of several. What counts is the copy's own time. Those who read the destination next find it in a cache
  * unless the copy streamed past it: so ways that stream come last in the table, where as good is not good enough, and below
  * 1 MiB, where the destination fits a core's own cache, they are not considered. Of those that stream the ones that take four
- * pages in turn come first: 16 MiB are measured for all that is larger, and there their lead grows.
+ * pages in turn come first, and may be a fifth slower: 16 MiB are measured for all that is larger, and there their lead grows.
+ * Where they are bad, they are so by far more.
  */
 #include "fabric/copy.h"
 
@@ -38,11 +39,13 @@
 
 #define STREAM_LEAST  ((size_t)1 << 20)
 #define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */
+#define ALIKE         120u /* percent: the same, of two that stream */
 #define BEHIND        125u /* percent: so much slower after a round is not measured again */
 #define SAMPLE        ((size_t)2 << 20) /* bytes to copy between two looks at the clock, at least */
 #define SAMPLES       2u   /* of a way in a row, after one more */
 #define ROUNDS        4u   /* of all ways, for what is small */
-#define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 50 ms for 16 MiB */
+#define ROUNDS_LEAST  2u   /* for what is large */
+#define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 100 ms for 16 MiB */
 
 unsigned copy_class(size_t len)
 {
@@ -65,7 +68,7 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
         if (ns[i] && (!least || ns[i] < least))
             least = ns[i], best = i;
     for (unsigned i = 0; i < best; i++)
-        if (ns[i] && ns[i] * 100 <= least * MARGIN)
+        if (ns[i] && ns[i] * 100 <= least * (copy_ways[i].streams && copy_ways[best].streams ? ALIKE : MARGIN))
             return i;
     return best;
 }
@@ -115,7 +118,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
         ns[i] = 0;
     }
     size_t rounds = ROUNDS * STREAM_LEAST / len;
-    for (rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds; rounds; rounds--) {
+    for (rounds = rounds < ROUNDS_LEAST ? ROUNDS_LEAST : rounds > ROUNDS ? ROUNDS : rounds; rounds; rounds--) {
         uint64_t best = UINT64_MAX;
         for (unsigned i = 0; copy_ways[i].name; i++)
             if (!behind[i]) {

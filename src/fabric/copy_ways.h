@@ -18,8 +18,8 @@ struct copy_way {
     bool streams; /* past the caches: whoever reads the bytes next fetches them from memory */
 };
 
-/* Ends with an entry without a name. The first is the C library's, which works everywhere. Of two that are as fast the one that
- * comes first is chosen. */
+/* Ends with an entry without a name. The first is the C library's, which works everywhere. Of two that are about as fast the
+ * one that comes first is chosen. */
 extern const struct copy_way copy_ways[COPY_WAYS_MAX + 1];
 
 /* Copies are chosen for by size classes: an octave each from COPY_LARGE (copy.h) on, and all from 16 MiB on together. */

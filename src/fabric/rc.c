@@ -34,10 +34,20 @@ void *rc_take_stage(struct rc *rc, bool frame)
     void **list = frame ? &rc->free_frames : &rc->free_stages;
     base_spin_lock(&rc->lock);
     void *s = *list;
-    if (s)
+    if (s) {
         memcpy(list, s, sizeof *list);
+        atomic_fetch_sub_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
+    }
     base_spin_unlock(&rc->lock);
     return s;
+}
+
+/* Others may hold theirs for long: a request that asked for no completion gives its stage back with the next one that does, on the same
+ * link. So who takes one of the last quarter asks, and the next finds one. */
+bool rc_stages_scarce(const struct rc *rc, bool frame)
+{
+    return frame ? atomic_load_explicit(&rc->frames_left, memory_order_relaxed) < RC_TX_FRAMES / 4
+                 : atomic_load_explicit(&rc->stages_left, memory_order_relaxed) < RC_STAGES / 4;
 }
 
 void rc_give_stage(struct rc *rc, void *stage, bool frame)
@@ -46,6 +56,7 @@ void rc_give_stage(struct rc *rc, void *stage, bool frame)
     base_spin_lock(&rc->lock);
     memcpy(stage, list, sizeof *list);
     *list = stage;
+    atomic_fetch_add_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
     base_spin_unlock(&rc->lock);
 }
 

@@ -247,6 +247,7 @@ struct rc {
     uint64_t memory_bytes;
     base_spin lock;          /* of the free lists */
     void *free_stages, *free_frames;
+    _Atomic uint32_t stages_left, frames_left; /* in them; written with the lock */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* that have had a queue pair; that the completion queue has room for */
     _Atomic bool attention;  /* some link wants something of the progress thread */
@@ -261,6 +262,7 @@ struct rc {
 
 /* rc.c */
 void *rc_take_stage(struct rc *rc, bool frame); /* NULL: all are on their way */
+bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc *rc, void *stage, bool frame);
 void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the peer is to be given up */
 

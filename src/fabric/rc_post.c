@@ -4,8 +4,8 @@
  *
  * An operation that fits into one request and finds room goes at once. Everything else waits in the link's backlog, in order,
  * and goes as completions make room; what follows it waits behind it. Memory outside the pool goes through stages.
- * Requests ask for a completion when someone waits for one, and every RC_SIGNAL_EVERY: completions come in order, so one
- * tells of all before it.
+ * Requests ask for a completion when someone waits for one, when the stages run out, and every RC_SIGNAL_EVERY: completions come
+ * in order, so one tells of all before it.
  */
 #include "fabric/rc.h"
 
@@ -23,12 +23,14 @@ BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1;
+    const struct rc_slot *slot = rc_slot_next(l);
+    bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
+                  (slot->stage && rc_stages_scarce(l->rc, slot->frame));
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
     /* What was kept before a fence is posted after it has been set: so it counts how many a request has before it. */
-    uint32_t fences = rc_slot_next(l)->fences;
+    uint32_t fences = slot->fences;
     bool fence = (int32_t)(fences - l->fences_posted) > 0;
     if (fence)
         wr->send_flags |= IBV_SEND_FENCE;

@@ -4,32 +4,26 @@
  */
 #include "queue/queue.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* What weft_claim.private_ holds. */
-enum claim_word { CLAIM_SLOT, CLAIM_STATE, CLAIM_ID };
+enum claim_word { CLAIM_SLOT, CLAIM_STATE, CLAIM_ID, CLAIM_SUBMITTER };
 
 #define CLAIM_RUN 64u
-
-struct queue_unsent {
-    struct queue_unsent *next;
-    uint32_t node, count;
-    struct queue_done_message dones[QUEUE_DONES_MAX];
-};
 
 static int claim_from(struct weft_queue *q, struct queue_view *v, weft_claim *out, uint32_t max, bool steal)
 {
     struct slot_claim claims[CLAIM_RUN];
-    int n = slot_claim(&v->shard, q->w->rank, q->w->size, claims, max < CLAIM_RUN ? max : CLAIM_RUN, steal);
+    int n = slot_claim(&v->shard, queue_user(q), q->w->size, claims, max < CLAIM_RUN ? max : CLAIM_RUN, steal);
     for (int i = 0; i < n; i++) {
         const struct slot_claim *c = &claims[i];
         memcpy(&out[i].task, c->task, sizeof out[i].task);
-        out[i].submitter = c->submitter;
+        out[i].submitter = slot_user_node(c->submitter);
         out[i].attempt = slot_attempt(c->word);
         out[i].private_[CLAIM_SLOT] = queue_slot_address(v, c->slot);
         out[i].private_[CLAIM_STATE] = c->word;
         out[i].private_[CLAIM_ID] = c->id;
+        out[i].private_[CLAIM_SUBMITTER] = c->submitter;
     }
     return n < 0 ? 0 : n; /* a shard that fails to answer is going; its submitters know */
 }
@@ -78,102 +72,80 @@ static bool claim_ready(void *arg)
     return atomic_load_explicit(&q->shut, memory_order_seq_cst);
 }
 
-int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns)
+/* How many; 0: none is ready. */
+static int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max)
 {
-    if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': claiming 0 tasks", q->name);
-    if (max > INT32_MAX)
-        max = INT32_MAX;
-    int64_t deadline = 0;
+    /* before the look: what was submitted before the shutdown is found after it */
+    bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
+    uint32_t n = claim_now(q, out, max);
+    if (BASE_UNLIKELY(n == 0 && shut))
+        return base_fail(-ESHUTDOWN, "queue '%s' was shut down and nothing is ready", q->name);
+    return (int)n;
+}
+
+static int claim_later(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+{
     for (;;) {
-        /* before the look: what was submitted before the shutdown is found after it */
-        bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
-        uint32_t n = claim_now(q, out, max);
-        if (BASE_LIKELY(n))
-            return (int)n;
-        if (shut)
-            return base_fail(-ESHUTDOWN, "queue '%s' was shut down and nothing is ready", q->name);
-        if (timeout_ns == 0)
-            return -ETIMEDOUT;
         int64_t now = base_now_ns();
-        if (deadline == 0)
-            deadline = fab_timeout(q->w, timeout_ns);
         if (now >= deadline)
             return base_fail(-ETIMEDOUT, "queue '%s': nothing was ready before the deadline", q->name);
         int64_t slice = now + CLAIM_SLICE_NS;
         int rc = fab_wait(q->w, claim_ready, q, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
+        int n = claim_or_shut(q, out, max);
+        if (n)
+            return n;
     }
+}
+
+int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns)
+{
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
+    if (BASE_UNLIKELY(max == 0))
+        return base_fail(-EINVAL, "queue '%s': claiming 0 tasks", q->name);
+    if (max > INT32_MAX)
+        max = INT32_MAX;
+    int n = claim_or_shut(q, out, max);
+    if (BASE_LIKELY(n))
+        return n;
+    if (timeout_ns == 0)
+        return -ETIMEDOUT;
+    int64_t deadline = fab_timeout(q->w, timeout_ns);
+    int rc = queue_begin_wait(q);
+    if (rc == 0) {
+        rc = claim_later(q, out, max, deadline);
+        queue_end_wait(q);
+    }
+    return rc;
 }
 
 /* The view and slot of a claim, if it can still be this node's. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_claim *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
-    if (slot_status(word) != SLOT_CLAIMED || slot_owner(word) != q->w->rank || c->submitter >= q->w->size)
+    if (slot_status(word) != SLOT_CLAIMED || slot_owner(word) != q->w->rank ||
+        slot_user_node(c->private_[CLAIM_SUBMITTER]) >= q->w->size)
         return NULL;
     struct queue_view *v = queue_slot_find(q, c->private_[CLAIM_SLOT], slot);
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-static void keep_unsent(struct weft_queue *q, uint32_t node, const struct queue_done_message *dones, uint32_t count)
-{
-    struct queue_unsent *u = calloc(1, sizeof *u);
-    if (!u) {
-        base_log(BASE_LOG_ERROR, "queue '%s': no memory to keep %u completions for node %u: they are lost, and the tasks "
-                 "stay outstanding there", q->name, count, node);
-        return;
-    }
-    u->node = node;
-    u->count = count;
-    memcpy(u->dones, dones, count * sizeof *dones);
-    base_spin_lock(&q->unsent_lock);
-    struct queue_unsent **end = &q->unsent;
-    while (*end)
-        end = &(*end)->next;
-    *end = u;
-    base_spin_unlock(&q->unsent_lock);
-    fab_kick(q->w);
-}
-
-void queue_send_unsent(struct weft_queue *q)
-{
-    base_spin_lock(&q->unsent_lock);
-    struct queue_unsent *u = q->unsent;
-    q->unsent = NULL;
-    base_spin_unlock(&q->unsent_lock);
-    while (u) {
-        struct queue_unsent *next = u->next;
-        if (queue_send(q, u->node, QUEUE_DONES, u->dones, u->count, u->count * sizeof u->dones[0]) &&
-            fab_alive(q->w, u->node))
-            keep_unsent(q, u->node, u->dones, u->count);
-        free(u);
-        u = next;
-    }
-}
-
-void queue_drop_unsent(struct weft_queue *q)
-{
-    while (q->unsent) {
-        struct queue_unsent *u = q->unsent;
-        q->unsent = u->next;
-        free(u);
-    }
-}
-
 /* Tell a submitter. False: it is gone, and its homes free the slots. */
-static bool tell(struct weft_queue *q, uint32_t submitter, const struct queue_done_message *dones, uint32_t count)
+static bool tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
-    if (submitter == q->w->rank) {
-        queue_accept(q, submitter, dones, count);
-        return true;
+    uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
+    if (node == q->w->rank) {
+        if (incarnation == q->incarnation)
+            queue_accept(q, node, dones, count);
+        return true; /* else its homes hear of the close, and free the slots */
     }
-    if (queue_send(q, submitter, QUEUE_DONES, dones, count, count * sizeof *dones) == 0)
+    if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;
-    if (!fab_alive(q->w, submitter))
+    if (!fab_alive(q->w, node))
         return false;
-    keep_unsent(q, submitter, dones, count);
+    queue_keep(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones);
     return true;
 }
 
@@ -182,7 +154,7 @@ static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result 
 {
     uint32_t slot;
     struct queue_view *v = claim_view(q, c, &slot);
-    if (!v || !fab_alive(q->w, c->submitter) || slot_complete(&v->shard, slot, c->private_[CLAIM_STATE], &m->word))
+    if (!v || !fab_alive(q->w, slot_user_node(c->private_[CLAIM_SUBMITTER])) || slot_complete(&v->shard, slot, c->private_[CLAIM_STATE], &m->word))
         return false;
     m->id = c->private_[CLAIM_ID];
     m->slot = c->private_[CLAIM_SLOT];
@@ -195,6 +167,8 @@ static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result 
 
 int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count > INT32_MAX))
         return base_fail(-EINVAL, "queue '%s': completing %u tasks", q->name, count);
     uint32_t good = 0;
@@ -205,10 +179,11 @@ int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *re
         while (left) {
             struct queue_done_message dones[64];
             uint8_t which[64];
-            uint32_t submitter = claims[from + (uint32_t)__builtin_ctzll(left)].submitter, m = 0;
+            uint64_t submitter = claims[from + (uint32_t)__builtin_ctzll(left)].private_[CLAIM_SUBMITTER];
+            uint32_t m = 0;
             for (uint64_t look = left; look; look &= look - 1) {
                 uint32_t i = (uint32_t)__builtin_ctzll(look);
-                if (claims[from + i].submitter != submitter)
+                if (claims[from + i].private_[CLAIM_SUBMITTER] != submitter)
                     continue;
                 left &= ~(UINT64_C(1) << i);
                 bool ok = finish(q, &claims[from + i], &results[from + i], &dones[m]);
@@ -238,15 +213,21 @@ static BASE_COLD int stale(struct weft_queue *q)
 int weft_renew(weft_queue *q, weft_claim *claim)
 {
     uint32_t slot;
+    uint64_t now;
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
     struct queue_view *v = claim_view(q, claim, &slot);
-    if (!v || slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &claim->private_[CLAIM_STATE]))
+    if (!v || slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now))
         return stale(q);
+    claim->private_[CLAIM_STATE] = now; /* only now: a call that fails changes nothing */
     return 0;
 }
 
 int weft_release(weft_queue *q, const weft_claim *claim)
 {
     uint32_t slot;
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
     struct queue_view *v = claim_view(q, claim, &slot);
     if (!v || slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]))
         return stale(q);

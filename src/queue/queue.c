@@ -29,6 +29,13 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
     return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch %u leases", slots);
 }
 
+static void free_watch(struct slot_watch *watch)
+{
+    free(watch->word);
+    free(watch->since);
+    *watch = (struct slot_watch){0};
+}
+
 void queue_destroy(struct weft_queue *q)
 {
     if (!q)
@@ -43,8 +50,7 @@ void queue_destroy(struct weft_queue *q)
     }
     queue_drop_unsent(q);
     table_clear(&q->table);
-    free(q->watch.word);
-    free(q->watch.since);
+    free_watch(&q->watch);
     free(q->own);
     free((void *)q->views);
     free(q->serving);
@@ -57,7 +63,7 @@ static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
     int rc = weft_alloc_aligned(w, slot_shard_bytes(slots), 2 * BASE_CACHE_LINE, &at);
     if (rc)
         return base_context(rc, "queue '%s', %u slots", q->name, slots);
-    q->own = queue_view_make(w, w->rank, at, slots, false);
+    q->own = queue_view_make(w, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
         return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
@@ -96,6 +102,7 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, 
     q->w = w;
     memcpy(q->name, name, len);
     q->key = key_of(name);
+    q->incarnation = queue_room_incarnation(w);
     queue_set_lease(q, config->lease_ns ? config->lease_ns : QUEUE_LEASE_NS);
     atomic_init(&q->victim, w->rank);
     atomic_init(&q->next, w->rank);
@@ -120,18 +127,52 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, 
     return 0;
 }
 
+int queue_refuse_closed(const struct weft_queue *q)
+{
+    return base_fail(-EBADF, "queue '%s': it is closed: open it again and use that one", q->name);
+}
+
+int queue_begin_wait(struct weft_queue *q)
+{
+    base_spin_lock(&q->waiting_lock);
+    bool closed = queue_closed(q);
+    q->waiting += !closed;
+    base_spin_unlock(&q->waiting_lock);
+    return closed ? queue_refuse_closed(q) : 0;
+}
+
+void queue_end_wait(struct weft_queue *q)
+{
+    base_spin_lock(&q->waiting_lock);
+    q->waiting--;
+    base_spin_unlock(&q->waiting_lock);
+}
+
 int weft_queue_close(weft_queue *q)
 {
     if (!q)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler", q->name);
-    queue_send_unsent(q);
+    base_spin_lock(&q->waiting_lock);
+    uint32_t waiting = q->waiting;
+    bool closed = queue_closed(q);
+    if (!closed && waiting == 0)
+        atomic_store_explicit(&q->closed, true, memory_order_relaxed);
+    base_spin_unlock(&q->waiting_lock);
+    if (closed)
+        return queue_refuse_closed(q);
+    if (waiting)
+        return base_fail(-EBUSY, "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
+                         q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
-    /* The shard's memory is not given back to the pool before the node ends: a thread of another node may be in the
-     * middle of changing a slot, and would then write into someone else's buffer. */
-    queue_destroy(q);
+    /* The shard's memory is not given back to the pool before the node ends: a thread of another node may be in the middle of changing a
+     * slot, and would then write into someone else's buffer. Nor is the handle: a call on it must find out that it is closed. */
+    base_spin_lock(&q->table.lock);
+    table_clear(&q->table);
+    base_spin_unlock(&q->table.lock);
+    free_watch(&q->watch);
     return 0;
 }
 
@@ -156,7 +197,7 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
     int64_t scan = lease / 4 < SCAN_NS ? lease / 4 : SCAN_NS;
     scan = scan < WEFT_MS ? WEFT_MS : scan;
     if (q->own->shard.slots && now >= q->next_scan) {
-        uint32_t n = slot_expire(&q->own->shard, &q->watch, now, lease);
+        uint32_t n = slot_expire(&q->own->shard, &q->watch, q->next_scan, now, lease);
         if (n) {
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);
@@ -255,10 +296,8 @@ static void say_drain(struct weft_queue *q, const struct fab_patience *p)
     queue_say(q, p, "drain", whom);
 }
 
-int weft_drain(weft_queue *q, int64_t timeout_ns)
+static int drain_later(struct weft_queue *q, int64_t timeout_ns)
 {
-    if (drained(q))
-        return 0;
     struct fab_patience p;
     fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
     for (;;) {
@@ -279,8 +318,24 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
     }
 }
 
+int weft_drain(weft_queue *q, int64_t timeout_ns)
+{
+    if (queue_closed(q))
+        return queue_refuse_closed(q);
+    if (drained(q))
+        return 0;
+    int rc = queue_begin_wait(q);
+    if (rc == 0) {
+        rc = drain_later(q, timeout_ns);
+        queue_end_wait(q);
+    }
+    return rc;
+}
+
 int weft_queue_shutdown(weft_queue *q)
 {
+    if (queue_closed(q))
+        return queue_refuse_closed(q);
     atomic_store_explicit(&q->shut, true, memory_order_seq_cst);
     queue_tell_all(q, QUEUE_SHUTDOWN);
     fab_wake_here(q->w);
@@ -289,6 +344,8 @@ int weft_queue_shutdown(weft_queue *q)
 
 int weft_queue_stat(weft_queue *q, weft_queue_stats *out)
 {
+    if (queue_closed(q))
+        return queue_refuse_closed(q);
     base_spin_lock(&q->table.lock);
     *out = (weft_queue_stats){
         .submitted = q->table.submitted,

@@ -9,6 +9,7 @@
  *   queue.c   open, close, drain, shutdown, statistics
  *   submit.c  submitting, completions as the submitter sees them, reaping
  *   claim.c   claiming, completing, renewing, releasing
+ *   outbox.c  messages that found no room, until they do
  *
  * The way of a task: the submitter notes it in its table (OUT, at a home), writes it into a slot of that home's
  * shard, and wakes a node that may be asleep. A worker claims it from its own shard or another's, and when done
@@ -50,7 +51,7 @@ struct queue_view {
     struct slot_shard shard;
     struct weft *w;
     weft_gaddr at;
-    uint32_t node;
+    uint32_t node, incarnation; /* of the queue there */
     _Atomic bool gone; /* set under the table's lock */
     struct queue_view *retired;
 };
@@ -61,16 +62,19 @@ enum queue_force {
     QUEUE_SPREAD = 2, /* place tasks round-robin from the first */
 };
 
-/* A completion message that could not be sent. */
+/* A message that could not be sent. */
 struct queue_unsent;
 
 struct weft_queue {
     struct weft *w;
     char name[QUEUE_NAME_BYTES];
     uint64_t key; /* of the name */
+    uint32_t incarnation; /* which of the queues that this node opened, from 1 on */
     _Atomic int64_t lease_ns; /* relaxed: a setting of the home's */
     _Atomic uint32_t force;
-    _Atomic bool shut;
+    _Atomic bool shut, closed;
+    base_spin waiting_lock; /* of `waiting` and the change of `closed` */
+    uint32_t waiting;       /* threads in calls that wait */
 
     struct queue_view *own; /* the header even with submit_only */
     _Atomic(struct queue_view *) *views; /* [size]; NULL: not known */
@@ -98,6 +102,7 @@ struct weft_queue {
     int64_t next_scan;
 
     uint32_t users; /* handlers and hooks inside; under the room's lock */
+    struct weft_queue *closed_before; /* in the room's list of what was closed: a second close must find out that it is one */
 };
 
 /* --- messages, all to FAB_HANDLER_QUEUE --- */
@@ -108,11 +113,16 @@ enum queue_message_type {
     QUEUE_SHUTDOWN,
     QUEUE_DONES, /* payload: struct queue_done_message[count] */
 };
+/* Each names the queues it means, not only by name: a message may be handled late, when one or both ends have closed the queue that it
+ * is about, and have opened it again. */
 struct queue_message {
-    uint32_t type, count;
+    uint8_t type, shut;   /* shut: HELLO, ANSWER, as are `shard` and `slots` */
+    uint16_t count;
+    uint32_t slots;
+    uint32_t incarnation; /* the sender's */
+    uint32_t to;          /* the receiver's; 0: whichever is open there (HELLO, CLOSE) */
     uint64_t key;
-    weft_gaddr shard; /* HELLO, ANSWER: these four */
-    uint32_t slots, shut;
+    weft_gaddr shard;
     char name[QUEUE_NAME_BYTES];
 };
 _Static_assert(sizeof(struct queue_message) == WEFT_HEADER_MAX, "a message header");
@@ -130,15 +140,17 @@ struct queue_done_message {
 
 /* --- room.c --- */
 int queue_open(struct weft *w); /* before joining: its handler must be there for the first message */
+uint32_t queue_room_incarnation(struct weft *w); /* of a queue that is being opened */
 int queue_room_enter(struct weft *w, struct weft_queue *q); /* find the others; from now on messages reach q */
-void queue_room_leave(struct weft_queue *q);                /* returns when no handler is inside q */
-int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, const void *payload,
-               uint32_t count, size_t payload_len);
-/* Tell every other node that is alive. */
+void queue_room_leave(struct weft_queue *q); /* returns when no handler is inside q; the room frees it at the node's end */
+void queue_count_unsent(struct weft_queue *q, int32_t more); /* of all queues, so that upkeep need not look at those that are closed */
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+               size_t payload_len);
+/* HELLO or CLOSE to every other node that is alive. SHUTDOWN to those whose queue is known: others will ask, and are answered. */
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 
 /* --- view.c --- */
-struct queue_view *queue_view_make(struct weft *w, uint32_t node, weft_gaddr at, uint32_t slots, bool remote);
+struct queue_view *queue_view_make(struct weft *w, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
 /* The view of a node; NULL when it has none or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {
@@ -158,18 +170,29 @@ static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t
 }
 /* After work was made ready at `v`: wake a node that sleeps, its own first. */
 void queue_wake(struct weft_queue *q, struct queue_view *v);
+/* Who this node is to slots: in this queue, and no other that it opened. */
+static inline uint64_t queue_user(const struct weft_queue *q)
+{
+    return slot_user(q->w->rank, q->incarnation);
+}
 /* Store this node's counters where drains look. Under the table's lock. */
 void queue_publish_counts(struct weft_queue *q);
 
 /* --- submit.c --- */
-/* Completions for tasks of this node, from `worker`. */
+/* Completions for tasks of this queue, from `worker`. */
 void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count);
 /* Try to place pending tasks again. */
 void queue_place_pending(struct weft_queue *q);
 /* The home behind a view is gone: no more to it, and what it had of ours is pending. */
 void queue_home_gone(struct weft_queue *q, struct queue_view *v);
 
-/* --- claim.c --- */
+/* --- outbox.c --- */
+/* Send, and if there is no room now keep it and send it later: never waits. The node's death is the only end that it has else. */
+void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+                size_t len);
+/* Only the second half, for what could not be sent. */
+void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+                size_t len);
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
 
@@ -178,6 +201,15 @@ void queue_drop_unsent(struct weft_queue *q);
 int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 void queue_destroy(struct weft_queue *q); /* free what is private; nobody is inside */
+/* Refuse a call on a queue that this node has closed: -EBADF. */
+static inline bool queue_closed(const struct weft_queue *q)
+{
+    return BASE_UNLIKELY(atomic_load_explicit(&q->closed, memory_order_relaxed));
+}
+int queue_refuse_closed(const struct weft_queue *q);
+/* Around a wait: the queue cannot be closed meanwhile. -EBADF when it is already. */
+int queue_begin_wait(struct weft_queue *q);
+void queue_end_wait(struct weft_queue *q);
 /* Upkeep; returns ns until the next. In the progress thread. */
 int64_t queue_tick(struct weft_queue *q, int64_t now);
 

@@ -5,15 +5,23 @@
  * Who opens a queue says HELLO to every node, and gets an ANSWER from those that have it open. A HELLO to a node that
  * has not is lost, and that does no harm: when that node opens the queue it says HELLO itself. Both carry the place
  * of the sender's shard. One handler, one set of hooks; they find the queue by its name.
+ *
+ * A queue may be closed and opened again while messages about the former one are on their way. So each opening has a number of its own at
+ * its node, its incarnation, and messages name those that they are about (struct queue_message).
  */
 #include "queue/queue.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define UNSENT_NS (20 * WEFT_MS) /* between attempts to send what found no room */
+
 struct queue_room {
     base_spin lock;
     struct weft_queue *queues[QUEUES_MAX];
+    struct weft_queue *closed;     /* under the lock; what is in the list never changes */
+    _Atomic uint32_t incarnations; /* queues that this node has opened so far */
+    _Atomic uint32_t unsent;       /* messages that queues keep */
 };
 
 static struct weft_queue *enter(struct queue_room *room, uint32_t i)
@@ -48,24 +56,28 @@ static struct weft_queue *enter_named(struct queue_room *room, uint64_t key, con
     return q;
 }
 
-int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, const void *payload,
-               uint32_t count, size_t payload_len)
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+               size_t payload_len)
 {
-    struct queue_message m = {.type = (uint32_t)type,
-                              .count = count,
-                              .key = q->key,
-                              .shard = q->own->at,
+    struct queue_message m = {.type = (uint8_t)type,
+                              .shut = atomic_load_explicit(&q->shut, memory_order_relaxed),
+                              .count = (uint16_t)count,
                               .slots = q->own->shard.slots,
-                              .shut = atomic_load_explicit(&q->shut, memory_order_relaxed)};
+                              .incarnation = q->incarnation,
+                              .to = to,
+                              .key = q->key,
+                              .shard = q->own->at};
     memcpy(m.name, q->name, sizeof m.name);
     return fab_send(q->w, node, FAB_HANDLER_QUEUE, &m, sizeof m, payload, payload_len, NULL);
 }
 
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type)
 {
-    for (uint32_t i = 0; i < q->w->size; i++)
-        if (i != q->w->rank && fab_alive(q->w, i) && queue_send(q, i, type, NULL, 0, 0) && fab_alive(q->w, i))
-            base_log(BASE_LOG_WARN, "queue '%s': a message to node %u was not sent: %s", q->name, i, base_error());
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        if (i != q->w->rank && fab_alive(q->w, i) && (v || type != QUEUE_SHUTDOWN))
+            queue_post(q, i, type, type == QUEUE_SHUTDOWN ? v->incarnation : 0, NULL, 0, 0);
+    }
 }
 
 static void shut(struct weft_queue *q)
@@ -74,18 +86,23 @@ static void shut(struct weft_queue *q)
     fab_wake_here(q->w);
 }
 
-/* Node `from` is gone, or has closed the queue: see queue.h for what follows. */
-static void gone(struct weft_queue *q, uint32_t from)
+/* What ends with a node, or with its end of a queue: see queue.h. `requeued`: of this node's shard. */
+static void gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
 {
-    struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
     if (v)
         queue_home_gone(q, v);
-    uint32_t n = slot_gone(&q->own->shard, from);
-    if (n) {
-        atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
+    if (requeued) {
+        atomic_fetch_add_explicit(&q->requeued, requeued, memory_order_relaxed);
         queue_wake(q, q->own);
     }
     fab_wake_here(q->w); /* waits for room, for completions, for a drain */
+}
+
+/* A node has closed that queue of its own; it may have opened another since. */
+static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
+{
+    struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
+    gone(q, v && v->incarnation == incarnation ? v : NULL, slot_closed(&q->own->shard, slot_user(from, incarnation)));
 }
 
 /* A node says where its shard is. Nothing of it is believed. */
@@ -99,10 +116,13 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
         return;
     }
     struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
-    if (old && old->at == m->shard && !atomic_load_explicit(&old->gone, memory_order_relaxed))
+    if (old && old->incarnation == m->incarnation) {
+        if (m->shut)
+            shut(q);
         return;
+    }
     struct queue_view *v = queue_view_make(
-        q->w, from, m->shard, m->slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
+        q->w, from, m->incarnation, m->shard, m->slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
         base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
         return;
@@ -137,17 +157,20 @@ static void handle(weft *w, uint32_t from, const void *header, size_t header_len
     struct weft_queue *q = enter_named(room, m.key, m.name);
     if (!q)
         return; /* not open here: see above; completions of a queue that was closed are nobody's */
+    if (m.to && m.to != q->incarnation) { /* for one that was closed */
+        leave(room, q);
+        return;
+    }
     switch (m.type) {
     case QUEUE_HELLO:
         learn(q, from, &m);
-        if (queue_send(q, from, QUEUE_ANSWER, NULL, 0, 0) && fab_alive(w, from))
-            base_log(BASE_LOG_WARN, "queue '%s': node %u was not answered: %s", q->name, from, base_error());
+        queue_post(q, from, QUEUE_ANSWER, m.incarnation, NULL, 0, 0);
         break;
     case QUEUE_ANSWER:
         learn(q, from, &m);
         break;
     case QUEUE_CLOSE:
-        gone(q, from);
+        closed(q, from, m.incarnation);
         break;
     case QUEUE_SHUTDOWN:
         shut(q);
@@ -173,7 +196,7 @@ static void node_gone(struct weft *w, uint32_t node, bool died, void *arg)
     for (uint32_t i = 0; i < QUEUES_MAX; i++) {
         struct weft_queue *q = enter(room, i);
         if (q) {
-            gone(q, node);
+            gone(q, atomic_load_explicit(&q->views[node], memory_order_acquire), slot_gone(&q->own->shard, node));
             leave(room, q);
         }
     }
@@ -192,6 +215,15 @@ static int64_t tick(struct weft *w, int64_t now, void *arg)
             leave(room, q);
         }
     }
+    if (atomic_load_explicit(&room->unsent, memory_order_relaxed)) {
+        base_spin_lock(&room->lock);
+        struct weft_queue *c = room->closed;
+        base_spin_unlock(&room->lock);
+        for (; c; c = c->closed_before)
+            queue_send_unsent(c);
+        if (atomic_load_explicit(&room->unsent, memory_order_relaxed))
+            next = next < UNSENT_NS ? next : UNSENT_NS;
+    }
     return next;
 }
 
@@ -202,6 +234,11 @@ static void room_close(struct weft *w, void *arg)
     for (uint32_t i = 0; i < QUEUES_MAX; i++)
         if (room->queues[i])
             queue_destroy(room->queues[i]);
+    while (room->closed) {
+        struct weft_queue *q = room->closed;
+        room->closed = q->closed_before;
+        queue_destroy(q);
+    }
     free(room);
     w->queues = NULL;
 }
@@ -219,6 +256,18 @@ int queue_open(struct weft *w)
     }
     w->queues = room;
     return fab_handle(w, FAB_HANDLER_QUEUE, handle, room);
+}
+
+uint32_t queue_room_incarnation(struct weft *w)
+{
+    struct queue_room *room = w->queues;
+    return atomic_fetch_add_explicit(&room->incarnations, 1, memory_order_relaxed) + 1;
+}
+
+void queue_count_unsent(struct weft_queue *q, int32_t more)
+{
+    struct queue_room *room = q->w->queues;
+    atomic_fetch_add_explicit(&room->unsent, (uint32_t)more, memory_order_relaxed);
 }
 
 int queue_room_enter(struct weft *w, struct weft_queue *q)
@@ -258,5 +307,7 @@ void queue_room_leave(struct weft_queue *q)
         base_sleep_ns(20000);
         base_spin_lock(&room->lock);
     }
+    q->closed_before = room->closed;
+    room->closed = q;
     base_spin_unlock(&room->lock);
 }

@@ -42,20 +42,20 @@ static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen
     return same;
 }
 
-static inline int store_fields(const struct slot_shard *s, uint32_t base, uint32_t node, uint64_t id,
+static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64_t user, uint64_t id,
                                const uint64_t *task)
 {
     if (BASE_LIKELY(s->mem != NULL)) {
         _Atomic uint64_t *m = s->mem + base;
         atomic_store_explicit(&m[SLOT_ID], id, memory_order_relaxed);
-        atomic_store_explicit(&m[SLOT_SUBMITTER], node, memory_order_relaxed);
+        atomic_store_explicit(&m[SLOT_SUBMITTER], user, memory_order_relaxed);
         for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
             atomic_store_explicit(&m[SLOT_TASK + i], task[i], memory_order_relaxed);
         return 0;
     }
     uint64_t all[SLOT_WORDS - 1] = { 0 }; /* all but the state */
     all[SLOT_ID - 1] = id;
-    all[SLOT_SUBMITTER - 1] = node;
+    all[SLOT_SUBMITTER - 1] = user;
     for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
         all[SLOT_TASK - 1 + i] = task[i];
     return s->remote->store(s->arg, base + 1, all, SLOT_WORDS - 1);
@@ -63,11 +63,10 @@ static inline int store_fields(const struct slot_shard *s, uint32_t base, uint32
 
 static inline int load_fields(const struct slot_shard *s, uint32_t base, struct slot_claim *c, uint32_t nodes)
 {
-    uint64_t submitter;
     if (BASE_LIKELY(s->mem != NULL)) {
         _Atomic uint64_t *m = s->mem + base;
         c->id = atomic_load_explicit(&m[SLOT_ID], memory_order_relaxed);
-        submitter = atomic_load_explicit(&m[SLOT_SUBMITTER], memory_order_relaxed);
+        c->submitter = atomic_load_explicit(&m[SLOT_SUBMITTER], memory_order_relaxed);
         for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
             c->task[i] = atomic_load_explicit(&m[SLOT_TASK + i], memory_order_relaxed);
     } else {
@@ -77,12 +76,11 @@ static inline int load_fields(const struct slot_shard *s, uint32_t base, struct 
         if (rc)
             return rc;
         c->id = all[SLOT_ID - 1];
-        submitter = all[SLOT_SUBMITTER - 1];
+        c->submitter = all[SLOT_SUBMITTER - 1];
         for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
             c->task[i] = all[SLOT_TASK - 1 + i];
     }
-    c->submitter = (uint32_t)submitter;
-    return submitter < nodes ? 0 : -EBADMSG;
+    return slot_user_node(c->submitter) < nodes ? 0 : -EBADMSG;
 }
 
 void slot_format(struct slot_shard *s)
@@ -145,7 +143,7 @@ static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
     return back < tail ? head_lower(s, tail - 1 - back) : 0;
 }
 
-int slot_submit(const struct slot_shard *s, uint32_t node, uint32_t attempt, const uint64_t *tasks,
+int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks,
                 const uint64_t *ids, uint32_t count)
 {
     /* Once something is placed, a row of slots in use ends the search: the caller has other shards to fill. */
@@ -162,12 +160,12 @@ int slot_submit(const struct slot_shard *s, uint32_t node, uint32_t attempt, con
         if ((rc = load(s, base, &word)) < 0)
             break;
         if (slot_status(word) == SLOT_FREE) {
-            uint64_t writing = slot_next(word, node, attempt, SLOT_WRITING);
+            uint64_t writing = slot_next(word, user, attempt, SLOT_WRITING);
             if ((rc = swap(s, base, &word, writing)) < 0)
                 break;
             if (rc) {
                 uint64_t mine = writing;
-                if ((rc = store_fields(s, base, node, ids[placed], tasks + (size_t)placed * SLOT_TASK_WORDS)))
+                if ((rc = store_fields(s, base, user, ids[placed], tasks + (size_t)placed * SLOT_TASK_WORDS)))
                     break;
                 rc = swap(s, base, &mine, slot_next(writing, 0, attempt, SLOT_READY)); /* (S) */
                 if (rc == 0)
@@ -199,7 +197,7 @@ int slot_submit(const struct slot_shard *s, uint32_t node, uint32_t attempt, con
     return (int)placed;
 }
 
-int slot_claim(const struct slot_shard *s, uint32_t node, uint32_t nodes, struct slot_claim *out, uint32_t max,
+int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max,
                bool half)
 {
     uint64_t head, tail;
@@ -226,7 +224,7 @@ int slot_claim(const struct slot_shard *s, uint32_t node, uint32_t nodes, struct
             rc = 0; /* no submitter of ours: pass it by, as any slot that is not ready */
             continue;
         }
-        c->word = slot_next(word, node, slot_attempt(word), SLOT_CLAIMED);
+        c->word = slot_next(word, user, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
         if ((rc = swap(s, base, &word, c->word)) < 0) /* (S): succeeding proves that the copy is whole */
             break;
@@ -251,13 +249,13 @@ static int change(const struct slot_shard *s, uint32_t slot, uint64_t word, uint
 
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
 {
-    *now = slot_next(word, slot_owner(word), slot_attempt(word), SLOT_DONE);
+    *now = slot_next_same(word, SLOT_DONE);
     return change(s, slot, word, *now);
 }
 
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
 {
-    *now = slot_next(word, slot_owner(word), slot_attempt(word), SLOT_CLAIMED);
+    *now = slot_next_same(word, SLOT_CLAIMED);
     return change(s, slot, word, *now);
 }
 
@@ -296,7 +294,8 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
+/* What slot_gone() and slot_closed() take back: of a node, or of its queues up to that incarnation. */
+static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;
     for (uint32_t i = 0; i < s->slots; i++) {
@@ -307,9 +306,12 @@ uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
                 load(s, base + SLOT_SUBMITTER, &submitter))
                 break;
             bool writing = slot_status(word) == SLOT_WRITING; /* then the fields say nothing yet */
-            bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY;
+            bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY &&
+                         (died || (!writing && slot_incarnation(word) == (incarnation & SLOT_INCARNATION_MASK)));
+            bool submitted = !writing && slot_user_node(submitter) == node &&
+                             (died || slot_user_incarnation(submitter) <= incarnation);
             int rc = 0;
-            if (writing ? owned : submitter == node) {
+            if (writing ? owned : submitted) {
                 rc = slot_free(s, i, word);
             } else if (owned) {
                 bool taken = requeue(s, i, word);
@@ -323,26 +325,33 @@ uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
     return requeued;
 }
 
+uint32_t slot_gone(const struct slot_shard *s, uint32_t node)
+{
+    return take_back(s, node, true, 0);
+}
+
+uint32_t slot_closed(const struct slot_shard *s, uint64_t user)
+{
+    return take_back(s, slot_user_node(user), false, slot_user_incarnation(user));
+}
+
 void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes, bool in[])
 {
     for (uint32_t i = 0; i < s->slots; i++) {
         uint64_t word, by;
         uint32_t base = slot_base(s, i);
         if (load(s, base, &word) == 0 && slot_status(word) == SLOT_CLAIMED && load(s, base + SLOT_SUBMITTER, &by) == 0 &&
-            by == submitter && slot_owner(word) < nodes)
+            slot_user_node(by) == submitter && slot_owner(word) < nodes)
             in[slot_owner(word)] = true;
     }
 }
 
-uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns)
+uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns)
 {
     uint64_t tail;
-    /* Who did not look for so long was stopped itself, and so perhaps were the owners (Ctrl-Z stops a whole job): their
-     * leases begin again. */
-    bool stopped = watch->looked && now_ns - watch->looked - lease_ns > lease_ns; /* twice; leases may be without end */
+    if (watch->looked)
+        watch->clock += now_ns - due_ns > lease_ns && due_ns > watch->looked ? due_ns - watch->looked : now_ns - watch->looked;
     watch->looked = now_ns;
-    for (uint32_t i = 0; stopped && i < s->slots; i++)
-        watch->since[i] = now_ns;
     if (s->slots == 0 || load(s, SLOT_TAIL, &tail) || (watch->empty && tail == watch->tail))
         return 0;
     uint32_t requeued = 0;
@@ -363,8 +372,8 @@ uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64
             watch->word[i] = 0;
         } else if (watch->word[i] != word) {
             watch->word[i] = word;
-            watch->since[i] = now_ns;
-        } else if (now_ns - watch->since[i] >= lease_ns) {
+            watch->since[i] = watch->clock;
+        } else if (watch->clock - watch->since[i] >= lease_ns) {
             requeued += requeue(s, i, word);
             watch->word[i] = 0;
         }

@@ -49,20 +49,45 @@ enum slot_header {
     SLOT_TAIL = 0,       /* position: submitters */
     SLOT_HEAD = 16,      /* version(32) . position, its low 32 bits: claimers */
     SLOT_IDLE = 32,      /* 1: a claimer of the home may be asleep; who takes it to 0 wakes it */
-    SLOT_SUBMITTED = 48, /* by the home node, to any shard; written by the home only */
+    SLOT_SUBMITTED = 48, /* by the home node, to any shard; written by the home only, as are these: */
     SLOT_COMPLETED = 49, /* of those */
+    SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is nobody's any more */
     SLOT_HEADER_WORDS = 64
 };
 
 /* Words of a slot. The state and what a claim needs first share a line, the task has the other. */
 enum slot_field { SLOT_STATE = 0, SLOT_ID = 1, SLOT_SUBMITTER = 2, SLOT_TASK = 8 };
 
-/* The state word: version(32) . owner(16) . attempt(8) . status(8). */
+/* Who submits and claims: a node, and which of the queues that it opened one after the other, from 1 on. What was meant for a queue
+ * that has been closed must not touch the one that was opened after it. The slot's word for its submitter: incarnation(32) . node(32). */
+static inline uint64_t slot_user(uint32_t node, uint32_t incarnation)
+{
+    return (uint64_t)incarnation << 32 | node;
+}
+
+static inline uint32_t slot_user_node(uint64_t user)
+{
+    return (uint32_t)user;
+}
+
+static inline uint32_t slot_user_incarnation(uint64_t user)
+{
+    return (uint32_t)(user >> 32);
+}
+
+/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). */
 enum slot_status { SLOT_FREE, SLOT_WRITING, SLOT_READY, SLOT_CLAIMED, SLOT_DONE };
+#define SLOT_INCARNATION_MASK 31u
 
 static inline enum slot_status slot_status(uint64_t word)
 {
-    return (enum slot_status)(word & 0xff);
+    return (enum slot_status)(word & 7);
+}
+
+/* Of the owner's incarnation: what the word has of it. */
+static inline uint32_t slot_incarnation(uint64_t word)
+{
+    return (uint32_t)(word >> 3) & SLOT_INCARNATION_MASK;
 }
 
 static inline uint32_t slot_attempt(uint64_t word)
@@ -76,11 +101,17 @@ static inline uint32_t slot_owner(uint64_t word)
 }
 
 /* The word after `word`: the version one higher. The attempt stays at 255 once there. */
-static inline uint64_t slot_next(uint64_t word, uint32_t owner, uint32_t attempt, enum slot_status status)
+static inline uint64_t slot_next(uint64_t word, uint64_t owner, uint32_t attempt, enum slot_status status)
 {
     uint64_t version = (word >> 32) + 1;
-    return version << 32 | (uint64_t)(owner & 0xffffu) << 16 |
-           (uint64_t)(attempt > 255 ? 255 : attempt) << 8 | (uint64_t)status;
+    return version << 32 | (owner & 0xffffu) << 16 | (uint64_t)(attempt > 255 ? 255 : attempt) << 8 |
+           (uint64_t)(slot_user_incarnation(owner) & SLOT_INCARNATION_MASK) << 3 | (uint64_t)status;
+}
+
+/* The same owner's. */
+static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
+{
+    return slot_next(word, slot_user(slot_owner(word), slot_incarnation(word)), slot_attempt(word), status);
 }
 
 /* How to reach a shard that this process cannot load from and store to. Each returns 0 or a negative errno. */
@@ -100,7 +131,8 @@ struct slot_shard {
 struct slot_claim {
     uint64_t word; /* the claimed word */
     uint64_t id;
-    uint32_t slot, submitter;
+    uint64_t submitter; /* slot_user() */
+    uint32_t slot;
     uint64_t task[SLOT_TASK_WORDS];
 };
 
@@ -117,14 +149,14 @@ int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t
 /* 1 swapped, 0 not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 
-/* Submitter `node`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many, the
+/* Submitter `user`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many, the
  * first ones; 0 when there is no room. */
-int slot_submit(const struct slot_shard *s, uint32_t node, uint32_t attempt, const uint64_t *tasks,
+int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks,
                 const uint64_t *ids, uint32_t count);
 
-/* Worker `node`: claim up to `max`, with `half` at most half of what is there. Slots whose submitter is not below
+/* Worker `user`: claim up to `max`, with `half` at most half of what is there. Slots whose submitter is not below
  * `nodes` are not touched. Returns how many. */
-int slot_claim(const struct slot_shard *s, uint32_t node, uint32_t nodes, struct slot_claim *out, uint32_t max,
+int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max,
                bool half);
 
 /* Worker: `word` is the word it claimed. -ESTALE when the slot has another one now; else `*now` is the new word. */
@@ -142,6 +174,9 @@ bool slot_room(const struct slot_shard *s);
 
 /* Home: node `node` is gone. Its tasks are freed, its claims made ready again; returns how many of the latter. */
 uint32_t slot_gone(const struct slot_shard *s, uint32_t node);
+/* Home: it lives, and has closed that queue of its own: the same for what is that one's (or an earlier one's), and nothing of the queue
+ * that the node may have opened since. What it is writing is the newer one's: who closes a queue submits no more. */
+uint32_t slot_closed(const struct slot_shard *s, uint64_t user);
 
 /* Who has claimed tasks of this submitter: in[node] is set; about, and slow. */
 void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes, bool in[]);
@@ -149,14 +184,17 @@ void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes
 /* Home: what it has seen of its slots, private to it. */
 struct slot_watch {
     uint64_t *word; /* [slots]: the claimed word last seen; 0: none */
-    int64_t *since; /* [slots]: when it was first seen */
+    int64_t *since; /* [slots]: `clock` when it was first seen */
     uint64_t tail;  /* of the last look */
-    int64_t looked; /* when that was; 0: never */
     bool empty;     /* and nothing was in use then */
+    int64_t looked; /* when that was; 0: never */
+    int64_t clock;  /* time that counts for leases, ns */
 };
 
-/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. Also lowers head for
+/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was to be. One that
+ * comes later than that by more than a lease means that this node was stopped, and so perhaps were the owners (Ctrl-Z stops a whole job):
+ * of that time no more counts than was planned, and each look counts for something, so every lease ends. Also lowers head for
  * ready slots behind it, which a maker that died between its two steps leaves. Cheap on a shard nobody uses. */
-uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t now_ns, int64_t lease_ns);
+uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

@@ -50,7 +50,7 @@ static int place(struct weft_queue *q, struct queue_view *v, const weft_task *ta
     if (noted == 0)
         return gone ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for more outstanding tasks: reap some", q->name);
 
-    int placed = slot_submit(&v->shard, q->w->rank, 0, (const uint64_t *)(const void *)tasks, ids, noted);
+    int placed = slot_submit(&v->shard, queue_user(q), 0, (const uint64_t *)(const void *)tasks, ids, noted);
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
     if (BASE_UNLIKELY(kept < noted)) {
         base_spin_lock(&t->lock);
@@ -108,16 +108,8 @@ static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t cou
     return (int)done;
 }
 
-int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns)
+static int submit_later(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
 {
-    if (BASE_UNLIKELY(count == 0 || count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': submitting %u tasks: it must be at least 1", q->name, count);
-    if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
-        queue_place_pending(q);
-    int n = place_some(q, tasks, count, ids);
-    if (BASE_LIKELY(n))
-        return n;
-    int64_t deadline = fab_timeout(q->w, timeout_ns);
     for (;;) {
         int64_t now = base_now_ns();
         if (now >= deadline)
@@ -127,10 +119,30 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
         int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
-        n = place_some(q, tasks, count, ids);
+        int n = place_some(q, tasks, count, ids);
         if (n)
             return n;
     }
+}
+
+int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns)
+{
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
+    if (BASE_UNLIKELY(count == 0 || count > INT32_MAX))
+        return base_fail(-EINVAL, "queue '%s': submitting %u tasks: it must be at least 1", q->name, count);
+    if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
+        queue_place_pending(q);
+    int n = place_some(q, tasks, count, ids);
+    if (BASE_LIKELY(n))
+        return n;
+    int64_t deadline = fab_timeout(q->w, timeout_ns);
+    int rc = queue_begin_wait(q);
+    if (rc == 0) {
+        rc = submit_later(q, tasks, count, ids, deadline);
+        queue_end_wait(q);
+    }
+    return rc;
 }
 
 void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count)
@@ -192,28 +204,23 @@ static void say_reap(struct weft_queue *q, const struct fab_patience *p)
     queue_say(q, p, "reap", whom);
 }
 
-int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
+/* How many were there; 0: some are outstanding. */
+static int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
 {
     struct table *t = &q->table;
-    struct fab_patience p = {.w = NULL};
-    if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': reaping 0 completions", q->name);
-    if (max > INT32_MAX)
-        max = INT32_MAX;
+    base_spin_lock(&t->lock);
+    uint32_t n = table_reap(t, out, max);
+    bool none = n == 0 && t->submitted == t->completed;
+    atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
+    base_spin_unlock(&t->lock);
+    return BASE_UNLIKELY(none) ? base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name) : (int)n;
+}
+
+static int reap_later(struct weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
+{
+    struct fab_patience p;
+    fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
     for (;;) {
-        base_spin_lock(&t->lock);
-        uint32_t n = table_reap(t, out, max);
-        bool none = n == 0 && t->submitted == t->completed;
-        atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
-        base_spin_unlock(&t->lock);
-        if (BASE_LIKELY(n))
-            return (int)n;
-        if (none)
-            return base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name);
-        if (timeout_ns == 0)
-            return -ETIMEDOUT;
-        if (!p.w)
-            fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
         queue_place_pending(q);
         int64_t slice = base_now_ns() + 10 * WEFT_MS; /* another thread may have reaped the last one */
         int64_t next = fab_patience_next(&p);
@@ -227,7 +234,31 @@ int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
             return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
         if (rc && fab_patience_due(&p))
             say_reap(q, &p);
+        int n = reap_now(q, out, max);
+        if (n)
+            return n;
     }
+}
+
+int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
+{
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
+    if (BASE_UNLIKELY(max == 0))
+        return base_fail(-EINVAL, "queue '%s': reaping 0 completions", q->name);
+    if (max > INT32_MAX)
+        max = INT32_MAX;
+    int n = reap_now(q, out, max);
+    if (BASE_LIKELY(n))
+        return n;
+    if (timeout_ns == 0)
+        return -ETIMEDOUT;
+    int rc = queue_begin_wait(q);
+    if (rc == 0) {
+        rc = reap_later(q, out, max, timeout_ns);
+        queue_end_wait(q);
+    }
+    return rc;
 }
 
 void queue_home_gone(struct weft_queue *q, struct queue_view *v)
@@ -268,7 +299,7 @@ void queue_place_pending(struct weft_queue *q)
         base_spin_unlock(&t->lock);
         for (uint32_t i = 0; i < n; i++)
             highest = tries[i] > highest ? tries[i] : highest;
-        int placed = n ? slot_submit(&v->shard, q->w->rank, highest, (const uint64_t *)(const void *)tasks, ids, n) : 0;
+        int placed = n ? slot_submit(&v->shard, queue_user(q), highest, (const uint64_t *)(const void *)tasks, ids, n) : 0;
         uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
         if (kept < n) {
             base_spin_lock(&t->lock);

@@ -20,7 +20,10 @@ void table_clear(struct table *t)
     for (uint32_t i = 0; i < t->chunk_count; i++)
         free(t->chunks[i]);
     free(t->chunks);
-    t->chunks = NULL;
+    t->chunks = NULL; /* from now on nothing is found in it, and nothing can be added */
+    t->chunk_count = 0;
+    t->free = TABLE_NONE;
+    t->pending = t->complete = (struct table_list){TABLE_NONE, TABLE_NONE, 0};
 }
 
 static inline struct table_entry *at(struct table *t, uint32_t index)
@@ -80,7 +83,7 @@ static void release(struct table *t, uint32_t index)
 
 static BASE_COLD bool grow(struct table *t)
 {
-    if (t->chunk_count == TABLE_CHUNKS)
+    if (!t->chunks || t->chunk_count == TABLE_CHUNKS)
         return false;
     struct table_entry *chunk = calloc(TABLE_CHUNK, sizeof(*chunk));
     if (!chunk)

@@ -28,13 +28,14 @@ static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t des
 
 static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap};
 
-struct queue_view *queue_view_make(struct weft *w, uint32_t node, weft_gaddr at, uint32_t slots, bool remote)
+struct queue_view *queue_view_make(struct weft *w, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote)
 {
     struct queue_view *v = calloc(1, sizeof *v);
     if (!v)
         return NULL;
     v->w = w;
     v->node = node;
+    v->incarnation = incarnation;
     v->at = at;
     v->shard.slots = slots;
     v->shard.mem = remote ? NULL : weft_ptr(w, at, slot_shard_bytes(slots));

@@ -739,11 +739,9 @@ int verbs_guard_start(struct verbs_guard **out, const char *command)
     int rc = fill(g);
     if (!rc)
         rc = base_pipe(g->quiet, O_NONBLOCK);
-    if (!rc && socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
-        rc = base_fail(-errno, "a socket to the guard: %s", base_strerror(errno));
+    if (!rc)
+        rc = base_socketpair(ends);
     if (!rc) {
-        fcntl(ends[0], F_SETFD, FD_CLOEXEC);
-        fcntl(ends[1], F_SETFD, FD_CLOEXEC);
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of the program's runs in the child; the guard takes its mask back */

@@ -756,7 +756,7 @@ static int start(struct guard *g)
         return page;
     void *p = mmap(NULL, base_round_up(sizeof *g->page, BASE_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
     /* A pair of sockets: who rings a pipe whose reader has died is killed for it. */
-    int rc = p == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM, 0, g->bell) ? -errno : 0;
+    int rc = p == MAP_FAILED ? -errno : base_socketpair(g->bell);
     if (!rc) {
         fcntl(g->bell[0], F_SETFL, O_NONBLOCK);
         g->page = p;

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "cluster/cluster.h"
@@ -109,7 +110,7 @@ struct held_up {
 };
 static struct held_up *held_up; /* in node 2 */
 
-int accept(int fd, struct sockaddr *address, socklen_t *len)
+int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
     if (held_up) {
         usleep(500000);
@@ -117,7 +118,7 @@ int accept(int fd, struct sockaddr *address, socklen_t *len)
         if (held_up->dies)
             raise(SIGKILL);
     }
-    return accept4(fd, address, len, 0);
+    return (int)syscall(SYS_accept4, fd, address, len, flags);
 }
 
 static int one_connects_late(int rank, void *arg)
@@ -166,17 +167,17 @@ static int few_files(int rank, void *arg)
     struct rlimit limit;
     if (rank == 0) {
         OK(getrlimit(RLIMIT_NOFILE, &limit));
-        limit.rlim_cur = 24;
+        limit.rlim_cur = 16;
         OK(setrlimit(RLIMIT_NOFILE, &limit));
         int rc = attempt(0, 64, 300 * WEFT_SECOND, NULL);
         *failed = 1;
-        CHECK(rc == -EMFILE && strstr(weft_error(), "a cluster of 64") && strstr(weft_error(), "the limit here is 24") &&
+        CHECK(rc == -EMFILE && strstr(weft_error(), "a cluster of 64") && strstr(weft_error(), "the limit here is 16") &&
               strstr(weft_error(), "ulimit -n"));
         return 0;
     }
-    for (int guests = 0; !*failed && guests < 40;) /* fewer than there are nodes: strangers would be sent away first */
-        guests += cluster_connect(coord, base_deadline(20 * WEFT_MS)) >= 0;
-    wait_for(failed, 1);
+    /* Nodes all of them: a stranger would make room for the next. */
+    while (!*failed)
+        (void)attempt((uint32_t)rank, 64, 2 * WEFT_SECOND, NULL);
     return 0;
 }
 
@@ -184,7 +185,7 @@ static void test_few_files(void **state)
 {
     (void)state;
     new_coord();
-    assert_int_equal(processes_failed(2, few_files, shared_words(4096)), 0);
+    assert_int_equal(processes_failed(NODES_MAX, few_files, shared_words(4096)), 0);
 }
 
 static void test_no_coordinator(void **state)
@@ -344,6 +345,154 @@ static void test_silent(void **state)
     assert_int_equal(processes_failed(3, silent, shared_words(sizeof(int))), 0);
 }
 
+#if defined(__linux__)
+/* More silent strangers than node 0 has descriptors, and then a node: the strangers make room. */
+static int too_many(int rank, void *arg)
+{
+    _Atomic uint32_t *connected = arg; /* 1: the strangers, 2: the nodes */
+    struct rlimit limit;
+    if (rank < 2) {
+        OK(getrlimit(RLIMIT_NOFILE, &limit));
+        limit.rlim_cur = 40;
+        OK(rank ? 0 : setrlimit(RLIMIT_NOFILE, &limit));
+        if (rank)
+            wait_for(connected, 1);
+        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL)); /* two seconds for each thirty strangers were too many */
+        *connected = 2;
+        return 0;
+    }
+    for (int i = 0; i < 500; i++)
+        CHECK(cluster_connect(coord, base_deadline(40 * WEFT_SECOND)) >= 0);
+    *connected = 1;
+    wait_for(connected, 2);
+    return 0;
+}
+
+static void test_too_many(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(processes_failed(3, too_many, shared_words(4096)), 0);
+}
+
+/* The address at which a process takes side connections of its host. False: it does not listen yet. */
+static bool side_address(int pid, char address[128])
+{
+    char path[64], link[64], line[256], name[108];
+    for (int fd = 0; fd < 64; fd++) {
+        unsigned long inode, of;
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+        ssize_t n = readlink(path, link, sizeof link - 1);
+        link[n > 0 ? n : 0] = '\0';
+        if (sscanf(link, "socket:[%lu]", &inode) != 1)
+            continue;
+        bool found = false;
+        FILE *all = fopen("/proc/net/unix", "r");
+        while (all && !found && fgets(line, sizeof line, all))
+            found = sscanf(line, "%*s %*s %*s %*s %*s %*s %lu %107s", &of, name) == 2 && of == inode && strstr(name, "@weft-side");
+        if (all)
+            fclose(all);
+        if (found) {
+            snprintf(address, 128, "unix:%s", name);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Strangers that say nothing where side connections are taken: they are not waited for, one after the other. */
+struct at_the_side {
+    _Atomic uint32_t pid, connected, joined;
+};
+
+static int silent_at_the_side(int rank, void *arg)
+{
+    struct at_the_side *s = arg;
+    char side[128];
+    if (rank < 2) {
+        if (rank == 0)
+            s->pid = (uint32_t)getpid();
+        else
+            wait_for(&s->connected, 1);
+        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL)); /* 40 strangers of a second each were too many */
+        s->joined++;
+        return 0;
+    }
+    while (!s->pid || !side_address((int)s->pid, side))
+        usleep(1000);
+    for (int i = 0; i < 40; i++)
+        CHECK(cluster_connect(side, base_deadline(40 * WEFT_SECOND)) >= 0);
+    s->connected = 1;
+    wait_for(&s->joined, 2);
+    return 0;
+}
+
+static void test_silent_at_the_side(void **state)
+{
+    (void)state;
+    new_coord();
+    assert_int_equal(processes_failed(3, silent_at_the_side, shared_words(4096)), 0);
+}
+
+/* Another user had the address first: a node that comes tells it nothing. */
+static int other_user(int rank, void *arg)
+{
+    _Atomic uint32_t *step = arg; /* 1: it listens, 2: the node has been there */
+    char bound[128], byte;
+    if (rank == 1) {
+        wait_for(step, 1);
+        CHECK(attempt(1, 2, 40 * WEFT_SECOND, NULL) == -EACCES && strstr(weft_error(), "another user"));
+        *step = 2;
+        return 0;
+    }
+    OK(setuid(65534));
+    int listener = cluster_listen(coord, bound, sizeof bound);
+    CHECK(listener >= 0);
+    *step = 1;
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    CHECK(poll(&p, 1, 40000) == 1);
+    int fd = cluster_accept(listener);
+    CHECK(fd >= 0);
+    wait_for(step, 2);
+    CHECK(read(fd, &byte, 1) == 0);
+    return 0;
+}
+
+static void test_other_user(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip(); /* only root can be two users */
+    new_coord();
+    assert_int_equal(processes_failed(2, other_user, shared_words(4096)), 0);
+}
+#endif
+
+/* Node 0 says what it knows of why somebody is missing. */
+static int why_missing(int rank, void *arg)
+{
+    _Atomic uint32_t *refused = arg;
+    if (rank == 0) {
+        CHECK(attempt(0, 3, 5 * WEFT_SECOND, "right") == -ETIMEDOUT);
+        CHECK(strstr(weft_error(), "nodes 1 and 2 of 3"));
+        CHECK(*refused == 2); /* else this machine was too busy for five seconds to be enough */
+        CHECK(strstr(weft_error(), "1 connection from 127.0.0.1 was refused: wrong secret"));
+        CHECK(strstr(weft_error(), "node 2 was told that there are 4 nodes, node 0 that there are 3"));
+        return 0;
+    }
+    int rc = attempt((uint32_t)rank, rank == 1 ? 3 : 4, 40 * WEFT_SECOND, rank == 1 ? "wrong" : "right");
+    CHECK(rc == (rank == 1 ? -EACCES : -EINVAL));
+    ++*refused;
+    return 0;
+}
+
+static void test_why_missing(void **state)
+{
+    (void)state;
+    snprintf(coord, sizeof coord, "127.0.0.1:%d", port());
+    assert_int_equal(processes_failed(3, why_missing, shared_words(4096)), 0);
+}
+
 static int over_tcp(int rank, void *arg)
 {
     (void)arg;
@@ -484,6 +633,10 @@ int main(void)
 #endif
         cmocka_unit_test(test_few_files),  cmocka_unit_test(test_no_coordinator),
         cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
+#if defined(__linux__)
+        cmocka_unit_test(test_too_many),   cmocka_unit_test(test_silent_at_the_side), cmocka_unit_test(test_other_user),
+#endif
+        cmocka_unit_test(test_why_missing),
         cmocka_unit_test(test_strangers),  cmocka_unit_test(test_silent),       cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_hostfile),
     };

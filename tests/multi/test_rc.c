@@ -446,6 +446,41 @@ static void test_counted(void **state)
     assert_int_equal(nodes_failed(2, counted, NULL), 0);
 }
 
+/* --- stages that others hold --- */
+
+/* Puts to six peers that nobody waits for take more stages than there are; a put to another peer is not to wait for theirs. */
+static void stages_of_others(weft *w, void *arg)
+{
+    enum { PEERS = 6, EACH = 12, BYTES = 3000 };
+    (void)arg;
+    weft_gaddr there = symmetric_alloc(w, EACH * BYTES);
+    uint8_t *from = malloc(EACH * BYTES);
+    CHECK(from && PEERS * EACH > RC_STAGES && EACH < RC_SIGNAL_EVERY);
+    fill(from, EACH * BYTES, 7);
+    if (weft_rank(w) == 0) {
+        for (uint32_t p = 1; p <= PEERS + 1; p++) /* connected, and asked for a completion */
+            OK(weft_put_now(w, on_node(there, p), from, BYTES));
+        for (uint32_t p = 1; p <= PEERS; p++)
+            for (unsigned i = 0; i < EACH; i++)
+                OK(weft_put(w, on_node(there, p) + i * BYTES, from + i * BYTES, BYTES, NULL));
+        weft_op op;
+        OK(weft_put(w, on_node(there, PEERS + 1), from, BYTES, &op));
+        OK(weft_wait(w, &op, patience_ns(1))); /* two seconds later all links are asked what they have done */
+        for (uint32_t p = 1; p <= PEERS; p++)
+            OK(weft_flush(w, p, WEFT_DEFAULT));
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) > 0 && weft_rank(w) <= PEERS)
+        CHECK(memcmp(weft_ptr(w, on_node(there, weft_rank(w)), EACH * BYTES), from, EACH * BYTES) == 0);
+    free(from);
+}
+
+static void test_stages_of_others(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(8, stages_of_others, NULL), 0);
+}
+
 int main(int argc, char **argv)
 {
     native = argc > 1 && strcmp(argv[1], "native") == 0;
@@ -459,6 +494,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_counted),
         cmocka_unit_test(test_add_then_put),
         cmocka_unit_test(test_gets_then_put),
+        cmocka_unit_test(test_stages_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

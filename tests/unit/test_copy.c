@@ -129,6 +129,14 @@ static void the_fastest_is_chosen(void **state)
     assert_int_equal(copy_choose(stream_faster), s);
     stream_faster[1] = 980; /* the second is within the margin of the stream, the first is not */
     assert_int_equal(copy_choose(stream_faster), 1);
+
+    if (!copy_ways[s + 1].name)
+        return;
+    uint64_t streams[COPY_WAYS_MAX] = {1000, 1000};
+    streams[s] = 820, streams[s + 1] = 700; /* the first that streams, which gains with size */
+    assert_int_equal(copy_choose(streams), s);
+    streams[s] = 850;
+    assert_int_equal(copy_choose(streams), s + 1);
 }
 
 static void measures_what_may_serve(void **state)

@@ -255,6 +255,8 @@ static void names_the_wrong_one(void **state)
         {"WEFT_GID_INDEX", "-2", "WEFT_GID_INDEX='-2': expected a number from -1 to 255"},
         {"WEFT_TB_CHECK", "some", "WEFT_TB_CHECK='some': expected one of full|frames"},
         {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
+        {"WEFT_COORD", "127.0.0.1:0", "WEFT_COORD='127.0.0.1:0': expected a port from 1 to 65535: the one that all nodes call node 0 at"},
+        {"WEFT_COORD", "[::1]:000", "WEFT_COORD='[::1]:000': expected a port from 1 to 65535: the one that all nodes call node 0 at"},
         {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
         {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
         {"WEFT_SECRET", "", "WEFT_SECRET is set but empty: give it a secret of 1 to 1024 bytes, or unset it"},

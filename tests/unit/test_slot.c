@@ -127,18 +127,18 @@ static void test_stale_owner(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
+    struct slot_watch watch = {.word = calloc(4, 8), .since = calloc(4, 8)};
     struct slot_claim old, c;
     uint64_t now;
     assert_int_equal(submit(&s, 0, 5), 1);
     assert_int_equal(claim(&s, 1, &old), 1);
-    assert_int_equal(slot_expire(&s, &watch, 1000, 100), 0); /* first seen */
-    assert_int_equal(slot_expire(&s, &watch, 1099, 100), 0);
+    assert_int_equal(slot_expire(&s, &watch, 1000, 1000, 100), 0); /* first seen */
+    assert_int_equal(slot_expire(&s, &watch, 1099, 1099, 100), 0);
     assert_int_equal(slot_renew(&s, old.slot, old.word, &old.word), 0);
-    assert_int_equal(slot_expire(&s, &watch, 1100, 100), 0); /* renewed: seen anew */
-    assert_int_equal(slot_expire(&s, &watch, 1500, 100), 0); /* the home itself was stopped: leases begin again */
-    assert_int_equal(slot_expire(&s, &watch, 1599, 100), 0);
-    assert_int_equal(slot_expire(&s, &watch, 1600, 100), 1);
+    assert_int_equal(slot_expire(&s, &watch, 1100, 1100, 100), 0); /* renewed: seen anew */
+    assert_int_equal(slot_expire(&s, &watch, 1120, 1500, 100), 0); /* the home itself was stopped: of that time, 20 count */
+    assert_int_equal(slot_expire(&s, &watch, 1579, 1579, 100), 0);
+    assert_int_equal(slot_expire(&s, &watch, 1580, 1580, 100), 1);
     assert_int_equal(slot_backlog(&s), 1); /* head is back at it */
     assert_int_equal(slot_complete(&s, old.slot, old.word, &now), -ESTALE);
     assert_int_equal(claim(&s, 1, &c), 1); /* the same node, another claim */
@@ -150,13 +150,33 @@ static void test_stale_owner(void **state)
     assert_int_equal(claim(&s, 3, &c), 1);
     assert_int_equal(slot_attempt(c.word), 2);
     assert_int_equal(slot_complete(&s, c.slot, c.word, &now), 0);
-    assert_int_equal(slot_expire(&s, &watch, 9999, 100), 0); /* done is not a lease */
+    assert_int_equal(slot_expire(&s, &watch, 9999, 9999, 100), 0); /* done is not a lease */
     assert_int_equal(slot_free(&s, c.slot, now), 0);
-    assert_int_equal(slot_expire(&s, &watch, 19999, 100), 0);
+    assert_int_equal(slot_expire(&s, &watch, 19999, 19999, 100), 0);
     assert_true(watch.empty);
     free(watch.word);
     free(watch.since);
     drop(&s);
+}
+
+/* A long ring is looked at less often than every two leases, a busy home looks late every time: leases end all the same. */
+static void test_looks_far_apart(void **state)
+{
+    (void)state;
+    for (int64_t late = 0; late <= 1000; late += 1000) {
+        struct slot_shard s = make(4);
+        struct slot_watch watch = {.word = calloc(4, 8), .since = calloc(4, 8)};
+        struct slot_claim c;
+        uint32_t looks = 0;
+        assert_int_equal(submit(&s, 0, 5), 1);
+        assert_int_equal(claim(&s, 1, &c), 1);
+        for (int64_t due = 1000; slot_expire(&s, &watch, due, due + late, 100) == 0; due += late + (late ? 25 : 300))
+            assert_in_range(++looks, 1, 5);
+        assert_int_equal(looks, late ? 4 : 1);
+        free(watch.word);
+        free(watch.since);
+        drop(&s);
+    }
 }
 
 static void test_nodes_gone(void **state)
@@ -194,13 +214,13 @@ static void test_ready_behind_head(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
+    struct slot_watch watch = {.word = calloc(4, 8), .since = calloc(4, 8)};
     struct slot_claim c;
     assert_int_equal(submit(&s, 0, 1), 1);
     assert_int_equal(claim(&s, 1, &c), 1);
     atomic_store(&s.mem[SLOT_HEADER_WORDS + c.slot * SLOT_WORDS], slot_next(c.word, 0, 1, SLOT_READY));
     assert_int_equal(claim(&s, 1, &c), 0);
-    assert_int_equal(slot_expire(&s, &watch, 0, 100), 0);
+    assert_int_equal(slot_expire(&s, &watch, 0, 0, 100), 0);
     assert_int_equal(claim(&s, 1, &c), 1);
     free(watch.word);
     free(watch.since);
@@ -212,7 +232,7 @@ static void test_nonsense(void **state)
 {
     (void)state;
     struct slot_shard s = make(4);
-    struct slot_watch watch = {calloc(4, 8), calloc(4, 8), 0, 0, false};
+    struct slot_watch watch = {.word = calloc(4, 8), .since = calloc(4, 8)};
     struct slot_claim c[4];
     unsigned seed = 1;
     for (int round = 0; round < 2000; round++) {
@@ -224,12 +244,12 @@ static void test_nonsense(void **state)
         assert_in_range(n, 0, 4);
         for (int i = 0; i < n; i++) {
             assert_in_range(c[i].slot, 0, 3);
-            assert_in_range(c[i].submitter, 0, NODES - 1);
+            assert_in_range(slot_user_node(c[i].submitter), 0, NODES - 1);
             slot_complete(&s, c[i].slot, c[i].word, &out);
         }
         submit(&s, 1, 7);
         slot_gone(&s, (uint32_t)rand_r(&seed) % NODES);
-        slot_expire(&s, &watch, round, 1);
+        slot_expire(&s, &watch, round, round, 1);
         assert_in_range(slot_backlog(&s), 0, 4);
     }
     free(watch.word);
@@ -318,7 +338,7 @@ static void *worker_thread(void *arg)
             for (uint32_t w = 0; w < SLOT_TASK_WORDS; w++)
                 if (c[i].task[w] != c[i].id * 100 + w)
                     abort(); /* torn */
-            uint32_t to = c[i].submitter;
+            uint32_t to = slot_user_node(c[i].submitter);
             if (to >= SUBMITTERS || c[i].id >> 32 != to)
                 abort();
             if (rand_r(&seed) % 16 == 0) {
@@ -350,10 +370,10 @@ static void *worker_thread(void *arg)
 static void *home_thread(void *arg)
 {
     struct rig *r = arg;
-    struct slot_watch watch = {calloc(r->s.slots, 8), calloc(r->s.slots, 8), 0, 0, false};
+    struct slot_watch watch = {.word = calloc(r->s.slots, 8), .since = calloc(r->s.slots, 8)};
     for (int64_t now = 0; atomic_load(&r->left); now++) {
         int64_t lease = atomic_load(&r->requeued) < 2000 ? 2 : INT64_MAX;
-        atomic_fetch_add(&r->requeued, slot_expire(&r->s, &watch, now, lease));
+        atomic_fetch_add(&r->requeued, slot_expire(&r->s, &watch, now, now, lease));
         if (lease != 2)
             sched_yield();
     }
@@ -405,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_full_and_positions),
         cmocka_unit_test(test_batch_over_slots_in_use),
         cmocka_unit_test(test_stale_owner),
+        cmocka_unit_test(test_looks_far_apart),
         cmocka_unit_test(test_nodes_gone),
         cmocka_unit_test(test_ready_behind_head),
         cmocka_unit_test(test_nonsense),

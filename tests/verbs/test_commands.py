@@ -160,6 +160,8 @@ class Generic(Base):
     def test_probe_pool_fails_with_a_reason(self):
         self.assertIn("no device mlx", self.weft("probe", "pool", "--to", "mlx", code=1))
         self.assertIn("no device mlx", self.weft("probe", "pool", "--device", "mlx", code=1))
+        for kind in "pool", "queue", "link": # at once: nobody listens there, and that need not be waited for
+            self.assertIn("no device mlx", self.weft("probe", kind, "--device", "mlx", "--peer", "127.0.0.1:9", code=1))
         self.assertIn("more than one region", self.weft("probe", "pool", "--size", "1G", "--count", "2", code=1))
 
     def test_wrong_usage(self):

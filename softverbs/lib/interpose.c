@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * libc's own functions, behind those of ours that have their names. They are all looked up when the library is loaded, so that a
+ * signal handler does not do it; a call that comes even before that looks for itself.
+ */
+#include "interpose.h"
+
+#include <dlfcn.h>
+
+uintptr_t sv_next(enum sv_call call)
+{
+    static const char *const names[SV_CALLS] = {
+        [SV_ACCESS] = "access", [SV_FACCESSAT] = "faccessat", [SV_STAT] = "stat", [SV_LSTAT] = "lstat", [SV_FSTATAT] = "fstatat",
+        [SV_STATX] = "statx", [SV_OPEN] = "open", [SV_OPENAT] = "openat", [SV_FOPEN] = "fopen", [SV_OPENDIR] = "opendir",
+        [SV_READDIR] = "readdir", [SV_REWINDDIR] = "rewinddir", [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
+    };
+    static _Atomic(uintptr_t) found[SV_CALLS];
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
+
+    if (!function) {
+        function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);
+        atomic_store_explicit(&found[call], function, memory_order_relaxed);
+    }
+    return function;
+}
+
+__attribute__((constructor)) static void find_all(void)
+{
+    for (enum sv_call call = 0; call < SV_CALLS; call++)
+        sv_next(call);
+}

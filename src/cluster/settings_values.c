@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What settings mean: text to values, and the sentence where a text is none.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "cluster/settings.h"
+
+const char *settings_speaker(enum id id, const struct found *f)
+{
+    if (f->source == CLUSTER_ENVIRONMENT)
+        return f->from + strlen("environment ");
+    return settings_table[id].name;
+}
+
+int settings_bad(enum id id, const struct found *f, const char *expected)
+{
+    bool file = f->source == CLUSTER_HOSTFILE;
+    return base_fail(-EINVAL, "%s%s%s='%s': expected %s", file ? f->from : "", file ? ": " : "", settings_speaker(id, f),
+                     f->text, expected);
+}
+
+static const char *format_duration(int64_t ns, char *buf, size_t len)
+{
+    static const struct {
+        int64_t ns;
+        const char *unit;
+    } units[] = {{3600 * WEFT_SECOND, "h"}, {WEFT_SECOND, "s"}, {WEFT_MS, "ms"}, {WEFT_US, "us"}, {1, "ns"}};
+    size_t i = 0;
+    while (i < 4 && (ns < units[i].ns || ns % units[i].ns))
+        i++;
+    snprintf(buf, len, "%lld%s", (long long)(ns / units[i].ns), ns ? units[i].unit : "");
+    return buf;
+}
+
+int settings_read_number(enum id id, const struct found *f, int64_t *out)
+{
+    const struct setting *s = &settings_table[id];
+    char what[96];
+    snprintf(what, sizeof what, "a number from %lld to %lld", (long long)s->min, (long long)s->max);
+    return base_parse_number(f->text, s->min, s->max, out) ? settings_bad(id, f, what) : 0;
+}
+
+int settings_read_bytes(enum id id, const struct found *f, uint64_t *out)
+{
+    char low[32], high[32], what[128];
+    base_format_bytes((uint64_t)settings_table[id].min, low, sizeof low);
+    base_format_bytes((uint64_t)settings_table[id].max, high, sizeof high);
+    snprintf(what, sizeof what, "a size from %s to %s, as in 256M or 1.5G", low, high);
+    if (base_parse_bytes(f->text, out) || *out < (uint64_t)settings_table[id].min || *out > (uint64_t)settings_table[id].max)
+        return settings_bad(id, f, what);
+    return 0;
+}
+
+int cluster_pool_check(const char *text)
+{
+    struct found f = {.text = text, .source = CLUSTER_OPTION};
+    uint64_t bytes;
+    return settings_read_bytes(POOL, &f, &bytes);
+}
+
+int settings_read_duration(enum id id, const struct found *f, int64_t *out)
+{
+    char low[32], high[32], what[128];
+    format_duration(settings_table[id].min, low, sizeof low);
+    format_duration(settings_table[id].max, high, sizeof high);
+    snprintf(what, sizeof what, "a duration from %s to %s, as in 500ms or 2s", low, high);
+    if (base_parse_duration(f->text, out) || *out < settings_table[id].min || *out > settings_table[id].max)
+        return settings_bad(id, f, what);
+    return 0;
+}
+
+int settings_read_flag(enum id id, const struct found *f, uint32_t flag, uint32_t *out)
+{
+    static const char *const yes[] = {"1", "yes", "true", "on"}, *const no[] = {"0", "no", "false", "off"};
+    for (int i = 0; i < 4; i++) {
+        if (strcasecmp(f->text, yes[i]) == 0) {
+            *out |= flag;
+            return 0;
+        }
+        if (strcasecmp(f->text, no[i]) == 0)
+            return 0;
+    }
+    return settings_bad(id, f, "0, 1, yes, no, true, false, on or off");
+}
+
+int settings_read_choice(enum id id, const struct found *f)
+{
+    char what[96];
+    size_t len = strlen(f->text);
+    const char *p = settings_table[id].choices;
+    for (size_t n; (n = strcspn(p, "|")) > 0; p += n + (p[n] == '|'))
+        if (n == len && memcmp(p, f->text, len) == 0)
+            return 0;
+    snprintf(what, sizeof what, "%s%s", strchr(settings_table[id].choices, '|') ? "one of " : "", settings_table[id].choices);
+    return settings_bad(id, f, what);
+}
+
+#define FRAME       4096u
+#define FRAMES_MOST 4095u /* of a message, and of a queue: what a Thunderbolt port takes */
+
+int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count)
+{
+    char what[320], word[32], *end;
+    const char *p = f->text;
+    uint32_t n = 0;
+    snprintf(what, sizeof what, "1 to %u lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message a multiple of 4K, up to %uK; "
+                                "1 to %u of them, together at most %u frames of 4K", FAB_LANES_MAX, FRAMES_MOST * 4,
+             FAB_LANE_DEPTH, FRAMES_MOST);
+    for (bool more = true; more; n++) {
+        size_t len = strcspn(p, ","), size = strcspn(p, ":,");
+        uint64_t bytes;
+        if (n == FAB_LANES_MAX || p[size] != ':' || size == 0 || size >= sizeof word)
+            return settings_bad(TB_LANES, f, what);
+        memcpy(word, p, size);
+        word[size] = '\0';
+        const char *digits = p + size + 1;
+        unsigned long depth = strtoul(digits, &end, 10);
+        if (base_parse_bytes(word, &bytes) || bytes == 0 || bytes % FRAME || bytes > (uint64_t)FRAMES_MOST * FRAME ||
+            digits[0] < '0' || digits[0] > '9' || end != p + len || depth < 1 || depth > FAB_LANE_DEPTH ||
+            bytes / FRAME * depth > FRAMES_MOST)
+            return settings_bad(TB_LANES, f, what);
+        lanes[n] = (struct fab_lane){.message = (uint32_t)bytes, .depth = (uint32_t)depth};
+        more = p[len] == ',';
+        p += len + more;
+    }
+    *count = n;
+    return 0;
+}
+
+/* How many, or which. */
+int settings_read_rails(const struct found *f, struct cluster_settings *out)
+{
+    char what[160];
+    long n = strtol(f->text, NULL, 10);
+    snprintf(what, sizeof what, "a number from 1 to %u, or as many different devices with commas between, as in mlx5_0,mlx5_1:2",
+             FAB_RAILS_MAX);
+    if (!f->text[0])
+        return 0;
+    if (!f->text[strspn(f->text, "0123456789")]) {
+        out->rails = (uint32_t)n;
+        return n >= 1 && n <= (long)FAB_RAILS_MAX ? 0 : settings_bad(RAILS, f, what);
+    }
+    const char *p = f->text;
+    for (bool more = true; more; out->rails++) {
+        size_t len = strcspn(p, ",");
+        if (out->rails == FAB_RAILS_MAX || len == 0 || len >= sizeof out->rail_names[0])
+            return settings_bad(RAILS, f, what);
+        memcpy(out->rail_names[out->rails], p, len);
+        for (uint32_t i = 0; i < out->rails; i++)
+            if (strcmp(out->rail_names[i], out->rail_names[out->rails]) == 0)
+                return settings_bad(RAILS, f, what);
+        more = p[len] == ',';
+        p += len + more;
+    }
+    return 0;
+}
+
+int settings_read_address(enum id id, const struct found *f, char *out, size_t len)
+{
+    if (strlen(f->text) >= len || cluster_address_check(f->text))
+        return settings_bad(id, f, "HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME");
+    const char *port = strrchr(f->text, ':') + 1;
+    if (strncmp(f->text, "unix:", 5) != 0 && !port[strspn(port, "0")])
+        return settings_bad(id, f, "a port from 1 to 65535: the one that all nodes call node 0 at");
+    snprintf(out, len, "%s", f->text);
+    return 0;
+}

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The queue when something comes late, or goes on after its call has given up: messages about a queue that has been closed and opened
+ * again, nodes that are not known yet, a home that does not answer, calls on a queue that is closed.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "queue_test.h"
+
+/* Shared by the nodes. */
+struct late {
+    _Atomic uint32_t met[16];
+    _Atomic uint32_t in_handler, go_on;
+    _Atomic int pid;
+};
+
+enum { BLOCK = 5, MARK = 6 };
+static _Atomic uint32_t marks; /* this process's */
+
+/* No message of anybody is handled here until `go_on`. */
+static void block(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct late *l = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_store(&l->in_handler, 1);
+    wait_for(&l->go_on, 1);
+}
+
+/* What was sent before it has been handled. */
+static void mark(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    atomic_fetch_add(&marks, 1);
+}
+
+static void handlers(weft *w, struct late *l)
+{
+    OK(weft_handle(w, BLOCK, block, l));
+    OK(weft_handle(w, MARK, mark, l));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&l->met[15], 2); /* nobody waits in the barrier any more, who would be the one to run block() */
+}
+
+static weft_queue *open_slots(weft *w, uint32_t slots)
+{
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = slots, .submit_only = slots == 0}, &q));
+    return q;
+}
+
+static void wait_for_view(weft_queue *q, uint32_t node)
+{
+    while (!queue_view_of(q, node)) {
+        weft_progress(q->w);
+        usleep(100);
+    }
+}
+
+/* As meet(), and the transport goes on: with the progress thread in block(), nobody else does what others ask of this node's memory. No
+ * message is handled: this thread must not be the one that block() holds. */
+static void meet_here(weft *w, _Atomic uint32_t *word)
+{
+    for (atomic_fetch_add(word, 1); atomic_load(word) < 2; usleep(100))
+        fab_service(w);
+}
+
+static void run_late(node_fn fn)
+{
+    struct late *l = shared_words(sizeof *l);
+    assert_int_equal(nodes_failed(2, fn, l), 0);
+}
+
+/* --- a completion of a queue that is closed, when the same name is open again --- */
+static void late_completion(weft *w, void *arg)
+{
+    struct late *l = arg;
+    weft_task t = {.tag = 111};
+    weft_claim c;
+    weft_result r = {.status = 1234};
+    handlers(w, l);
+    weft_queue *q = open_slots(w, weft_rank(w) ? 64 : 0);
+    wait_for_view(q, !weft_rank(w));
+    if (weft_rank(w) == 0) {
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[0]);
+        meet_here(w, &l->met[1]); /* it is complete, and we have not handled that */
+        OK(weft_queue_close(q));
+        q = open_slots(w, 64);
+        t.tag = 222;
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        atomic_store(&l->go_on, 1);
+        wait_for(&marks, 1);
+        weft_done d;
+        CHECK(weft_reap(q, &d, 1, 0) == -ETIMEDOUT);
+        r.status = 5;
+        while (weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1 && c.task.tag != 222)
+            CHECK(c.task.tag == 111); /* of the shard that node 1 still has: that may run twice */
+        CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
+        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 222 && d.status == 5);
+        CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
+    } else {
+        meet_here(w, &l->met[0]);
+        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
+        OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
+        meet_here(w, &l->met[1]);
+    }
+    meet_here(w, &l->met[2]);
+}
+
+static void test_late_completion(void **state)
+{
+    (void)state;
+    run_late(late_completion);
+}
+
+/* --- the CLOSE of an earlier queue, handled when tasks of the next are in the shard, and one of them is claimed --- */
+static void late_close(weft *w, void *arg)
+{
+    struct late *l = arg;
+    weft_queue *q;
+    weft_claim c[4];
+    weft_result r[4] = {{0}};
+    handlers(w, l);
+    if (weft_rank(w) == 0) {
+        q = open_slots(w, 0);
+        OK(weft_send(w, 1, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        OK(weft_queue_close(q));
+        q = open_slots(w, 0);
+        meet_here(w, &l->met[0]);
+        wait_for_view(q, 1);
+        weft_task t[4] = {{.tag = 1}, {.tag = 2}, {.tag = 3}, {.tag = 4}};
+        CHECK(weft_submit(q, t, 4, NULL, WEFT_DEFAULT) == 4);
+        OK(weft_send(w, 1, MARK, NULL, 0, NULL, 0, NULL));
+        meet_here(w, &l->met[1]);
+        weft_done d[4];
+        for (int n = 0; n < 4;) {
+            int more = weft_reap(q, d, 4, WEFT_DEFAULT);
+            CHECK(more > 0);
+            n += more;
+        }
+        weft_queue_stats s;
+        CHECK(weft_queue_stat(q, &s) == 0 && s.completed == 4 && s.resubmitted == 0 && s.duplicates == 0);
+    } else {
+        meet_here(w, &l->met[0]);
+        q = open_slots(w, 64);
+        meet_here(w, &l->met[1]);
+        CHECK(weft_claim_tasks(q, c, 4, WEFT_DEFAULT) == 4);
+        atomic_store(&l->go_on, 1);
+        wait_for(&marks, 1);
+        CHECK(weft_complete(q, c, r, 4, NULL) == 4);
+    }
+    meet_here(w, &l->met[2]);
+}
+
+static void test_late_close(void **state)
+{
+    (void)state;
+    run_late(late_close);
+}
+
+/* --- a worker that has closed and opened again: its earlier queue's CLOSE ends the earlier claims and not the later --- */
+static void late_close_of_worker(weft *w, void *arg)
+{
+    struct late *l = arg;
+    weft_queue *q;
+    weft_claim c, again;
+    weft_result r = {.status = 1};
+    bool accepted = true;
+    handlers(w, l);
+    if (weft_rank(w) == 0) { /* the home, which handles nothing meanwhile */
+        q = open_slots(w, 64);
+        wait_for_view(q, 1);
+        weft_task t[2] = {{.tag = 1}, {.tag = 2}};
+        CHECK(weft_submit(q, t, 2, NULL, WEFT_DEFAULT) == 2);
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[0]);
+        meet_here(w, &l->met[1]);
+        atomic_store(&l->go_on, 1);
+        wait_for(&marks, 1);
+        meet_here(w, &l->met[2]);
+        weft_done d[2];
+        for (int n = 0; n < 2;) {
+            int more = weft_reap(q, d, 2, WEFT_DEFAULT);
+            CHECK(more > 0);
+            n += more;
+        }
+        weft_queue_stats s;
+        CHECK(weft_queue_stat(q, &s) == 0 && s.requeued == 1 && s.duplicates == 0);
+    } else {
+        q = open_slots(w, 0);
+        wait_for_view(q, 0);
+        meet_here(w, &l->met[0]);
+        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        weft_gaddr at = queue_view_of(q, 0)->at;
+        OK(weft_queue_close(q));
+        q = open_slots(w, 0);
+        /* The home's answer comes only later: claim there all the same, as a node would that had heard of it. */
+        struct slot_claim taken;
+        struct queue_view *v = queue_view_make(w, 0, 1, at, 64, false);
+        CHECK(v && slot_claim(&v->shard, slot_user(1, q->incarnation), 2, &taken, 1, false) == 1);
+        OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
+        meet_here(w, &l->met[1]);
+        meet_here(w, &l->met[2]);
+        wait_for_view(q, 0);
+        again = (weft_claim){.submitter = 0, .private_ = {queue_slot_address(v, taken.slot), taken.word, taken.id, taken.submitter}};
+        CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
+        CHECK(weft_claim_tasks(q, &again, 1, WEFT_DEFAULT) == 1 && again.attempt == 1 && again.task.tag == c.task.tag);
+        CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
+        free(v);
+    }
+    meet_here(w, &l->met[3]);
+}
+
+static void test_late_close_of_worker(void **state)
+{
+    (void)state;
+    run_late(late_close_of_worker);
+}
+
+/* --- the SHUTDOWN of an earlier queue --- */
+static void late_shutdown(weft *w, void *arg)
+{
+    struct late *l = arg;
+    handlers(w, l);
+    weft_queue *q = open_slots(w, 64);
+    wait_for_view(q, !weft_rank(w));
+    meet_here(w, &l->met[0]);
+    if (weft_rank(w) == 0) {
+        OK(weft_send(w, 1, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        OK(weft_queue_shutdown(q));
+        OK(weft_queue_close(q));
+        OK(weft_send(w, 1, MARK, NULL, 0, NULL, 0, NULL));
+        meet_here(w, &l->met[1]);
+    } else {
+        meet_here(w, &l->met[1]);
+        OK(weft_queue_close(q));
+        q = open_slots(w, 64);
+        atomic_store(&l->go_on, 1);
+        wait_for(&marks, 1);
+        weft_claim c;
+        CHECK(weft_claim_tasks(q, &c, 1, 0) == -ETIMEDOUT);
+    }
+    meet_here(w, &l->met[2]);
+}
+
+static void test_late_shutdown(void **state)
+{
+    (void)state;
+    run_late(late_shutdown);
+}
+
+/* --- a renewal that is refused changes nothing, however often it is tried --- */
+static void stale_renewal(weft *w, void *arg)
+{
+    (void)arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1, .lease_ns = 20 * WEFT_MS}, &q));
+    weft_task t = {.tag = 111};
+    weft_claim stale, next;
+    weft_result r = {0};
+    weft_done d;
+    bool accepted;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+    CHECK(weft_claim_tasks(q, &stale, 1, WEFT_DEFAULT) == 1);
+    do { /* its lease ends; of later ones on a busy machine too */
+        CHECK(weft_claim_tasks(q, &next, 1, WEFT_DEFAULT) == 1);
+    } while (weft_complete(q, &next, &r, 1, NULL) == 0);
+    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1);
+    queue_set_lease(q, 3600 * WEFT_SECOND);
+    t.tag = 222;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+    CHECK(weft_claim_tasks(q, &next, 1, WEFT_DEFAULT) == 1);
+    weft_claim before = stale;
+    for (int i = 0; i < 100; i++)
+        CHECK(weft_renew(q, &stale) == -ESTALE && memcmp(&stale, &before, sizeof stale) == 0);
+    CHECK(weft_complete(q, &stale, &r, 1, &accepted) == 0 && !accepted);
+    CHECK(weft_renew(q, &next) == 0);
+    CHECK(weft_complete(q, &next, &r, 1, &accepted) == 1 && accepted);
+    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 222);
+}
+
+static void test_stale_renewal(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, stale_renewal, NULL), 0);
+}
+
+/* --- a lease that is shorter than the time between two looks of the home --- */
+static void short_lease(weft *w, void *arg)
+{
+    (void)arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1u << 16, .lease_ns = WEFT_MS}, &q));
+    weft_task t = {.tag = 1};
+    weft_claim c;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+    for (uint32_t attempt = 0; attempt < 3; attempt++)
+        CHECK(weft_claim_tasks(q, &c, 1, patience_ns(20)) == 1 && c.attempt == attempt);
+}
+
+static void test_short_lease(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, short_lease, NULL), 0);
+}
+
+/* --- calls on a queue that is closed, and closing one where a thread waits --- */
+static void *claimer(void *arg)
+{
+    weft_claim c;
+    CHECK(weft_claim_tasks(arg, &c, 1, 600 * WEFT_SECOND) == -ESHUTDOWN);
+    return NULL;
+}
+
+static void closed_twice(weft *w, void *arg)
+{
+    (void)arg;
+    weft_queue *q = open_slots(w, 64), *next;
+    pthread_t id;
+    CHECK(pthread_create(&id, NULL, claimer, q) == 0);
+    for (bool waits = false; !waits; usleep(1000)) {
+        base_spin_lock(&q->waiting_lock);
+        waits = q->waiting == 1;
+        base_spin_unlock(&q->waiting_lock);
+    }
+    CHECK(weft_queue_close(q) == -EBUSY);
+    OK(weft_queue_shutdown(q));
+    pthread_join(id, NULL);
+    OK(weft_queue_close(q));
+    CHECK(weft_queue_close(q) == -EBADF);
+    next = open_slots(w, 64);
+    CHECK(next != q && weft_queue_close(q) == -EBADF);
+    weft_task t = {.tag = 1};
+    weft_claim c;
+    weft_result r = {0};
+    weft_done d;
+    weft_queue_stats s;
+    CHECK(weft_submit(next, &t, 1, NULL, 0) == 1 && weft_claim_tasks(next, &c, 1, 0) == 1);
+    CHECK(weft_submit(q, &t, 1, NULL, 0) == -EBADF && weft_claim_tasks(q, &c, 1, 0) == -EBADF);
+    CHECK(weft_complete(q, &c, &r, 1, NULL) == -EBADF && weft_renew(q, &c) == -EBADF && weft_release(q, &c) == -EBADF);
+    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == -EBADF && weft_drain(q, WEFT_DEFAULT) == -EBADF);
+    CHECK(weft_queue_shutdown(q) == -EBADF && weft_queue_stat(q, &s) == -EBADF);
+    CHECK(weft_complete(next, &c, &r, 1, NULL) == 1 && weft_drain(next, WEFT_DEFAULT) == 0);
+}
+
+static void test_closed_twice(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, closed_twice, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_late_completion),
+        cmocka_unit_test(test_late_close),
+        cmocka_unit_test(test_late_close_of_worker),
+        cmocka_unit_test(test_late_shutdown),
+        cmocka_unit_test(test_stale_renewal),
+        cmocka_unit_test(test_short_lease),
+        cmocka_unit_test(test_closed_twice),
+    };
+    setenv("WEFT_POOL", "16M", 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
