@@ -53,8 +53,11 @@ struct queue_view {
     weft_gaddr at;
     uint32_t node, incarnation; /* of the queue there */
     _Atomic bool gone; /* set under the table's lock */
+    uint32_t number;   /* views of that node in this queue before it: they are kept until this node closes the queue */
     struct queue_view *retired;
 };
+/* A node that opens a queue anew more often, while this one has it open, is not followed any more. */
+#define QUEUE_VIEWS_MAX 65536u
 
 /* Tests: what to do otherwise than usual. */
 enum queue_force {
@@ -195,6 +198,7 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
                 size_t len);
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
+uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
 
 /* --- queue.c --- */
 /* fab_patience_check() and fab_patience_say() for waits of this room. */
