@@ -288,6 +288,34 @@ static void test_granted_and_stopped(void **state)
     with_stopped_home(granted_and_stopped);
 }
 
+/* Without a time-out, and where nobody has set the deadline, it lasts as long as the home lives, however long that is stopped. */
+static void lock_lasts(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    weft_gaddr word = begin_stopped(w, s);
+    if (weft_rank(w) == 0) {
+        stop_asleep(s->pid);
+        s->through = 1;
+        w->deadline_ns = LITTLE; /* of operations: such a wait has none */
+        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        wait_for(&s->through, 2);
+        w->deadline_ns = 100 * WEFT_SECOND;
+        OK(weft_unlock(w, word));
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->through, 1);
+        usleep(500000);
+        CHECK(kill(s->pid, SIGCONT) == 0);
+        s->through = 2;
+    }
+    meet(&s->done, weft_size(w));
+}
+
+static void test_lock_lasts(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, lock_lasts, shared_words(4096)), 0);
+}
+
 /* A barrier's time-out holds although the stopped node has no room for its word. */
 static void no_room(weft *w, void *arg)
 {
@@ -497,7 +525,7 @@ int main(int argc, char **argv)
     (void)argc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
-        cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped),
+        cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped), cmocka_unit_test(test_lock_lasts),
         cmocka_unit_test(test_no_room),             cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
