@@ -6,7 +6,8 @@
  *   table.c   what this node has submitted and not reaped: private
  *   view.c    how this node reaches the shards: its own, and those of others, by loads and stores or by the fabric
  *   room.c    the queues of this node: finding each other, messages, the death of nodes, upkeep
- *   queue.c   open, close, drain, shutdown, statistics
+ *   queue.c   open, close, shutdown, statistics
+ *   drain.c   waiting until all work of all nodes is complete
  *   submit.c  submitting, completions as the submitter sees them, reaping
  *   claim.c   claiming, completing, renewing, releasing
  *   outbox.c  messages that found no room, until they do
@@ -44,6 +45,7 @@
 #define QUEUE_SLOTS      4096u
 #define QUEUE_LEASE_NS   (60 * WEFT_SECOND)
 #define CLAIM_SLICE_NS   (10 * WEFT_MS)
+#define QUEUE_LOOK_NS    (100 * WEFT_MS) /* a call that is not to wait waits so long for the answer of a node that it must ask */
 
 /* One node's part of one queue, as this node reaches it. A node that closes and opens again gets a new view; the
  * old ones live until this node closes the queue, since another thread may be using them. */
@@ -82,6 +84,8 @@ struct weft_queue {
     uint32_t *serving;
     _Atomic uint32_t serving_count;
     struct queue_view *retired; /* the progress thread's and close's */
+    _Atomic uint32_t asks;      /* ASKs so far: each drain that needs one has a number */
+    _Atomic uint32_t *none;     /* [size]: the newest of them that the node has answered with NONE */
 
     /* Submitter. */
     _Alignas(BASE_CACHE_LINE) struct table table;
@@ -112,13 +116,16 @@ enum queue_message_type {
     QUEUE_CLOSE,
     QUEUE_SHUTDOWN,
     QUEUE_DONES, /* payload: struct queue_done_message[count] */
+    QUEUE_ASK,   /* who has it open: ANSWER, */
+    QUEUE_NONE,  /* and who has not; `count` is the ASK's */
 };
 /* Each names the queues it means, not only by name: a message may be handled late, when one or both ends have closed the queue that it
  * is about, and have opened it again. */
 struct queue_message {
-    uint8_t type, shut;   /* shut: HELLO, ANSWER, as are `shard` and `slots` */
-    uint16_t count;
-    uint32_t slots;
+    uint8_t type;
+    uint8_t shut, slot_bits; /* HELLO, ANSWER, as is `shard`; slots: 2^(slot_bits - 1), or none */
+    uint8_t zero;
+    uint32_t count;
     uint32_t incarnation; /* the sender's */
     uint32_t to;          /* the receiver's; 0: whichever is open there (HELLO, CLOSE) */
     uint64_t key;

@@ -94,6 +94,23 @@ int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t
     return load(s, (uint32_t)word, out);
 }
 
+int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed)
+{
+    uint64_t two[2] = {0};
+    int rc = load(s, SLOT_COMPLETED, completed); /* first: what is submitted after that makes them differ */
+    if (rc)
+        return rc;
+    if (s->mem) {
+        two[0] = atomic_load_explicit(&s->mem[SLOT_SUBMITTED], memory_order_acquire); /* pairs with queue_publish_counts() */
+        two[1] = atomic_load_explicit(&s->mem[SLOT_CLOSED], memory_order_acquire);    /* pairs with weft_queue_close() */
+    } else {
+        rc = s->remote->load(s->arg, SLOT_SUBMITTED, two, 2);
+    }
+    *submitted = two[0];
+    *closed = two[1] != 0;
+    return rc;
+}
+
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired)
 {
     return swap(s, (uint32_t)word, &expected, desired);

@@ -49,8 +49,8 @@ enum slot_header {
     SLOT_TAIL = 0,       /* position: submitters */
     SLOT_HEAD = 16,      /* version(32) . position, its low 32 bits: claimers */
     SLOT_IDLE = 32,      /* 1: a claimer of the home may be asleep; who takes it to 0 wakes it */
-    SLOT_SUBMITTED = 48, /* by the home node, to any shard; written by the home only, as are these: */
-    SLOT_COMPLETED = 49, /* of those */
+    SLOT_COMPLETED = 48, /* tasks of the home node, in any shard; written by the home only, as are these: */
+    SLOT_SUBMITTED = 49, /* by the home node, to any shard */
     SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is nobody's any more */
     SLOT_HEADER_WORDS = 64
 };
@@ -146,6 +146,8 @@ void slot_format(struct slot_shard *s);
 
 /* One word of the header. */
 int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t *out);
+/* What the home has submitted, and had completed before. */
+int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed);
 /* 1 swapped, 0 not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 

@@ -261,6 +261,66 @@ static void test_late_shutdown(void **state)
     run_late(late_shutdown);
 }
 
+/* --- a drain, and work of a node whose shard is not known yet: its HELLO is not handled, or it has closed and opened again --- */
+static void drain_of_the_unknown(weft *w, void *arg)
+{
+    struct late *l = arg;
+    weft_queue *q = NULL;
+    handlers(w, l);
+    if (weft_rank(w) == 0) {
+        q = open_slots(w, 64);
+        OK(weft_drain(q, WEFT_DEFAULT)); /* node 1 has not opened it */
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[0]);
+        meet_here(w, &l->met[1]); /* it has */
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
+        atomic_store(&l->go_on, 1);
+        CHECK(weft_drain(q, 50 * WEFT_MS) == -ETIMEDOUT);
+        wait_for_view(q, 1);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT);
+        meet_here(w, &l->met[2]);
+        OK(weft_drain(q, WEFT_DEFAULT));
+        meet_here(w, &l->met[3]);
+        /* It is known, and closes and opens again. */
+        atomic_store(&l->in_handler, 0);
+        atomic_store(&l->go_on, 0);
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[4]);
+        meet_here(w, &l->met[5]);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
+        atomic_store(&l->go_on, 1);
+        meet_here(w, &l->met[6]);
+        OK(weft_drain(q, WEFT_DEFAULT));
+    } else {
+        uint8_t seen[3] = {0};
+        weft_task t = numbered(1);
+        meet_here(w, &l->met[0]);
+        q = open_slots(w, 64);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[1]);
+        meet_here(w, &l->met[2]);
+        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[3]);
+        meet_here(w, &l->met[4]);
+        OK(weft_queue_close(q));
+        q = open_slots(w, 64);
+        t = numbered(2);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[5]);
+        meet_here(w, &l->met[6]);
+        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+    }
+    meet(&l->met[7], 2);
+}
+
+static void test_drain_of_the_unknown(void **state)
+{
+    (void)state;
+    run_late(drain_of_the_unknown);
+}
+
 /* --- a renewal that is refused changes nothing, however often it is tried --- */
 static void stale_renewal(weft *w, void *arg)
 {
@@ -368,6 +428,7 @@ int main(void)
         cmocka_unit_test(test_late_close),
         cmocka_unit_test(test_late_close_of_worker),
         cmocka_unit_test(test_late_shutdown),
+        cmocka_unit_test(test_drain_of_the_unknown),
         cmocka_unit_test(test_stale_renewal),
         cmocka_unit_test(test_short_lease),
         cmocka_unit_test(test_closed_twice),
