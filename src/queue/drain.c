@@ -24,6 +24,18 @@ struct drain {
     uint32_t ask; /* with this number */
 };
 
+static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
+{
+    if (v->shard.mem)
+        return slot_counts(&v->shard, submitted, completed, closed);
+    if (queue_view_silent(v))
+        return -ETIMEDOUT;
+    int64_t before = queue_limit(0);
+    int rc = slot_counts(&v->shard, submitted, completed, closed);
+    fab_limit(before);
+    return rc;
+}
+
 /* One look at the counters of the nodes that are alive. False: work is outstanding, or a node does not answer. Else `*sum` of what was
  * submitted, and the nodes whose counters are not known. */
 static bool look(struct weft_queue *q, uint64_t *sum, bool unknown[], uint32_t *unknowns)
@@ -37,7 +49,7 @@ static bool look(struct weft_queue *q, uint64_t *sum, bool unknown[], uint32_t *
         unknown[i] = false;
         if (!fab_alive(q->w, i))
             continue;
-        if (v && slot_counts(&v->shard, &submitted, &completed, &closed)) {
+        if (v && count(v, &submitted, &completed, &closed)) {
             if (fab_alive(q->w, i))
                 return false; /* it is stopped: what it has submitted cannot be known now */
             continue;         /* it has just gone */
@@ -107,7 +119,7 @@ static void say_drain(struct weft_queue *q, const struct fab_patience *p)
         struct queue_view *v = queue_view_of(q, i);
         uint64_t submitted, completed;
         bool closed;
-        open[i] = v && fab_alive(q->w, i) && slot_counts(&v->shard, &submitted, &completed, &closed) == 0 && !closed &&
+        open[i] = v && fab_alive(q->w, i) && count(v, &submitted, &completed, &closed) == 0 && !closed &&
                   submitted != completed;
     }
     uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);

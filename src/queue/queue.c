@@ -63,7 +63,7 @@ static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
     int rc = weft_alloc_aligned(w, slot_shard_bytes(slots), 2 * BASE_CACHE_LINE, &at);
     if (rc)
         return base_context(rc, "queue '%s', %u slots", q->name, slots);
-    q->own = queue_view_make(w, w->rank, q->incarnation, at, slots, false);
+    q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
         return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);

@@ -123,7 +123,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
         return;
     }
     struct queue_view *v = queue_view_make(
-        q->w, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
+        q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
         base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
         return;
@@ -145,6 +145,26 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (m->shut)
         shut(q);
     fab_wake_here(q->w);
+}
+
+/* Slots of this node's shard whose words a node has given up to see. */
+static void settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
+{
+    struct queue_settle_message m[QUEUE_SETTLES_MAX];
+    bool ready = false;
+    if (count > QUEUE_SETTLES_MAX || payload_len != count * sizeof m[0])
+        return;
+    memcpy(m, payload, payload_len);
+    for (uint32_t i = 0; i < count; i++) {
+        if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
+            base_log(BASE_LOG_WARN, "queue '%s': node %u asks for a slot that cannot be: ignored", q->name, from);
+            continue;
+        }
+        ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;
+    }
+    if (ready)
+        queue_wake(q, q->own);
+    fab_wake_here(q->w); /* who waits for room */
 }
 
 /* Who asks for a queue that is not open here is told so. */
@@ -185,6 +205,9 @@ static void handle(weft *w, uint32_t from, const void *header, size_t header_len
         break;
     case QUEUE_ANSWER:
         learn(q, from, &m);
+        break;
+    case QUEUE_SETTLE:
+        settle(q, from, m.count, payload, payload_len);
         break;
     case QUEUE_NONE:
         atomic_store_explicit(&q->none[from], m.count, memory_order_release); /* pairs with none_open() in drain.c */

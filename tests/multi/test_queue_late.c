@@ -207,7 +207,7 @@ static void late_close_of_worker(weft *w, void *arg)
         q = open_slots(w, 0);
         /* The home's answer comes only later: claim there all the same, as a node would that had heard of it. */
         struct slot_claim taken;
-        struct queue_view *v = queue_view_make(w, 0, 1, at, 64, false);
+        struct queue_view *v = queue_view_make(q, 0, 1, at, 64, false);
         CHECK(v && slot_claim(&v->shard, slot_user(1, q->incarnation), 2, &taken, 1, false) == 1);
         OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
         meet_here(w, &l->met[1]);
