@@ -155,7 +155,7 @@ static void tell_header(const void *record, size_t bytes, const char *what, void
                         to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
 }
 
-static void tell_done(const void *record, size_t bytes, const char *what, void *arg)
+static void tell_payload(const void *record, size_t bytes, const char *what, void *arg)
 {
     struct message_to *to = arg;
     note(to->t, what);
@@ -163,10 +163,9 @@ static void tell_done(const void *record, size_t bytes, const char *what, void *
 }
 
 static const struct lie_field MESSAGE[] = {
-    LIE_FIELD(struct queue_message, type),        LIE_FIELD(struct queue_message, shut),  LIE_FIELD(struct queue_message, count),
-    LIE_FIELD(struct queue_message, slots),       LIE_FIELD(struct queue_message, incarnation),
-    LIE_FIELD(struct queue_message, to),          LIE_FIELD(struct queue_message, key),   LIE_FIELD(struct queue_message, shard),
-    LIE_FIELD(struct queue_message, name),
+    LIE_FIELD(struct queue_message, type),  LIE_FIELD(struct queue_message, shut),        LIE_FIELD(struct queue_message, slot_bits),
+    LIE_FIELD(struct queue_message, count), LIE_FIELD(struct queue_message, incarnation), LIE_FIELD(struct queue_message, to),
+    LIE_FIELD(struct queue_message, key),   LIE_FIELD(struct queue_message, shard),       LIE_FIELD(struct queue_message, name),
 };
 
 static const struct lie_field DONE[] = {
@@ -175,23 +174,36 @@ static const struct lie_field DONE[] = {
     LIE_FIELD(struct queue_done_message, status), LIE_FIELD(struct queue_done_message, result_len),
 };
 
+static const struct lie_field SETTLE[] = {
+    LIE_FIELD(struct queue_settle_message, from), LIE_FIELD(struct queue_settle_message, to),
+    LIE_FIELD(struct queue_settle_message, slot), LIE_FIELD(struct queue_settle_message, then),
+};
+
 static void lie_by_message(weft *w, struct told *t, weft_queue *q)
 {
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
-        struct message_to to = {w, t, node, {.slots = SLOTS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
+        struct message_to to = {w, t, node, {.slot_bits = 7, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
                                              .shard = q->own->at}};
         memcpy(to.header.name, q->name, sizeof to.header.name);
-        for (uint8_t type = QUEUE_HELLO; type <= QUEUE_DONES; type++) {
+        for (uint8_t type = QUEUE_HELLO; type <= QUEUE_NONE; type++) {
             to.header.type = type;
             to.header.count = type == QUEUE_DONES ? 2 : 0;
             lie_about(&to.header, sizeof to.header, MESSAGE, LIE_COUNT(MESSAGE), tell_header, &to);
         }
+        to.header.type = QUEUE_DONES;
         to.header.count = 1;
         for (uint32_t slot = 0; slot < SLOTS; slot += SLOTS / 4) {
             struct queue_done_message done = {.id = slot, .slot = queue_slot_address(v, slot)};
-            weft_get_now(w, &done.word, done.slot, sizeof done.word);
-            lie_about(&done, sizeof done, DONE, LIE_COUNT(DONE), tell_done, &to);
+            OK(weft_get_now(w, &done.word, done.slot, sizeof done.word));
+            lie_about(&done, sizeof done, DONE, LIE_COUNT(DONE), tell_payload, &to);
+        }
+        to.header.type = QUEUE_SETTLE;
+        for (uint32_t then = SLOT_FREE; then <= SLOT_DONE; then++) {
+            uint64_t word;
+            OK(weft_get_now(w, &word, queue_slot_address(v, then), sizeof word));
+            struct queue_settle_message settle = {.from = word, .to = slot_next_same(word, SLOT_READY), .slot = then, .then = then};
+            lie_about(&settle, sizeof settle, SETTLE, LIE_COUNT(SETTLE), tell_payload, &to);
         }
         OK(weft_flush(w, node, WEFT_DEFAULT));
     }
