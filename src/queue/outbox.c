@@ -16,13 +16,26 @@ struct queue_unsent {
     uint8_t payload[];
 };
 
+/* An answer says where this node's shard is, and nothing else: one is enough. Else a node that asks without end, and takes none of
+ * the answers, would have this one keep them all. */
+static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *kept)
+{
+    return u->type == QUEUE_ANSWER && kept->type == QUEUE_ANSWER && kept->node == u->node;
+}
+
 static void keep(struct weft_queue *q, struct queue_unsent *u)
 {
     u->next = NULL;
     base_spin_lock(&q->unsent_lock);
     struct queue_unsent **end = &q->unsent;
-    while (*end)
+    while (*end && !supersedes(u, *end))
         end = &(*end)->next;
+    if (*end) {
+        (*end)->to = u->to;
+        base_spin_unlock(&q->unsent_lock);
+        free(u);
+        return;
+    }
     *end = u;
     queue_count_unsent(q, 1);
     base_spin_unlock(&q->unsent_lock);
@@ -78,4 +91,12 @@ void queue_drop_unsent(struct weft_queue *q)
         q->unsent = u->next;
         free(u);
     }
+}
+
+uint32_t queue_unsent_count(const struct weft_queue *q)
+{
+    uint32_t n = 0;
+    for (const struct queue_unsent *u = q->unsent; u; u = u->next)
+        n++;
+    return n;
 }

@@ -59,8 +59,11 @@ struct queue_view {
     uint32_t node, incarnation; /* of the queue there */
     _Atomic bool gone; /* set under the table's lock */
     _Atomic int64_t silent_until; /* its node has not answered: until then others are asked first; 0: it has; relaxed, a hint */
+    uint32_t number;   /* views of that node in this queue before it: they are kept until this node closes the queue */
     struct queue_view *retired;
 };
+/* A node that opens a queue anew more often, while this one has it open, is not followed any more. */
+#define QUEUE_VIEWS_MAX 65536u
 
 /* Tests: what to do otherwise than usual. */
 enum queue_force {
@@ -220,6 +223,7 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
                 size_t len);
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
+uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
 
 /* --- queue.c --- */
 /* fab_patience_check() and fab_patience_say() for waits of this room. */

@@ -331,7 +331,7 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
         return base_fail(-EBUSY, "another thread of this node is in a barrier");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
-    int64_t limit = fab_limit(p.deadline);
+    int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
     /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
     int rc = s->entered ? 0 : enter(w, s);
     if (rc == 0) {
@@ -341,7 +341,8 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }
-    (void)fab_limit(limit);
+    if (!p.lasting)
+        (void)fab_limit(limit);
     pthread_mutex_unlock(&s->barrier_lock);
     return rc;
 }

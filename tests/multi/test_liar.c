@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that lies (liar.h) to two honest ones, about locks, barriers and exchanges.
+ * A node that lies (liar.h) to two honest ones, about locks, barriers and exchanges. About queues: test_liar_queue.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>

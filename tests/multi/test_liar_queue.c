@@ -18,7 +18,7 @@
 #include "liar.h"
 #include "queue/queue.h"
 
-enum { LIAR = 2, NODES = 3, SLOTS = 64, KEEP = 512 };
+enum { LIAR = 2, NODES = 3, SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, KEEP = 512 };
 
 struct told {
     _Atomic uint32_t here, over, opened, done, closed;
@@ -183,7 +183,7 @@ static void lie_by_message(weft *w, struct told *t, weft_queue *q)
 {
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
-        struct message_to to = {w, t, node, {.slot_bits = 7, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
+        struct message_to to = {w, t, node, {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
                                              .shard = q->own->at}};
         memcpy(to.header.name, q->name, sizeof to.header.name);
         for (uint8_t type = QUEUE_HELLO; type <= QUEUE_NONE; type++) {
@@ -276,8 +276,58 @@ static void test_shards(void **state)
     run_with_liar(shards);
 }
 
+/* --- openings and questions without end --- */
+
+/* A node that opens a queue anew without end, and asks without end where the others' shards are, does not fill their memory. */
+static void opened_anew(weft *w, void *arg)
+{
+    struct told *t = arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "lies", &(weft_queue_config){.slots = SLOTS}, &q));
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        while (!queue_view_of(q, 0))
+            usleep(1000);
+        struct queue_message m = {.type = QUEUE_ANSWER, .slot_bits = SLOT_BITS, .incarnation = q->incarnation, .key = q->key,
+                                  .shard = q->own->at};
+        memcpy(m.name, q->name, sizeof m.name);
+        for (uint32_t i = 0; i < QUEUE_VIEWS_MAX + 1000; i++) {
+            m.incarnation++;
+            OK(fab_send(w, 0, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL));
+        }
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        note(t, "opened too often");
+        atomic_fetch_add(&t->lies, 1000);
+        atomic_store(&t->over, 1);
+        return;
+    }
+    wait_for(&t->over, 1);
+    while (weft_alive(w, LIAR))
+        usleep(1000);
+    if (weft_rank(w) == 0) {
+        uint32_t views = 1;
+        for (const struct queue_view *v = q->retired; v; v = v->retired)
+            views++;
+        CHECK(views == QUEUE_VIEWS_MAX);
+        /* Answers that found no room. */
+        for (uint32_t i = 0; i < 1000; i++)
+            queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
+        base_spin_lock(&q->unsent_lock);
+        CHECK(queue_unsent_count(q) <= 1);
+        base_spin_unlock(&q->unsent_lock);
+    }
+    OK(weft_queue_close(q));
+    work_afterwards(w, t);
+}
+
+static void test_opened_anew(void **state)
+{
+    (void)state;
+    run_with_liar(opened_anew);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_messages), cmocka_unit_test(test_shards)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_messages), cmocka_unit_test(test_shards), cmocka_unit_test(test_opened_anew)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
