@@ -306,8 +306,10 @@ static void opened_anew(weft *w, void *arg)
         usleep(1000);
     if (weft_rank(w) == 0) {
         uint32_t views = 1;
+        base_spin_lock(&w->progress); /* handlers run with it */
         for (const struct queue_view *v = q->retired; v; v = v->retired)
             views++;
+        base_spin_unlock(&w->progress);
         CHECK(views == QUEUE_VIEWS_MAX);
         /* Answers that found no room. */
         for (uint32_t i = 0; i < 1000; i++)
