@@ -395,7 +395,7 @@ void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* what a dead one may have failed to say to who sleeps there */
+void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* its owner, who may be asleep, is to look at what a dead one has left */
 void sf_advance(struct sf_fabric *, const struct sf_intent *); /* the queue that a completion is of; doing it twice does no harm */
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* for who holds the lock in a dead one's place */
 void sf_mend_send(struct sf_qp *);

@@ -131,8 +131,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* The dead one may have published a completion, and perhaps disarmed the queue, and not got as far as the message to its sleeping
- * owner. One message too many does no harm. */
+/* The owner, who may be asleep, is to look at what the dead one has begun. One message too many does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);

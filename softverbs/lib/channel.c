@@ -204,6 +204,8 @@ static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {
         struct sigaction action;
+        if (s == SIGSEGV || s == SIGBUS || s == SIGILL || s == SIGFPE || s == SIGTRAP || s == SIGABRT || s == SIGSYS)
+            continue; /* of a thread that does something else than sleep */
         if (sigaction(s, NULL, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN &&
             !(action.sa_flags & SA_RESTART))
             return false;

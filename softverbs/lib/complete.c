@@ -141,6 +141,8 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     if (s->channel_fd < 0)
         return 0; /* nobody is told */
     /* The producer that has written its event, and not yet its completion, holds it: this waits for it, or finds it dead. */
+    for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
+        sched_yield();
     sf_lock_cq(&sv_lib.view, s);
     /* Who asked for any completion and then for a solicited one still hears of any. */
     if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)

@@ -356,13 +356,19 @@ class Run(Base):
         source, program = os.path.join(self.dir, "a.c"), os.path.join(self.dir, "a")
         with open(source, "w", encoding="ascii") as file:
             file.write("#include <stdlib.h>\nint main(int c, char **v) { char *p = malloc(1); if (c > 1) free(p); return *p = 0; }\n")
-        if not shutil.which("gcc") or subprocess.run(["gcc", "-fsanitize=address", "-o", program, source], check=False,
-                                                     stderr=subprocess.DEVNULL).returncode:
-            self.skipTest("no gcc with an address sanitizer")
         library = os.path.join(os.path.dirname(COMMAND), "..", "lib", "verbs", "libibverbs.so.1")
         with open(library, "rb") as file:
-            if b"__tsan_init" in file.read():
-                self.skipTest("the library itself has the thread sanitizer: no program can have both")
+            code = file.read()
+        if b"__tsan_init" in code:
+            self.skipTest("the library itself has the thread sanitizer: no program can have both")
+        words = ["gcc"]
+        if b"libclang_rt.asan" in code:  # the library has clang's runtime: a process has one
+            runtime = subprocess.run(["clang", f"-print-file-name=libclang_rt.asan-{os.uname().machine}.so"], check=True, text=True,
+                                     stdout=subprocess.PIPE).stdout
+            words = ["clang", "-shared-libasan", "-Wl,-rpath," + os.path.dirname(runtime)]
+        if not shutil.which(words[0]) or subprocess.run(words + ["-fsanitize=address", "-o", program, source], check=False,
+                                                        stderr=subprocess.DEVNULL).returncode:
+            self.skipTest(f"no {words[0]} with an address sanitizer")
         self.good("run", "--", program, ASAN_OPTIONS="detect_leaks=0")
         p = self.call("run", "--", program, "free", ASAN_OPTIONS="detect_leaks=0:exitcode=9")
         self.assertEqual(p.returncode, 9)

@@ -109,15 +109,31 @@ int map_capture_write(void *capture, const void *bytes, size_t len)
     return 0;
 }
 
-void map_capture_drop(struct map_capture *c)
+static void drop_parts(const struct map_capture *c, uint32_t count)
 {
-    for (uint32_t i = 0; i < c->count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const struct map_part *part = &c->parts[i];
         if (part->len & MAP_SPILLED)
             map_scratch_drop(&c->job->spill, part->at, part->len & ~MAP_SPILLED);
         else
             weft_free(c->job->w, part->at);
     }
+}
+
+/* By the list that is still here: what lies in the pool others may have written. */
+void map_capture_refused(struct map_capture *c, const weft_result *result)
+{
+    drop_parts(c, c->given);
+    c->given = 0;
+    if (result->status == 0)
+        weft_free(c->job->w, result->result);
+    else if (result->status == MAP_STATUS_SPILLED)
+        map_scratch_drop(&c->job->spill, result->result, result->result_len);
+}
+
+void map_capture_drop(struct map_capture *c)
+{
+    drop_parts(c, c->count);
     c->count = 0;
     c->used = 0; /* the chunk stays for the next piece */
     c->total = 0;
@@ -127,6 +143,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
                        weft_result *result)
 {
     int rc;
+    c->given = 0;
     if (kind != MAP_OK) {
         map_capture_drop(c);
     } else if (c->used > MAP_INLINE_BYTES) {
@@ -174,6 +191,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
             return rc;
     }
     /* What was captured is the outcome's now. */
+    c->given = c->count;
     c->count = 0;
     c->used = 0;
     c->total = 0;

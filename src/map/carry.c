@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUTS 4u /* on their way at once */
+#define PUTS     4u /* on their way at once */
+#define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH) /* of one node that wait here: more than one has that is no liar */
 
 struct asked {
     struct map_ask ask;
@@ -24,6 +25,7 @@ struct map_carry {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct asked *first, **last;
+    uint32_t waiting[MAP_NODES_MAX]; /* in that list, of each node */
     bool stop, running;
 };
 
@@ -35,7 +37,13 @@ static uint64_t answer_of(int rc)
 
 int map_answer(uint64_t word)
 {
-    return word == 0 ? -EINPROGRESS : -(int)(word >> 32);
+    if (word == 0)
+        return -EINPROGRESS;
+    /* -EINPROGRESS, a death and no way are known here and not by what another node says: it would be waited for, or asked, for ever. */
+    uint64_t error = word >> 32;
+    if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX || error == EINPROGRESS || error == ECONNRESET || error == ENETDOWN)
+        return -EPROTO;
+    return -(int)error;
 }
 
 /* Memory that an operation uses is free again only when that has ended. */
@@ -56,7 +64,7 @@ static void on_ask(weft *w, uint32_t from, const void *header, size_t header_len
     (void)payload, (void)payload_len;
     struct map_carry *c = arg;
     struct map_ask ask;
-    if (header_len != sizeof ask)
+    if (header_len != sizeof ask || from >= MAP_NODES_MAX)
         return;
     memcpy(&ask, header, sizeof ask);
     bool drop = ask.what == MAP_ASK_DROP;
@@ -64,17 +72,21 @@ static void on_ask(weft *w, uint32_t from, const void *header, size_t header_len
                                               weft_gaddr_node(ask.word) != from)))
         return;
     struct asked *a = malloc(sizeof *a);
-    if (!a) {
-        if (!drop)
-            weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
-        return;
-    }
-    *a = (struct asked){ask, from, NULL};
     pthread_mutex_lock(&c->lock);
-    *c->last = a;
-    c->last = &a->next;
-    pthread_cond_signal(&c->more);
+    bool taken = a && c->waiting[from] < ASKS_MAX;
+    if (taken) {
+        *a = (struct asked){ask, from, NULL};
+        c->waiting[from]++;
+        *c->last = a;
+        c->last = &a->next;
+        pthread_cond_signal(&c->more);
+    }
     pthread_mutex_unlock(&c->lock);
+    if (taken)
+        return;
+    free(a);
+    if (!drop) /* what is not dropped goes with the job */
+        weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 
 static int read_asked(struct map_job *job, const struct map_ask *ask, struct map_held *held, uint8_t *to)
@@ -108,6 +120,8 @@ static void *carrier_main(void *arg)
         struct asked *a = c->stop ? NULL : c->first;
         if (a && !(c->first = a->next))
             c->last = &c->first;
+        if (a)
+            c->waiting[a->from]--;
         pthread_mutex_unlock(&c->lock);
         if (!a)
             break;
@@ -208,11 +222,12 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
         weft_free(job->w, slot->buffer);
         slot->buffer = WEFT_NULL;
         slot->buffer_bytes = 0;
-        uint64_t room = bytes + bytes / 8; /* line ends make pieces differ a little */
-        if (room <= job->pool_bytes / 2 / job->slots && weft_alloc(job->w, room, &slot->buffer) == 0)
+        const uint64_t most = job->pool_bytes / 2 / job->slots;
+        uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* line ends make pieces differ a little */
+        if (room <= most && weft_alloc(job->w, room, &slot->buffer) == 0)
             slot->buffer_bytes = room;
     }
-    return slot->buffer_bytes != 0;
+    return slot->buffer_bytes >= bytes && bytes;
 }
 
 static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uint64_t at, size_t len, weft_gaddr to,

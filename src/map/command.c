@@ -279,7 +279,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         r.fds[PROCESS] = base_watch_process(r.pid);
         siginfo_t info;
         bool timed_out = false;
-        int64_t deadline = job->options->timeout_ns ? start + job->options->timeout_ns : INT64_MAX;
+        int64_t deadline = job->options->timeout_ns ? base_deadline(job->options->timeout_ns) : INT64_MAX;
         rc = pump(&r, deadline, &info, &timed_out);
         kill(-r.pid, SIGKILL); /* what it left running */
         atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);

@@ -16,15 +16,16 @@
 #define MOVES   16u
 #define BOUNCES 4u  /* chunks of memory for what goes to the spill file; so much of the pool is set aside */
 _Static_assert(BOUNCES * MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
-#define OUTCOME_MAX (UINT64_C(1) << 30)
 #define WAIT_NS (2 * WEFT_MS)
+#define NO_PART UINT32_MAX
 
 struct coming { /* a piece on its way */
-    struct map_outcome *oc, *home; /* as the node left it, its parts there; what becomes of it, its parts here */
+    struct map_outcome *oc;  /* as the node left it, its parts there */
+    struct map_part *home;   /* what becomes of them here: [parts] of [room]. It grows with what comes, for a node may claim any number */
+    uint32_t parts, room;
     bool planned;        /* the outcome is here: now its parts */
     uint32_t part;       /* of `oc`: the next to be asked for, */
     uint64_t from;       /* and from where in it, or in the outcome itself */
-    uint32_t home_part;
     uint32_t moves;      /* on their way */
     int failed;          /* nothing more is asked for; 0: all is well */
 };
@@ -39,7 +40,7 @@ struct move {
     weft_op op;
     uint8_t *to, *copy_to; /* copy_to: from the bounce to there; NULL: nowhere else */
     size_t len;
-    struct map_part *part; /* of `home`, that these bytes become; NULL: of the outcome itself */
+    uint32_t part;         /* of `home`, that these bytes become; NO_PART: of the outcome itself */
     weft_gaddr release;    /* what the node may have back then; WEFT_NULL: nothing */
     int bounce;            /* which it takes; -1: none */
 };
@@ -87,7 +88,7 @@ static int wrong(const struct record *r)
 
 int home_expect(struct map_owner *o, struct record *r)
 {
-    if (r->result_len < sizeof(struct map_outcome) || r->result_len > OUTCOME_MAX)
+    if (r->result_len < sizeof(struct map_outcome) || r->result_len > OWNER_OUTCOME_MAX)
         return wrong(r);
     r->coming = calloc(1, sizeof *r->coming);
     if (!r->coming)
@@ -153,15 +154,23 @@ static int take_bounce(struct map_owner *o, struct move *m, weft_gaddr *at)
     return 0;
 }
 
-/* Where the next bytes of a part go: 1, 0 when there is no room now. */
+/* Where the next bytes of a part go: 1, 0 when there is no room now, or an error. */
 static int place_part(struct map_owner *o, struct record *r, struct move *m, weft_gaddr *at)
 {
     struct coming *c = r->coming;
-    bool room = has_room(o, m->len);
-    m->part = &parts_of(c->home)[c->home_part];
-    if (room && weft_alloc(o->job->w, m->len, at) == 0) {
+    if (c->parts == c->room) {
+        uint32_t room = c->room ? 2 * c->room : 16;
+        struct map_part *more = realloc(c->home, room * sizeof *more);
+        if (!more)
+            return base_fail(-ENOMEM, "no memory for a list of %u parts", room);
+        c->home = more;
+        c->room = room;
+    }
+    m->part = c->parts;
+    c->home[m->part] = (struct map_part){0};
+    if (has_room(o, m->len) && weft_alloc(o->job->w, m->len, at) == 0) {
         hold(o, r, m->len);
-        *m->part = (struct map_part){*at, m->len};
+        c->home[m->part] = (struct map_part){*at, m->len};
         m->to = weft_ptr(o->job->w, *at, m->len);
         return 1;
     }
@@ -190,7 +199,7 @@ static int next_move(struct map_owner *o, struct record *r)
     if (h->count == MOVES || c->failed || (c->planned && c->part == c->oc->parts))
         return 0;
     struct move *m = &h->moves[(h->head + h->count) % MOVES];
-    *m = (struct move){.r = r, .bounce = -1};
+    *m = (struct move){.r = r, .part = NO_PART, .bounce = -1};
     weft_gaddr at = WEFT_NULL;
     uint64_t source, len;
     int placed = 1;
@@ -221,13 +230,13 @@ static int next_move(struct map_owner *o, struct record *r)
         placed = place_part(o, r, m, &at);
     }
     if (placed != 1)
-        return 0;
+        return placed;
     m->source = source + c->from;
     m->at = at;
     int rc = start_move(o, m);
     c->from += m->len;
     if (c->planned) {
-        c->home_part++;
+        c->parts++;
         if (c->from == len) {
             c->part++;
             c->from = 0;
@@ -263,34 +272,30 @@ static int move_result(struct map_owner *o, struct move *m)
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
 }
 
-/* The outcome is here, and is checked: what comes of its parts. */
+/* The outcome is here, and is checked: its parts are next. */
 static int plan(struct record *r)
 {
     struct coming *c = r->coming;
-    if (owner_check_outcome(c->oc, r->result_len) || (c->oc->kind != MAP_OK && c->oc->parts))
+    if (owner_check_outcome(c->oc, r->result_len))
         return wrong(r);
-    const struct map_part *part = parts_of(c->oc);
-    uint64_t count = 0, bytes = c->oc->tail_len;
-    for (uint32_t i = 0; i < c->oc->parts; i++) {
-        uint64_t len = part[i].len & ~MAP_SPILLED;
-        if (len == 0 || len > UINT64_C(1) << 48 || (!(part[i].len & MAP_SPILLED) && len > MAP_CHUNK_BYTES))
-            return wrong(r);
-        count += (len + MAP_CHUNK_BYTES - 1) / MAP_CHUNK_BYTES;
-        bytes += len;
-    }
-    if ((c->oc->kind == MAP_OK && bytes != c->oc->output_len) || count > UINT32_MAX)
-        return wrong(r);
-    size_t rest = (size_t)c->oc->error_len + c->oc->tail_len;
-    c->home = malloc(sizeof *c->home + count * sizeof *part + rest);
-    if (!c->home)
-        return base_fail(-ENOMEM, "no memory for the outcome of a piece");
-    *c->home = *c->oc;
-    c->home->parts = (uint32_t)count;
-    memset(parts_of(c->home), 0, count * sizeof *part);
-    memcpy(parts_of(c->home) + count, part + c->oc->parts, rest);
     c->planned = true;
     c->from = 0;
     return 0;
+}
+
+/* All parts are here: the outcome with their places in it. */
+static struct map_outcome *outcome_at_home(const struct coming *c)
+{
+    size_t list = c->parts * sizeof *c->home, rest = (size_t)c->oc->error_len + c->oc->tail_len;
+    struct map_outcome *oc = malloc(sizeof *oc + list + rest);
+    if (!oc)
+        return NULL;
+    *oc = *c->oc;
+    oc->parts = c->parts;
+    if (list)
+        memcpy(parts_of(oc), c->home, list);
+    memcpy(parts_of(oc) + c->parts, parts_of(c->oc) + c->oc->parts, rest);
+    return oc;
 }
 
 /* At a node that may have the room again. */
@@ -311,10 +316,10 @@ static int end_move(struct map_owner *o, struct move *m, int result)
         c->failed = result;
     if (!result && m->copy_to)
         memcpy(m->copy_to, m->to, m->len);
-    if (!result && m->part && m->bounce >= 0) {
+    if (!result && m->part != NO_PART && m->bounce >= 0) {
         uint64_t to = map_spill_take(o->job, m->len);
         rc = map_scratch_write(&o->job->spill, to, m->to, m->len);
-        *m->part = (struct map_part){to, m->len | MAP_SPILLED};
+        c->home[m->part] = (struct map_part){to, m->len | MAP_SPILLED};
     }
     if (!result && m->release != WEFT_NULL)
         owner_release(o, r->worker, m->release);
@@ -339,9 +344,9 @@ static int end_move(struct map_owner *o, struct move *m, int result)
 static int run_again(struct map_owner *o, struct record *r)
 {
     struct coming *c = r->coming;
-    for (uint32_t i = 0; c->home && i < c->home->parts; i++)
-        if (parts_of(c->home)[i].len)
-            drop_part(o, &parts_of(c->home)[i]);
+    for (uint32_t i = 0; i < c->parts; i++)
+        if (c->home[i].len)
+            drop_part(o, &c->home[i]);
     o->held -= r->held;
     r->held = 0;
     r->attempts--; /* as if it had never run */
@@ -368,8 +373,9 @@ static int look_at(struct map_owner *o, struct record *r, int *status)
     for (uint32_t i = 0; i < c->oc->parts; i++)
         if (part[i].len & MAP_SPILLED)
             drop_there(o, r->worker, part[i].at, part[i].len & ~MAP_SPILLED);
-    struct map_outcome *oc = c->home;
-    c->home = NULL;
+    struct map_outcome *oc = outcome_at_home(c);
+    if (!oc)
+        return base_fail(-ENOMEM, "no memory for the outcome of a piece");
     o->home->coming--;
     coming_free(r);
     r->status = MAP_STATUS_HOME;

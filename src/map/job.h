@@ -21,6 +21,8 @@
 #define MAP_BRING_DEPTH  4u           /* chunks of a piece that are on their way at once */
 #define MAP_HOME_BYTES   (1u << 20)   /* of the owner's pool, for outputs that come through its spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)  /* looking for the end of a piece */
+#define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* of a piece, and of its output: nobody has more, and sums do not wrap */
+#define MAP_ERRNO_MAX    4096                /* beyond all of them */
 #define MAP_PIPE_BYTES   (1 << 20)
 #define MAP_STDERR_BYTES (64u << 10) /* kept of a command's stderr: the first half and the last */
 #define MAP_WINDOW       2048u       /* pieces between the first one not printed and the last one submitted */
@@ -148,7 +150,7 @@ int map_carry_start(struct map_job *job); /* answers the others, in a thread of 
 void map_carry_stop(struct map_job *job);
 /* `word` is a word of our own pool; its answer is awaited by looking at it, or with map_asked(). */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
-int map_answer(uint64_t word); /* what it says, without a sentence; -EINPROGRESS: nothing yet */
+int map_answer(uint64_t word); /* what it says, without a sentence; -EINPROGRESS: nothing yet; -EPROTO: no answer */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word);
 struct map_span;
 struct map_slot;
@@ -207,6 +209,7 @@ struct map_capture {
     struct map_job *job;
     struct map_part *parts;
     uint32_t count, room;
+    uint32_t given;    /* of the parts: those of the last outcome */
     uint8_t *chunk;    /* being filled; NULL: none */
     size_t used;
     weft_gaddr at;     /* of the chunk; WEFT_NULL: it is `spare` */
@@ -224,6 +227,8 @@ void map_capture_drop(struct map_capture *c);
 /* The end of a piece: fills in where the outcome lies. What was captured goes with MAP_OK and is dropped else. */
 int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len,
                        weft_result *result);
+/* Nobody wants that outcome: all of it is dropped. Only the last one, before anything else is captured. */
+void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
 #define MAP_STATUS_SPILLED 1 /* weft_result.status: the outcome itself is in the spill file */
 #define MAP_STATUS_HOME    2 /* never sent: the owner has brought the outcome into its own memory */
@@ -244,6 +249,16 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
                      enum map_kind *kind, int *code);
 /* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
 size_t map_errors_text(const struct map_errors *e, char *text);
+
+/* --- mapped.c: a piece of a file as memory, which survives that the file is cut short. One at a time in a thread --- */
+struct map_mapped {
+    const uint8_t *bytes; /* of the piece */
+    void *start;          /* of the pages */
+    size_t len, page;
+    volatile sig_atomic_t cut;
+};
+int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length);
+bool map_mapped_close(struct map_mapped *m); /* true: the file was cut short, and what has been read of it is worth nothing */
 
 /* --- worker.c --- */
 struct map_slot {

@@ -102,9 +102,23 @@ static void *feeder_main(void *arg)
 
 /* --- reading what nodes have left for us --- */
 
+/* Nothing of it is believed: every node may have written it, and a node that lies must not end ours. */
 int owner_check_outcome(const struct map_outcome *oc, size_t len)
 {
-    return sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len == len ? 0 : -EPROTO;
+    if (len < sizeof *oc || oc->kind > MAP_DEADLY || oc->error_len > MAP_STDERR_BYTES + 64 || oc->tail_len > MAP_CHUNK_BYTES ||
+        sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len != len)
+        return -EPROTO;
+    if (oc->kind != MAP_OK)
+        return oc->parts || oc->tail_len || oc->output_len ? -EPROTO : 0;
+    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
+    uint64_t bytes = oc->tail_len;
+    for (uint32_t i = 0; i < oc->parts; i++) {
+        uint64_t n = part[i].len & ~MAP_SPILLED;
+        if (n == 0 || n > MAP_LENGTH_MAX || (!(part[i].len & MAP_SPILLED) && n > MAP_CHUNK_BYTES) || bytes > oc->output_len)
+            return -EPROTO;
+        bytes += n; /* both are at most 2^48, or output_len is refused */
+    }
+    return bytes == oc->output_len && bytes <= MAP_LENGTH_MAX ? 0 : -EPROTO;
 }
 
 /* The outcome of a piece, in memory of our own. In the pool it is read in place, a dead node's too. */
@@ -116,11 +130,11 @@ static int read_outcome(struct map_owner *o, struct record *r, struct map_outcom
         r->home = NULL;
         return 0;
     }
+    if (len < sizeof(struct map_outcome) || len > OWNER_OUTCOME_MAX)
+        return base_fail(-EPROTO, "the outcome of a piece from node %u has %zu bytes", r->worker, len);
     struct map_outcome *oc = malloc(len);
-    if (!oc || len < sizeof *oc) {
-        free(oc);
-        return base_fail(oc ? -EPROTO : -ENOMEM, "the outcome of a piece has %zu bytes", len);
-    }
+    if (!oc)
+        return base_fail(-ENOMEM, "no memory for the outcome of a piece: %zu bytes", len);
     int rc = 0;
     if (r->status == MAP_STATUS_SPILLED) {
         rc = map_scratch_read(&o->job->spill, r->result, oc, len);
@@ -184,27 +198,29 @@ static void release_outcome(struct map_owner *o, const struct record *r)
 
 /* --- printing --- */
 
-static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len, uint64_t whole)
+/* Memory grows with what is there, not with what the outcome says will be. */
+static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len)
 {
-    if (whole > o->fold_room) {
-        uint8_t *more = realloc(o->fold_input, whole);
+    if (at + len > o->fold_room) {
+        uint64_t room = 2 * (at + len);
+        uint8_t *more = realloc(o->fold_input, room);
         if (!more)
             return base_fail(-ENOMEM, "no memory for the results of the kernel");
         o->fold_input = more;
-        o->fold_room = whole;
+        o->fold_room = room;
     }
     memcpy(o->fold_input + at, bytes, len);
     return 0;
 }
 
-static int take_bytes(struct map_owner *o, const struct map_outcome *oc, uint64_t *at, const void *bytes, size_t len)
+static int take_bytes(struct map_owner *o, uint64_t *at, const void *bytes, size_t len)
 {
-    int rc = o->fold_state ? fold_bytes(o, *at, bytes, len, oc->output_len) : map_emit_write(&o->job->emit, bytes, len);
+    int rc = o->fold_state ? fold_bytes(o, *at, bytes, len) : map_emit_write(&o->job->emit, bytes, len);
     *at += len;
     return rc;
 }
 
-static int print_spilled(struct map_owner *o, const struct map_outcome *oc, uint64_t *at, const struct map_part *part)
+static int print_spilled(struct map_owner *o, uint64_t *at, const struct map_part *part)
 {
     uint64_t left = part->len & ~MAP_SPILLED, from = part->at;
     uint8_t *buffer = malloc(MAP_CHUNK_BYTES);
@@ -213,7 +229,7 @@ static int print_spilled(struct map_owner *o, const struct map_outcome *oc, uint
         size_t n = left < MAP_CHUNK_BYTES ? (size_t)left : MAP_CHUNK_BYTES;
         rc = map_scratch_read(&o->job->spill, from, buffer, n);
         if (!rc)
-            rc = take_bytes(o, oc, at, buffer, n);
+            rc = take_bytes(o, at, buffer, n);
         from += n;
         left -= n;
     }
@@ -229,19 +245,19 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     int rc = 0;
     for (uint32_t i = 0; i < oc->parts && !rc; i++) {
         if (part[i].len & MAP_SPILLED) {
-            rc = print_spilled(o, oc, &at, &part[i]);
+            rc = print_spilled(o, &at, &part[i]);
             release_part(o, r, &part[i]);
             continue;
         }
         const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
-        rc = bytes ? take_bytes(o, oc, &at, bytes, part[i].len)
+        rc = bytes ? take_bytes(o, &at, bytes, part[i].len)
                    : base_fail(-EPROTO, "output of a piece is nowhere in the pool of node %u", r->worker);
         release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
-        rc = take_bytes(o, oc, &at, error + oc->error_len, oc->tail_len);
+        rc = take_bytes(o, &at, error + oc->error_len, oc->tail_len);
     if (!rc && o->fold_state)
-        rc = o->job->kernel->fold(o->fold_state, o->fold_input, oc->output_len);
+        rc = o->job->kernel->fold(o->fold_state, o->fold_input, at);
     if (oc->error_len) {
         map_progress_clear(o->job);
         (void)!write(STDERR_FILENO, error, oc->error_len);
@@ -286,6 +302,10 @@ static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = read_outcome(o, r, &oc);
+    if (!rc && oc->kind != MAP_OK) { /* it was, when the piece was done */
+        free(oc);
+        rc = base_fail(-EPROTO, "the outcome of a piece from node %u has changed", r->worker);
+    }
     if (rc)
         return rc;
     set_printing(o, true);
@@ -365,8 +385,8 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     r->result_len = d->result_len;
     r->attempts++;
     if (r->status != 0 && r->status != MAP_STATUS_SPILLED)
-        return base_fail(r->status < 0 ? r->status : -EPROTO, "node %u could not keep the outcome of a piece: %s", r->worker,
-                         base_strerror(r->status));
+        return base_fail(-EIO, "node %u could not keep the outcome of a piece: %s", r->worker,
+                         r->status < 0 && r->status > -MAP_ERRNO_MAX ? base_strerror(r->status) : "it does not say why");
     if (o->home && r->worker)
         return home_expect(o, r);
     struct map_outcome *oc = NULL;

@@ -39,7 +39,8 @@ struct map_owner {
 /* --- owner.c --- */
 int owner_submit(struct map_owner *o, const struct record *r);
 void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* memory of a node's pool */
-int owner_check_outcome(const struct map_outcome *oc, size_t len);
+#define OWNER_OUTCOME_MAX (UINT64_C(1) << 30) /* bytes: enough for terabytes of output */
+int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO without a sentence: it does not fit together */
 /* What became of a piece, once its outcome is here. */
 int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
 

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* A piece whose nodes died this often more than it may fail is taken for the cause of their death. */
@@ -113,7 +112,7 @@ void map_slot_renew(struct map_slot *slot, int64_t *next)
 }
 
 /* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
-static const uint8_t *load(struct map_slot *slot, const struct map_span *in, void **mapped, size_t *mapped_len)
+static const uint8_t *load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
     int64_t next = base_now_ns() + job->renew_ns;
@@ -141,29 +140,22 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, voi
         }
         return to;
     }
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), front = in->offset % page;
-    *mapped_len = in->length + front;
-    *mapped = mmap(NULL, *mapped_len, PROT_READ, MAP_PRIVATE, in->fd, (off_t)(in->offset - front));
-    if (*mapped == MAP_FAILED) {
-        base_fail(-errno, "cannot map the piece: %s", base_strerror(errno));
+    if (map_mapped_open(mapped, in->fd, in->offset, in->length))
         return NULL;
-    }
-    madvise(*mapped, *mapped_len, MADV_SEQUENTIAL);
-    for (uint64_t at = 0; at < *mapped_len; at += page) { /* reads it from the disk */
-        (void)((const volatile uint8_t *)*mapped)[at];
+    for (uint64_t at = 0; at < mapped->len && !mapped->cut; at += mapped->page) { /* reads it from the disk */
+        (void)((const volatile uint8_t *)mapped->start)[at];
         if (at % READ_STEP == 0)
             map_slot_renew(slot, &next);
     }
-    return (const uint8_t *)*mapped + front;
+    return mapped->bytes;
 }
 
 static void run_kernel(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in,
                        enum map_kind *kind, int *code)
 {
     struct map_job *job = slot->job;
-    void *mapped = MAP_FAILED;
-    size_t mapped_len = 0;
-    const uint8_t *bytes = load(slot, in, &mapped, &mapped_len);
+    struct map_mapped mapped = {0};
+    const uint8_t *bytes = load(slot, in, &mapped);
     if (!bytes) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
@@ -174,8 +166,11 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     int rc = job->kernel->run(&span, job->kernel_arg, &out);
     *kind = rc ? MAP_NO_RESULT : MAP_OK;
     *code = -rc;
-    if (mapped != MAP_FAILED)
-        munmap(mapped, mapped_len);
+    if (map_mapped_close(&mapped)) {
+        *kind = MAP_NO_INPUT;
+        *code = EIO;
+        base_fail(-EIO, "the input ends before the piece does: it has been cut short meanwhile");
+    }
 }
 
 /* How often the last attempt at a piece was left to another node. The words are the owner's. */
@@ -236,6 +231,18 @@ static bool choose(struct map_job *job, weft_claim *claim)
     return false;
 }
 
+/* Whether there can be such a piece: a task lies in a pool, where other nodes write, too. What is a file's of ours is known. */
+static bool possible(const struct map_job *job, const struct map_piece *piece)
+{
+    if (piece->input >= job->input_count || piece->place > MAP_IN_SPOOL || piece->length == 0 ||
+        piece->length > MAP_LENGTH_MAX || piece->offset > MAP_LENGTH_MAX)
+        return false;
+    if (map_is_apart(job) || piece->place != MAP_IN_FILE)
+        return true;
+    const struct map_input *in = &job->inputs[piece->input];
+    return piece->offset >= in->start && piece->offset + piece->length <= in->size;
+}
+
 static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *result)
 {
     struct map_job *job = slot->job;
@@ -253,7 +260,11 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     slot->lost = false;
     slot->errors.total = 0;
     base_error_clear();
-    if (piece.input >= job->input_count || claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
+    if (!possible(job, &piece)) {
+        kind = MAP_NO_INPUT;
+        code = EPROTO;
+        base_fail(-EPROTO, "there is no such piece: its task has been changed");
+    } else if (claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
         ;
@@ -298,21 +309,6 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     return 0;
 }
 
-/* A completion was refused: what was captured belongs to nobody. */
-static void drop_result(struct map_job *job, const weft_result *r)
-{
-    if (r->status)
-        return; /* in the spill file: gone with the job */
-    const struct map_outcome *o = weft_ptr(job->w, r->result, r->result_len);
-    const struct map_part *part = (const struct map_part *)(const void *)(o + 1);
-    for (uint32_t i = 0; i < o->parts; i++)
-        if (part[i].len & MAP_SPILLED)
-            map_scratch_drop(&job->spill, part[i].at, part[i].len & ~MAP_SPILLED);
-        else
-            weft_free(job->w, part[i].at);
-    weft_free(job->w, r->result);
-}
-
 static void *slot_main(void *arg)
 {
     struct map_slot *slot = arg;
@@ -340,8 +336,8 @@ static void *slot_main(void *arg)
         bool accepted = false;
         if (do_piece(slot, &claim, &result) == 0) {
             weft_complete(job->queue, &claim, &result, 1, &accepted);
-            if (!accepted)
-                drop_result(job, &result);
+            if (!accepted) /* it belongs to nobody */
+                map_capture_refused(&slot->capture, &result);
         }
         atomic_store_explicit(&slot->line->busy, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&slot->line->busy_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);

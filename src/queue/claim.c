@@ -28,7 +28,8 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_claim *ou
     return n < 0 ? 0 : n; /* a shard that fails to answer is going; its submitters know */
 }
 
-static uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max)
+/* What is ready now, in a call that ends at `deadline`. */
+static uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
 {
     uint32_t got = 0;
     if (q->own->shard.slots) {
@@ -44,8 +45,12 @@ static uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max)
     uint32_t start = n > 1 ? atomic_fetch_add_explicit(&q->victim, 1, memory_order_relaxed) : 0;
     for (uint32_t i = 0; i < n && got == 0; i++) {
         struct queue_view *v = queue_view_of(q, q->serving[(start + i) % n]);
-        if (v != q->own && queue_view_usable(v) && fab_alive(q->w, v->node))
-            got = (uint32_t)claim_from(q, v, out, max, true);
+        if (v == q->own || !queue_view_usable(v) || !fab_alive(q->w, v->node))
+            continue;
+        int64_t before = v->shard.mem ? 0 : queue_limit(deadline);
+        got = (uint32_t)claim_from(q, v, out, max, true);
+        if (!v->shard.mem)
+            fab_limit(before);
     }
     if (got) {
         atomic_fetch_add_explicit(&q->claimed, got, memory_order_relaxed);
@@ -73,11 +78,11 @@ static bool claim_ready(void *arg)
 }
 
 /* How many; 0: none is ready. */
-static int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max)
+static int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
 {
     /* before the look: what was submitted before the shutdown is found after it */
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
-    uint32_t n = claim_now(q, out, max);
+    uint32_t n = claim_now(q, out, max, deadline);
     if (BASE_UNLIKELY(n == 0 && shut))
         return base_fail(-ESHUTDOWN, "queue '%s' was shut down and nothing is ready", q->name);
     return (int)n;
@@ -93,7 +98,7 @@ static int claim_later(struct weft_queue *q, weft_claim *out, uint32_t max, int6
         int rc = fab_wait(q->w, claim_ready, q, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
-        int n = claim_or_shut(q, out, max);
+        int n = claim_or_shut(q, out, max, deadline);
         if (n)
             return n;
     }
@@ -107,7 +112,7 @@ int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeo
         return base_fail(-EINVAL, "queue '%s': claiming 0 tasks", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
-    int n = claim_or_shut(q, out, max);
+    int n = claim_or_shut(q, out, max, timeout_ns == 0 ? 0 : INT64_MAX);
     if (BASE_LIKELY(n))
         return n;
     if (timeout_ns == 0)
@@ -149,11 +154,33 @@ static bool tell(struct weft_queue *q, uint64_t submitter, const struct queue_do
     return true;
 }
 
+/* One deadline for all that a call waits for. */
+struct limit {
+    bool begun;
+    int64_t before;
+};
+
+static void limit_begin(const struct weft_queue *q, struct limit *l)
+{
+    if (l->begun)
+        return;
+    l->begun = true;
+    l->before = fab_limit(base_deadline(q->w->deadline_ns));
+}
+
+static void limit_end(const struct limit *l)
+{
+    if (l->begun)
+        fab_limit(l->before);
+}
+
 /* Swap one claim to DONE; false when it is refused. */
-static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result *r, struct queue_done_message *m)
+static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
     struct queue_view *v = claim_view(q, c, &slot);
+    if (v && !v->shard.mem)
+        limit_begin(q, limit);
     if (!v || !fab_alive(q->w, slot_user_node(c->private_[CLAIM_SUBMITTER])) || slot_complete(&v->shard, slot, c->private_[CLAIM_STATE], &m->word))
         return false;
     m->id = c->private_[CLAIM_ID];
@@ -165,13 +192,22 @@ static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result 
     return true;
 }
 
-int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+/* In a handler: a shard that is reached by waiting cannot be used. */
+static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_claim *claims, uint32_t count)
 {
-    if (BASE_UNLIKELY(queue_closed(q)))
-        return queue_refuse_closed(q);
-    if (BASE_UNLIKELY(count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': completing %u tasks", q->name, count);
+    for (uint32_t i = 0, slot; i < count; i++) {
+        struct queue_view *v = claim_view(q, &claims[i], &slot);
+        if (v && !v->shard.mem)
+            return base_fail(-EDEADLK, "queue '%s': the task is in the shard of node %u, and reaching that from a handler would stop the "
+                             "messages it waits for: do it outside", q->name, v->node);
+    }
+    return 0;
+}
+
+static int complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+{
     uint32_t good = 0;
+    struct limit limit = {false, 0};
     /* Windows of 64, so that one word says which are dealt with; in each, a message a submitter. */
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
@@ -186,7 +222,7 @@ int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *re
                 if (claims[from + i].private_[CLAIM_SUBMITTER] != submitter)
                     continue;
                 left &= ~(UINT64_C(1) << i);
-                bool ok = finish(q, &claims[from + i], &results[from + i], &dones[m]);
+                bool ok = finish(q, &claims[from + i], &results[from + i], &dones[m], &limit);
                 if (accepted)
                     accepted[from + i] = ok;
                 if (ok)
@@ -200,14 +236,28 @@ int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *re
             good += m;
         }
     }
+    limit_end(&limit);
     if (BASE_UNLIKELY(good < count))
         atomic_fetch_add_explicit(&q->refused, count - good, memory_order_relaxed);
     return (int)good;
 }
 
-static BASE_COLD int stale(struct weft_queue *q)
+int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
-    return base_fail(-ESTALE, "queue '%s': the claim is no longer this node's: its lease has ended", q->name);
+    if (BASE_UNLIKELY(queue_closed(q)))
+        return queue_refuse_closed(q);
+    if (BASE_UNLIKELY(count > INT32_MAX))
+        return base_fail(-EINVAL, "queue '%s': completing %u tasks", q->name, count);
+    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claims, count) : 0;
+    return rc ? rc : complete(q, claims, results, count, accepted);
+}
+
+/* Why a claim was not changed: `rc` of the attempt. */
+static BASE_COLD int refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
+{
+    if (!v || rc == -ESTALE || rc == -ECONNRESET)
+        return base_fail(-ESTALE, "queue '%s': the claim is no longer this node's: its lease has ended", q->name);
+    return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
 }
 
 int weft_renew(weft_queue *q, weft_claim *claim)
@@ -216,9 +266,13 @@ int weft_renew(weft_queue *q, weft_claim *claim)
     uint64_t now;
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
+    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claim, 1) : 0;
+    if (rc)
+        return rc;
     struct queue_view *v = claim_view(q, claim, &slot);
-    if (!v || slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now))
-        return stale(q);
+    rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
+    if (rc)
+        return refused(q, v, rc, "its lease may have been renewed or not; the claim is as it was, and may be tried again");
     claim->private_[CLAIM_STATE] = now; /* only now: a call that fails changes nothing */
     return 0;
 }
@@ -228,9 +282,13 @@ int weft_release(weft_queue *q, const weft_claim *claim)
     uint32_t slot;
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
+    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claim, 1) : 0;
+    if (rc)
+        return rc;
     struct queue_view *v = claim_view(q, claim, &slot);
-    if (!v || slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]))
-        return stale(q);
+    rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
+    if (rc)
+        return refused(q, v, rc, "it is given back as soon as that node answers");
     queue_wake(q, v);
     return 0;
 }

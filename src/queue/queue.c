@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A queue as a whole: open, close, upkeep, drain, shutdown, statistics.
+ * A queue as a whole: open, close, upkeep, shutdown, statistics.
  */
 #include "queue/queue.h"
 
@@ -10,7 +10,6 @@
 
 #define SCAN_NS        (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
 #define PENDING_NS     (2 * WEFT_MS)  /* between attempts to place what found no room */
-#define DRAIN_SLICE_NS (1 * WEFT_MS)
 
 static uint64_t key_of(const char *name)
 {
@@ -53,6 +52,7 @@ void queue_destroy(struct weft_queue *q)
     free_watch(&q->watch);
     free(q->own);
     free((void *)q->views);
+    free((void *)q->none);
     free(q->serving);
     free(q);
 }
@@ -63,7 +63,7 @@ static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
     int rc = weft_alloc_aligned(w, slot_shard_bytes(slots), 2 * BASE_CACHE_LINE, &at);
     if (rc)
         return base_context(rc, "queue '%s', %u slots", q->name, slots);
-    q->own = queue_view_make(w, w->rank, q->incarnation, at, slots, false);
+    q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
         return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
@@ -108,7 +108,8 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, 
     atomic_init(&q->next, w->rank);
     q->views = calloc(w->size, sizeof *q->views);
     q->serving = calloc(w->size, sizeof *q->serving);
-    int rc = q->views && q->serving ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
+    q->none = calloc(w->size, sizeof *q->none);
+    int rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)
@@ -165,6 +166,8 @@ int weft_queue_close(weft_queue *q)
     if (waiting)
         return base_fail(-EBUSY, "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
                          q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
+    /* release: before whatever tells others that it is closed. Who drains then asks for the next one: pairs with slot_counts(). */
+    atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
     /* The shard's memory is not given back to the pool before the node ends: a thread of another node may be in the middle of changing a
@@ -231,105 +234,6 @@ void queue_say(const struct weft_queue *q, const struct fab_patience *p, const c
     char name[64];
     snprintf(name, sizeof name, "queue '%s': %s", q->name, what);
     fab_patience_say(p, name, whom);
-}
-
-/* --- drain --- */
-
-/* One sweep over the counters of the nodes that are alive: all equal, and `*sum` of what was submitted. */
-static bool sweep(struct weft_queue *q, uint64_t *sum)
-{
-    *sum = 0;
-    for (uint32_t i = 0; i < q->w->size; i++) {
-        struct queue_view *v = queue_view_of(q, i);
-        uint64_t submitted, completed;
-        if (!v || !fab_alive(q->w, i))
-            continue;
-        /* completed first: what is submitted after that makes them differ */
-        if (slot_header_load(&v->shard, SLOT_COMPLETED, &completed) ||
-            slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted)) {
-            if (fab_alive(q->w, i))
-                return false; /* it is stopped: what it has submitted cannot be known now */
-            continue;         /* it has just gone */
-        }
-        if (submitted != completed)
-            return false;
-        *sum += submitted + 1; /* a node that comes or goes counts as a change */
-    }
-    return true;
-}
-
-/* A task may submit others before it is complete, so that one sweep can see the parent complete and miss the child's
- * submission. Counters that are equal in two sweeps with nothing submitted between them leave no room for that. */
-static bool drained(struct weft_queue *q)
-{
-    uint64_t first, second;
-    return sweep(q, &first) && sweep(q, &second) && first == second;
-}
-
-static bool drain_ready(void *arg)
-{
-    struct weft_queue *q = arg;
-    for (uint32_t i = 0; i < q->w->size; i++) {
-        struct queue_view *v = queue_view_of(q, i);
-        if (v && !v->shard.mem)
-            return false; /* looking there means waiting: weft_drain() does, between sleeps */
-    }
-    return drained(q);
-}
-
-/* Whose work is not complete; not known of a node that does not answer. */
-static void say_drain(struct weft_queue *q, const struct fab_patience *p)
-{
-    bool open[WEFT_MAX_NODES];
-    char names[128], whom[192];
-    for (uint32_t i = 0; i < q->w->size; i++) {
-        struct queue_view *v = queue_view_of(q, i);
-        uint64_t submitted, completed;
-        open[i] = v && fab_alive(q->w, i) && slot_header_load(&v->shard, SLOT_COMPLETED, &completed) == 0 &&
-                  slot_header_load(&v->shard, SLOT_SUBMITTED, &submitted) == 0 && submitted != completed;
-    }
-    uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
-    if (n == 0)
-        snprintf(whom, sizeof whom, "work that is still being submitted");
-    else
-        snprintf(whom, sizeof whom, "work of %s, which %s alive", names, n == 1 ? "is" : "are");
-    queue_say(q, p, "drain", whom);
-}
-
-static int drain_later(struct weft_queue *q, int64_t timeout_ns)
-{
-    struct fab_patience p;
-    fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
-    for (;;) {
-        int over = queue_check(q, &p);
-        if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': not all submitted work was complete before the deadline", q->name);
-        if (over)
-            return base_fail(over, "queue '%s': not all submitted work is complete, and %s to do it", q->name, fab_patience_loss(&p));
-        if (fab_patience_due(&p))
-            say_drain(q, &p);
-        int64_t slice = base_now_ns() + DRAIN_SLICE_NS, next = fab_patience_next(&p);
-        int rc = fab_wait(q->w, drain_ready, q, slice < next ? slice : next);
-        if (rc != -ETIMEDOUT && rc)
-            return rc;
-        queue_place_pending(q);
-        if (drained(q))
-            return 0;
-    }
-}
-
-int weft_drain(weft_queue *q, int64_t timeout_ns)
-{
-    if (queue_closed(q))
-        return queue_refuse_closed(q);
-    if (drained(q))
-        return 0;
-    int rc = queue_begin_wait(q);
-    if (rc == 0) {
-        rc = drain_later(q, timeout_ns);
-        queue_end_wait(q);
-    }
-    return rc;
 }
 
 int weft_queue_shutdown(weft_queue *q)

@@ -6,7 +6,8 @@
  *   table.c   what this node has submitted and not reaped: private
  *   view.c    how this node reaches the shards: its own, and those of others, by loads and stores or by the fabric
  *   room.c    the queues of this node: finding each other, messages, the death of nodes, upkeep
- *   queue.c   open, close, drain, shutdown, statistics
+ *   queue.c   open, close, shutdown, statistics
+ *   drain.c   waiting until all work of all nodes is complete
  *   submit.c  submitting, completions as the submitter sees them, reaping
  *   claim.c   claiming, completing, renewing, releasing
  *   outbox.c  messages that found no room, until they do
@@ -44,15 +45,20 @@
 #define QUEUE_SLOTS      4096u
 #define QUEUE_LEASE_NS   (60 * WEFT_SECOND)
 #define CLAIM_SLICE_NS   (10 * WEFT_MS)
+/* A call that is not to wait gives a node that it must ask so long to answer; one that may wait gives no single node longer than the
+ * other, since the next may have what it looks for. */
+#define QUEUE_LOOK_NS    (200 * WEFT_MS)
+#define QUEUE_ANSWER_NS  WEFT_SECOND
 
 /* One node's part of one queue, as this node reaches it. A node that closes and opens again gets a new view; the
  * old ones live until this node closes the queue, since another thread may be using them. */
 struct queue_view {
     struct slot_shard shard;
-    struct weft *w;
+    struct weft_queue *q;
     weft_gaddr at;
     uint32_t node, incarnation; /* of the queue there */
     _Atomic bool gone; /* set under the table's lock */
+    _Atomic int64_t silent_until; /* its node has not answered: until then others are asked first; 0: it has; relaxed, a hint */
     uint32_t number;   /* views of that node in this queue before it: they are kept until this node closes the queue */
     struct queue_view *retired;
 };
@@ -85,6 +91,8 @@ struct weft_queue {
     uint32_t *serving;
     _Atomic uint32_t serving_count;
     struct queue_view *retired; /* the progress thread's and close's */
+    _Atomic uint32_t asks;      /* ASKs so far: each drain that needs one has a number */
+    _Atomic uint32_t *none;     /* [size]: the newest of them that the node has answered with NONE */
 
     /* Submitter. */
     _Alignas(BASE_CACHE_LINE) struct table table;
@@ -115,13 +123,17 @@ enum queue_message_type {
     QUEUE_CLOSE,
     QUEUE_SHUTDOWN,
     QUEUE_DONES, /* payload: struct queue_done_message[count] */
+    QUEUE_SETTLE, /* payload: struct queue_settle_message[count], about the receiver's shard */
+    QUEUE_ASK,   /* who has it open: ANSWER, */
+    QUEUE_NONE,  /* and who has not; `count` is the ASK's */
 };
 /* Each names the queues it means, not only by name: a message may be handled late, when one or both ends have closed the queue that it
  * is about, and have opened it again. */
 struct queue_message {
-    uint8_t type, shut;   /* shut: HELLO, ANSWER, as are `shard` and `slots` */
-    uint16_t count;
-    uint32_t slots;
+    uint8_t type;
+    uint8_t shut, slot_bits; /* HELLO, ANSWER, as is `shard`; slots: 2^(slot_bits - 1), or none */
+    uint8_t zero;
+    uint32_t count;
     uint32_t incarnation; /* the sender's */
     uint32_t to;          /* the receiver's; 0: whichever is open there (HELLO, CLOSE) */
     uint64_t key;
@@ -139,6 +151,11 @@ struct queue_done_message {
     int32_t status;
     uint32_t reserved;
 };
+struct queue_settle_message {
+    uint64_t from, to; /* slot_settle() */
+    uint32_t slot, then;
+};
+#define QUEUE_SETTLES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_settle_message))
 #define QUEUE_DONES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
 
 /* --- room.c --- */
@@ -153,18 +170,26 @@ int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 
 /* --- view.c --- */
-struct queue_view *queue_view_make(struct weft *w, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
+struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
 /* The view of a node; NULL when it has none or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {
     struct queue_view *v = atomic_load_explicit(&q->views[node], memory_order_acquire);
     return v && !atomic_load_explicit(&v->gone, memory_order_relaxed) ? v : NULL;
 }
-/* Whether to use it from here: in a handler only those that never wait. */
+static inline bool queue_view_silent(const struct queue_view *v)
+{
+    int64_t until = atomic_load_explicit(&v->silent_until, memory_order_relaxed);
+    return BASE_UNLIKELY(until != 0) && base_now_ns() < until;
+}
+/* Whether to use it from here: in a handler only those that never wait, and none whose node did not answer just now. */
 static inline bool queue_view_usable(const struct queue_view *v)
 {
-    return v && v->shard.slots && (v->shard.mem || !fab_in_handler());
+    return v && v->shard.slots && (v->shard.mem || (!fab_in_handler() && !queue_view_silent(v)));
 }
+/* No operation of this thread on shards waits longer from now on: of a call that ends at `deadline`. Returns what to give to fab_limit()
+ * afterwards. */
+int64_t queue_limit(int64_t deadline);
 /* The view and slot of a slot's address; NULL when it is not one of a shard that is known. */
 struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index);
 static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t slot)

@@ -61,8 +61,8 @@ int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type
 {
     struct queue_message m = {.type = (uint8_t)type,
                               .shut = atomic_load_explicit(&q->shut, memory_order_relaxed),
-                              .count = (uint16_t)count,
-                              .slots = q->own->shard.slots,
+                              .slot_bits = q->own->shard.slots ? (uint8_t)(__builtin_ctz(q->own->shard.slots) + 1) : 0,
+                              .count = count,
                               .incarnation = q->incarnation,
                               .to = to,
                               .key = q->key,
@@ -108,9 +108,10 @@ static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
 /* A node says where its shard is. Nothing of it is believed. */
 static void learn(struct weft_queue *q, uint32_t from, const struct queue_message *m)
 {
-    uint64_t bytes = slot_shard_bytes(m->slots), offset = weft_gaddr_offset(m->shard);
-    if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE ||
-        m->slots > SLOT_COUNT_MAX || (m->slots & (m->slots - 1)) || offset < FAB_NULL_BYTES ||
+    uint32_t slots = m->slot_bits == 0 ? 0 : m->slot_bits > 31 ? UINT32_MAX : UINT32_C(1) << (m->slot_bits - 1);
+    uint64_t bytes = slot_shard_bytes(slots), offset = weft_gaddr_offset(m->shard);
+    if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
+        offset < FAB_NULL_BYTES ||
         offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
         base_log(BASE_LOG_WARN, "queue '%s': node %u names a shard that cannot be: ignored", q->name, from);
         return;
@@ -130,7 +131,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
         return;
     }
     struct queue_view *v = queue_view_make(
-        q->w, from, m->incarnation, m->shard, m->slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
+        q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
         base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
         return;
@@ -155,6 +156,38 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     fab_wake_here(q->w);
 }
 
+/* Slots of this node's shard whose words a node has given up to see. */
+static void settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
+{
+    struct queue_settle_message m[QUEUE_SETTLES_MAX];
+    bool ready = false;
+    if (count > QUEUE_SETTLES_MAX || payload_len != count * sizeof m[0])
+        return;
+    memcpy(m, payload, payload_len);
+    for (uint32_t i = 0; i < count; i++) {
+        if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
+            base_log(BASE_LOG_WARN, "queue '%s': node %u asks for a slot that cannot be: ignored", q->name, from);
+            continue;
+        }
+        ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;
+    }
+    if (ready)
+        queue_wake(q, q->own);
+    fab_wake_here(q->w); /* who waits for room */
+}
+
+/* Who asks for a queue that is not open here is told so. */
+static void say_none(weft *w, uint32_t to, const struct queue_message *ask)
+{
+    struct queue_message m = *ask;
+    m.type = QUEUE_NONE;
+    m.incarnation = 0;
+    m.to = ask->incarnation;
+    if (fab_send(w, to, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
+        base_log(BASE_LOG_WARN, "queue '%.*s': node %u, which drains it, was not told that it is not open here: %s",
+                 (int)QUEUE_NAME_BYTES, m.name, to, base_error());
+}
+
 static void handle(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                    size_t payload_len, void *arg)
 {
@@ -164,19 +197,30 @@ static void handle(weft *w, uint32_t from, const void *header, size_t header_len
         return;
     memcpy(&m, header, sizeof m);
     struct weft_queue *q = enter_named(room, m.key, m.name);
-    if (!q)
-        return; /* not open here: see above; completions of a queue that was closed are nobody's */
+    if (!q) { /* not open here: see above; completions of a queue that was closed are nobody's */
+        if (m.type == QUEUE_ASK)
+            say_none(w, from, &m);
+        return;
+    }
     if (m.to && m.to != q->incarnation) { /* for one that was closed */
         leave(room, q);
         return;
     }
     switch (m.type) {
     case QUEUE_HELLO:
+    case QUEUE_ASK:
         learn(q, from, &m);
         queue_post(q, from, QUEUE_ANSWER, m.incarnation, NULL, 0, 0);
         break;
     case QUEUE_ANSWER:
         learn(q, from, &m);
+        break;
+    case QUEUE_SETTLE:
+        settle(q, from, m.count, payload, payload_len);
+        break;
+    case QUEUE_NONE:
+        atomic_store_explicit(&q->none[from], m.count, memory_order_release); /* pairs with none_open() in drain.c */
+        fab_wake_here(w);
         break;
     case QUEUE_CLOSE:
         closed(q, from, m.incarnation);

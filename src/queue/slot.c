@@ -42,6 +42,18 @@ static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen
     return same;
 }
 
+/* A swap through the fabric has ended with this error. Not these: the home is gone with all its slots, or nothing was started. */
+static bool may_have_happened(int rc)
+{
+    return rc < 0 && rc != -ECONNRESET && rc != -EDEADLK;
+}
+
+static BASE_COLD void settle(const struct slot_shard *s, int rc, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
+{
+    if (may_have_happened(rc))
+        s->remote->settle(s->arg, slot, from, to, then);
+}
+
 static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64_t user, uint64_t id,
                                const uint64_t *task)
 {
@@ -94,6 +106,23 @@ int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t
     return load(s, (uint32_t)word, out);
 }
 
+int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed)
+{
+    uint64_t two[2] = {0};
+    int rc = load(s, SLOT_COMPLETED, completed); /* first: what is submitted after that makes them differ */
+    if (rc)
+        return rc;
+    if (s->mem) {
+        two[0] = atomic_load_explicit(&s->mem[SLOT_SUBMITTED], memory_order_acquire); /* pairs with queue_publish_counts() */
+        two[1] = atomic_load_explicit(&s->mem[SLOT_CLOSED], memory_order_acquire);    /* pairs with weft_queue_close() */
+    } else {
+        rc = s->remote->load(s->arg, SLOT_SUBMITTED, two, 2);
+    }
+    *submitted = two[0];
+    *closed = two[1] != 0;
+    return rc;
+}
+
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired)
 {
     return swap(s, (uint32_t)word, &expected, desired);
@@ -143,57 +172,85 @@ static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
     return back < tail ? head_lower(s, tail - 1 - back) : 0;
 }
 
+/* A slot for a task: free ones only. 1 with the word that it has now, 0 when it is in use, or an error. */
+static inline int take(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t *writing)
+{
+    uint64_t word;
+    int rc = load(s, slot_base(s, slot), &word);
+    if (rc < 0 || slot_status(word) != SLOT_FREE)
+        return rc;
+    uint64_t seen = word;
+    *writing = slot_next(word, user, attempt, SLOT_WRITING);
+    rc = swap(s, slot_base(s, slot), &seen, *writing);
+    if (BASE_UNLIKELY(rc < 0))
+        settle(s, rc, slot, word, *writing, SLOT_FREE);
+    return rc;
+}
+
+/* Write a task into a slot that was taken. 0: it is ready, or will be, and *error says so. */
+static inline int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
+                       const uint64_t *task, int *error)
+{
+    uint64_t mine = writing, ready = slot_next(writing, 0, attempt, SLOT_READY);
+    int rc = store_fields(s, slot_base(s, slot), user, id, task);
+    if (BASE_UNLIKELY(rc < 0)) {
+        settle(s, rc, slot, writing, writing, SLOT_FREE);
+        return rc;
+    }
+    rc = swap(s, slot_base(s, slot), &mine, ready); /* (S) */
+    if (BASE_UNLIKELY(rc < 0)) {
+        settle(s, rc, slot, writing, ready, SLOT_READY);
+        *error = rc;
+        return may_have_happened(rc) ? 0 : rc;
+    }
+    return rc ? 0 : -ECONNRESET; /* the home holds this node for dead and took the slot back */
+}
+
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks,
                 const uint64_t *ids, uint32_t count)
 {
     /* Once something is placed, a row of slots in use ends the search: the caller has other shards to fill. */
     const uint32_t patience = 16;
     uint64_t tail;
-    int rc = load(s, SLOT_TAIL, &tail);
+    int rc = load(s, SLOT_TAIL, &tail), error = 0;
     if (rc)
         return rc;
     uint64_t first = 0, last = 0;
     uint32_t placed = 0, missed = 0;
-    for (uint64_t p = tail; placed < count && p - tail < s->slots; p++) {
-        uint32_t base = slot_base(s, p);
-        uint64_t word;
-        if ((rc = load(s, base, &word)) < 0)
-            break;
-        if (slot_status(word) == SLOT_FREE) {
-            uint64_t writing = slot_next(word, user, attempt, SLOT_WRITING);
-            if ((rc = swap(s, base, &word, writing)) < 0)
+    for (uint64_t p = tail; placed < count && p - tail < s->slots && error == 0; p++) {
+        uint32_t slot = (uint32_t)p & (s->slots - 1);
+        uint64_t writing = 0;
+        rc = take(s, slot, user, attempt, &writing);
+        if (BASE_LIKELY(rc > 0)) {
+            rc = fill(s, slot, user, attempt, writing, ids[placed], tasks + (size_t)placed * SLOT_TASK_WORDS, &error);
+            if (rc < 0)
                 break;
-            if (rc) {
-                uint64_t mine = writing;
-                if ((rc = store_fields(s, base, user, ids[placed], tasks + (size_t)placed * SLOT_TASK_WORDS)))
-                    break;
-                rc = swap(s, base, &mine, slot_next(writing, 0, attempt, SLOT_READY)); /* (S) */
-                if (rc == 0)
-                    rc = -ECONNRESET; /* the home holds this node for dead and took the slot back */
-                if (rc < 0)
-                    break;
-                if (placed++ == 0)
-                    first = p;
-                last = p + 1;
-                missed = 0;
-                continue;
-            }
+            if (placed++ == 0)
+                first = p;
+            last = p + 1;
+            missed = 0;
+            continue;
         }
-        if (placed && ++missed == patience)
+        if (rc < 0 || (placed && ++missed == patience))
             break;
     }
     if (placed == 0)
         return rc < 0 ? rc : 0;
-    while (tail < last) {
+    if (rc == 0)
+        rc = error; /* with an error the shard does not answer: no further step, for which its home has to be waited for again */
+    if (s->mem)
+        rc = 0;
+    while (rc >= 0 && tail < last) {
         rc = swap(s, SLOT_TAIL, &tail, last); /* (T) */
-        if (rc < 0)
-            return (int)placed; /* the shard is gone, and its tasks with it: the caller will hear of it */
         if (rc)
             break;
     }
     /* `tail` is what was there before: beyond our first position, claimers may have passed us while we wrote. */
-    if (BASE_UNLIKELY(tail > first))
-        head_lower(s, first);
+    if (BASE_UNLIKELY(rc >= 0 && tail > first))
+        rc = head_lower(s, first);
+    /* When the shard is gone, so are its tasks: the caller will hear of it. */
+    for (uint64_t p = first; BASE_UNLIKELY(rc < 0) && p < last; p++)
+        settle(s, rc, (uint32_t)p & (s->slots - 1), 0, 0, SLOT_READY);
     return (int)placed;
 }
 
@@ -224,10 +281,13 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
             rc = 0; /* no submitter of ours: pass it by, as any slot that is not ready */
             continue;
         }
+        uint64_t ready = word;
         c->word = slot_next(word, user, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
-        if ((rc = swap(s, base, &word, c->word)) < 0) /* (S): succeeding proves that the copy is whole */
+        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): succeeding proves that the copy is whole */
+            settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;
+        }
         got += (uint32_t)rc;
     }
     /* Rule 2: only from a head word of the version we started from; others may have raised it in between. */
@@ -247,29 +307,79 @@ static int change(const struct slot_shard *s, uint32_t slot, uint64_t word, uint
     return rc < 0 ? rc : rc ? 0 : -ESTALE;
 }
 
+/* The claimed `word` for its successor `*now`, which has the same owner unless it is READY. */
+static int change_claim(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
+{
+    for (bool renewed = false;; renewed = true) {
+        uint64_t seen = word;
+        uint64_t next = to == SLOT_READY ? slot_next(word, 0, slot_attempt(word) + 1, to) : slot_next_same(word, to);
+        int rc = swap(s, slot_base(s, slot), &seen, next); /* (S) */
+        if (rc > 0) {
+            *now = next;
+            return 0;
+        }
+        if (BASE_UNLIKELY(rc < 0)) {
+            if (to != SLOT_CLAIMED)
+                settle(s, rc, slot, word, next, SLOT_READY);
+            return rc;
+        }
+        /* A renewal whose end the owner did not see has happened: after `word` only that leads to this. */
+        if (s->mem || renewed || seen != slot_next_same(word, SLOT_CLAIMED))
+            return -ESTALE;
+        word = seen;
+    }
+}
+
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
 {
-    *now = slot_next_same(word, SLOT_DONE);
-    return change(s, slot, word, *now);
+    return change_claim(s, slot, word, SLOT_DONE, now);
 }
 
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)
 {
-    *now = slot_next_same(word, SLOT_CLAIMED);
-    return change(s, slot, word, *now);
+    return change_claim(s, slot, word, SLOT_CLAIMED, now);
 }
 
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
-    int rc = change(s, slot, word, slot_next(word, 0, slot_attempt(word) + 1, SLOT_READY));
+    uint64_t ready;
+    int rc = change_claim(s, slot, word, SLOT_READY, &ready);
     if (rc == 0)
-        head_lower_slot(s, slot); /* a failure means that the shard is gone */
+        settle(s, head_lower_slot(s, slot), slot, 0, 0, SLOT_READY);
     return rc;
 }
 
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
-    return change(s, slot, word, slot_next(word, 0, 0, SLOT_FREE));
+    if (BASE_LIKELY(s->mem != NULL))
+        return change(s, slot, word, slot_next(word, 0, 0, SLOT_FREE));
+    s->remote->settle(s->arg, slot, word, word, SLOT_FREE);
+    return 0;
+}
+
+/* Home: have claimers look at a slot again. They look at the last `slots` positions below tail, and have passed none above it. */
+static void show(const struct slot_shard *s, uint32_t slot)
+{
+    uint64_t tail;
+    if (load(s, SLOT_TAIL, &tail))
+        return;
+    while (swap(s, SLOT_TAIL, &tail, tail + ((slot - tail) & (s->slots - 1)) + 1) == 0)
+        ;
+}
+
+bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
+{
+    uint64_t word;
+    if (to && load(s, slot_base(s, slot), &word) == 0)
+        while (word == from || word == to) {
+            bool again = slot_status(word) == SLOT_CLAIMED || slot_status(word) == SLOT_DONE;
+            uint64_t next = then == SLOT_FREE ? slot_next(word, 0, 0, SLOT_FREE) : slot_next(word, 0, slot_attempt(word) + again, SLOT_READY);
+            if (swap(s, slot_base(s, slot), &word, next)) /* (S) */
+                break;
+        }
+    if (then == SLOT_READY)
+        show(s, slot);
+    return then == SLOT_READY;
 }
 
 uint32_t slot_backlog(const struct slot_shard *s)
@@ -365,8 +475,8 @@ uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64
         empty = empty && status == SLOT_FREE;
         if (status == SLOT_READY) {
             uint64_t back = (tail - 1 - i) & (s->slots - 1);
-            if (tail && back < tail && back + 1 > slot_backlog(s))
-                head_lower_slot(s, i);
+            if (back >= tail || back + 1 > slot_backlog(s))
+                show(s, i);
         }
         if (status != SLOT_CLAIMED) {
             watch->word[i] = 0;

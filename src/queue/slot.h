@@ -31,9 +31,22 @@
  *      tail already past its slot) changes head afterwards: lowers it to the slot where it is beyond, and in any
  *      case raises the version in the head word.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
+ * The home has another way for a slot that it makes ready: it raises tail past the slot's next position, which no claimer can have
+ * passed.
  * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the
  * claimer's swap fails; if it comes after, it sees the raised head and lowers it. A submitter whose raise of tail
  * starts from at or below its first position needs nothing: no claimer went past tail, so head is not beyond.
+ *
+ * WHAT MAY HAVE HAPPENED. A swap of a shard that is reached through the fabric can end without an answer: the home was stopped past the
+ * deadline, or the link broke. It may have happened, and it may still happen later. Who gave up says which word the swap was to change, and
+ * into which, and what is to become of the slot; the home, to which all words are near, swaps either of them for a third (slot_settle()).
+ * Both words are then past, and neither can come back, so a swap that is late finds nothing that it would change. What becomes of it:
+ *   take a free slot     free again; also when the fields could not be written
+ *   make it ready        it is ready: the task counts as submitted
+ *   claim                ready again
+ *   complete, release    ready again: the caller hears that it was refused, so another is to do the task
+ *   renew                nothing is to be done: the claim keeps its word, and the next call finds either that or its successor
+ *   free                 is always the home's doing, since the submitter cannot wait
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H
@@ -49,8 +62,8 @@ enum slot_header {
     SLOT_TAIL = 0,       /* position: submitters */
     SLOT_HEAD = 16,      /* version(32) . position, its low 32 bits: claimers */
     SLOT_IDLE = 32,      /* 1: a claimer of the home may be asleep; who takes it to 0 wakes it */
-    SLOT_SUBMITTED = 48, /* by the home node, to any shard; written by the home only, as are these: */
-    SLOT_COMPLETED = 49, /* of those */
+    SLOT_COMPLETED = 48, /* tasks of the home node, in any shard; written by the home only, as are these: */
+    SLOT_SUBMITTED = 49, /* by the home node, to any shard */
     SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is nobody's any more */
     SLOT_HEADER_WORDS = 64
 };
@@ -119,6 +132,8 @@ struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
     int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* seen before a later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
+    /* Have the home call slot_settle(), sooner or later. */
+    void (*settle)(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 };
 
 struct slot_shard {
@@ -146,6 +161,8 @@ void slot_format(struct slot_shard *s);
 
 /* One word of the header. */
 int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t *out);
+/* What the home has submitted, and had completed before. */
+int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed);
 /* 1 swapped, 0 not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 
@@ -159,10 +176,15 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max,
                bool half);
 
-/* Worker: `word` is the word it claimed. -ESTALE when the slot has another one now; else `*now` is the new word. */
+/* Worker: `word` is the word it claimed. -ESTALE when the slot has another one now; else `*now` is the new word. Another error is the
+ * fabric's: then it is not known whether it happened (see above). */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
+
+/* Home: a swap of `from` for `to` may have happened, or happens later: whichever is there becomes FREE or READY, and claimers find what is
+ * ready. With `to` 0 only the latter. True: claimers have something to look at. */
+bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 
 /* Submitter: it has accepted the completion that left `word` (DONE) in the slot. -ESTALE when the home took it back. */
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);

@@ -12,6 +12,7 @@
 #define SUBMIT_SLICE_NS WEFT_MS
 #define PENDING_RUN     16u
 
+_Static_assert(QUEUE_DONES_MAX <= QUEUE_SETTLES_MAX, "what one message completes another can free");
 _Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part of a slot");
 
 /* The shard for the next run of tasks; `avoid` counts those found full just now. */
@@ -86,8 +87,8 @@ static bool room_ready(void *arg)
     return atomic_load_explicit(&r->q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed) != r->completed;
 }
 
-/* Place what can be placed without waiting. */
-static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids)
+/* Place what can be placed without waiting, in a call that ends at `deadline`. */
+static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
 {
     uint64_t own_ids[SUBMIT_RUN];
     uint32_t done = 0, full = 0;
@@ -96,7 +97,10 @@ static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t cou
         if (!v)
             break;
         uint32_t run = count - done < SUBMIT_RUN ? count - done : SUBMIT_RUN;
+        int64_t before = v->shard.mem ? 0 : queue_limit(deadline);
         int n = place(q, v, tasks + done, run, ids ? ids + done : own_ids);
+        if (!v->shard.mem)
+            fab_limit(before);
         if (n < 0)
             return done ? (int)done : n;
         done += (uint32_t)n;
@@ -119,7 +123,7 @@ static int submit_later(struct weft_queue *q, const weft_task *tasks, uint32_t c
         int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
-        int n = place_some(q, tasks, count, ids);
+        int n = place_some(q, tasks, count, ids, deadline);
         if (n)
             return n;
     }
@@ -133,7 +137,7 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
         return base_fail(-EINVAL, "queue '%s': submitting %u tasks: it must be at least 1", q->name, count);
     if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
         queue_place_pending(q);
-    int n = place_some(q, tasks, count, ids);
+    int n = place_some(q, tasks, count, ids, timeout_ns == 0 ? 0 : INT64_MAX);
     if (BASE_LIKELY(n))
         return n;
     int64_t deadline = fab_timeout(q->w, timeout_ns);
@@ -143,6 +147,32 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
         queue_end_wait(q);
     }
     return rc;
+}
+
+/* Free the slots of tasks that are complete. A handler cannot wait: at other homes they are freed by message. */
+static void free_slots(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
+{
+    struct queue_settle_message at_home[QUEUE_DONES_MAX];
+    struct queue_view *home = NULL;
+    uint32_t n = 0, slot;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct queue_done_message *m = &dones[i];
+        struct queue_view *v = queue_slot_find(q, m->slot, &slot);
+        if (!v || slot_status(m->word) != SLOT_DONE)
+            continue; /* the home is gone, and the slot with it */
+        if (v->shard.mem) {
+            slot_free(&v->shard, slot, m->word);
+            continue;
+        }
+        if (n && (v != home || n == QUEUE_DONES_MAX)) {
+            queue_post(q, home->node, QUEUE_SETTLE, home->incarnation, at_home, n, n * sizeof at_home[0]);
+            n = 0;
+        }
+        home = v;
+        at_home[n++] = (struct queue_settle_message){m->word, m->word, slot, SLOT_FREE};
+    }
+    if (n)
+        queue_post(q, home->node, QUEUE_SETTLE, home->incarnation, at_home, n, n * sizeof at_home[0]);
 }
 
 void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count)
@@ -160,17 +190,7 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
     queue_publish_counts(q);
     base_spin_unlock(&t->lock);
 
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t slot;
-        const struct queue_done_message *m = &dones[i];
-        struct queue_view *v = queue_slot_find(q, m->slot, &slot);
-        if (!v || slot_status(m->word) != SLOT_DONE)
-            continue; /* the home is gone, and the slot with it */
-        if (v->shard.mem)
-            slot_free(&v->shard, slot, m->word);
-        else /* a handler cannot wait: start it and forget it */
-            weft_compare_swap(q->w, m->slot, m->word, slot_next(m->word, 0, 0, SLOT_FREE), NULL, NULL);
-    }
+    free_slots(q, dones, count);
     if (accepted)
         fab_wake_here(q->w); /* who reaps, drains, or waits for room */
 }
@@ -299,7 +319,10 @@ void queue_place_pending(struct weft_queue *q)
         base_spin_unlock(&t->lock);
         for (uint32_t i = 0; i < n; i++)
             highest = tries[i] > highest ? tries[i] : highest;
+        int64_t before = v->shard.mem ? 0 : queue_limit(0);
         int placed = n ? slot_submit(&v->shard, queue_user(q), highest, (const uint64_t *)(const void *)tasks, ids, n) : 0;
+        if (!v->shard.mem)
+            fab_limit(before);
         uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
         if (kept < n) {
             base_spin_lock(&t->lock);

@@ -7,38 +7,62 @@
 
 #include <stdlib.h>
 
+int64_t queue_limit(int64_t deadline)
+{
+    int64_t now = base_now_ns(), end = deadline < now + QUEUE_LOOK_NS ? now + QUEUE_LOOK_NS : deadline;
+    return fab_limit(end < now + QUEUE_ANSWER_NS ? end : now + QUEUE_ANSWER_NS);
+}
+
+/* How an operation there has ended. */
+static int answered(struct queue_view *v, int rc)
+{
+    if (BASE_UNLIKELY(rc == -ETIMEDOUT))
+        atomic_store_explicit(&v->silent_until, base_now_ns() + QUEUE_ANSWER_NS, memory_order_relaxed);
+    else if (BASE_UNLIKELY(atomic_load_explicit(&v->silent_until, memory_order_relaxed)))
+        atomic_store_explicit(&v->silent_until, 0, memory_order_relaxed);
+    return rc;
+}
+
 static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
 {
     struct queue_view *v = arg;
-    return weft_get_now(v->w, out, v->at + (uint64_t)word * 8, (size_t)count * 8);
+    return answered(v, weft_get_now(v->q->w, out, v->at + (uint64_t)word * 8, (size_t)count * 8));
 }
 
 static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t count)
 {
     struct queue_view *v = arg;
-    int rc = weft_put_now(v->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8);
-    return rc ? rc : weft_fence(v->w, v->node); /* the swap that publishes comes after */
+    int rc = answered(v, weft_put_now(v->q->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8));
+    return rc ? rc : weft_fence(v->q->w, v->node); /* the swap that publishes comes after */
 }
 
 static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
 {
     struct queue_view *v = arg;
-    return weft_compare_swap_now(v->w, v->at + (uint64_t)word * 8, expected, desired, old);
+    return answered(v, weft_compare_swap_now(v->q->w, v->at + (uint64_t)word * 8, expected, desired, old));
 }
 
-static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap};
+static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
+{
+    struct queue_view *v = arg;
+    struct queue_settle_message m = {from, to, slot, (uint32_t)then};
+    weft_fence(v->q->w, v->node); /* fields that were put there, and perhaps late, are not written after this */
+    queue_post(v->q, v->node, QUEUE_SETTLE, v->incarnation, &m, 1, sizeof m);
+}
 
-struct queue_view *queue_view_make(struct weft *w, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote)
+static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap, remote_settle};
+
+struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote)
 {
     struct queue_view *v = calloc(1, sizeof *v);
     if (!v)
         return NULL;
-    v->w = w;
+    v->q = q;
     v->node = node;
     v->incarnation = incarnation;
     v->at = at;
     v->shard.slots = slots;
-    v->shard.mem = remote ? NULL : weft_ptr(w, at, slot_shard_bytes(slots));
+    v->shard.mem = remote ? NULL : weft_ptr(q->w, at, slot_shard_bytes(slots));
     v->shard.remote = &remote_access;
     v->shard.arg = v;
     return v;
@@ -66,10 +90,14 @@ static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
         /* seq_cst: after our raise of tail; pairs with the claimer's store of idle (claim.c) */
         if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1)
             return false;
-    } else if (fab_in_handler()) {
+    } else if (fab_in_handler() || queue_view_silent(v)) {
         return false; /* it looks by itself soon */
     }
-    if (slot_header_swap(&v->shard, SLOT_IDLE, 1, 0) != 1)
+    int64_t before = v->shard.mem ? 0 : queue_limit(0);
+    int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
+    if (!v->shard.mem)
+        fab_limit(before);
+    if (swapped != 1)
         return false;
     if (v->node == q->w->rank)
         fab_wake_here(q->w);

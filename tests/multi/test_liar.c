@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that lies (liar.h) to two honest ones, about locks, barriers, exchanges and the queue's messages.
+ * A node that lies (liar.h) to two honest ones, about locks, barriers and exchanges. About queues: test_liar_queue.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,6 @@
 
 #include "cluster_test.h"
 #include "liar.h"
-#include "queue_test.h"
 #include "sync/lock.h"
 
 enum { LIAR = 2, NODES = 3 };
@@ -300,144 +299,11 @@ static void test_exchange_words(void **state)
     run_with_liar(lie_in_exchange);
 }
 
-/* --- the queue's messages --- */
-
-static const struct lie_field QUEUE_MESSAGE[] = {
-    LIE_FIELD(struct queue_message, type),        LIE_FIELD(struct queue_message, shut), LIE_FIELD(struct queue_message, count),
-    LIE_FIELD(struct queue_message, slots),       LIE_FIELD(struct queue_message, to),   LIE_FIELD(struct queue_message, key),
-    LIE_FIELD(struct queue_message, incarnation), LIE_FIELD(struct queue_message, name), LIE_FIELD(struct queue_message, shard),
-};
-static const struct lie_field QUEUE_DONE[] = {
-    LIE_FIELD(struct queue_done_message, id),     LIE_FIELD(struct queue_done_message, slot),
-    LIE_FIELD(struct queue_done_message, word),   LIE_FIELD(struct queue_done_message, result),
-    LIE_FIELD(struct queue_done_message, status), LIE_FIELD(struct queue_done_message, result_len),
-};
-
-static struct queue_message queue_message_of(const struct weft_queue *q, uint32_t type)
-{
-    struct queue_message m = {.type = (uint8_t)type, .slots = 64, .incarnation = q->incarnation, .key = q->key, .shard = q->own->at};
-    memcpy(m.name, q->name, sizeof m.name);
-    return m;
-}
-
-struct queue_to {
-    struct message_to to;
-    struct queue_message done; /* the header to lies about completions */
-};
-
-static void tell_queue(const void *record, size_t bytes, const char *what, void *arg)
-{
-    struct queue_to *q = arg;
-    note(q->to.t, what);
-    int rc = fab_send(q->to.w, q->to.node, FAB_HANDLER_QUEUE, record, bytes, NULL, 0, NULL);
-    CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
-}
-
-static void tell_done(const void *record, size_t bytes, const char *what, void *arg)
-{
-    struct queue_to *q = arg;
-    note(q->to.t, what);
-    int rc = fab_send(q->to.w, q->to.node, FAB_HANDLER_QUEUE, &q->done, sizeof q->done, record, bytes, NULL);
-    CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
-}
-
-static void queue_messages(weft *w, void *arg)
-{
-    struct told *t = arg;
-    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
-    weft_queue *q = open_queue(w, 64, 0, false, 0);
-    meet(&t->here, NODES);
-    if (weft_rank(w) == LIAR) {
-        for (uint32_t node = 0; node < NODES - 1; node++) {
-            const struct queue_view *v = queue_view_of(q, node);
-            struct queue_to to = {{w, t, node}, queue_message_of(q, QUEUE_DONES)};
-            struct queue_done_message done = {.id = 1, .slot = queue_slot_address(v, 0), .word = 1};
-            to.done.count = 1;
-            to.done.to = v->incarnation;
-            lie_about(&done, sizeof done, QUEUE_DONE, LIE_COUNT(QUEUE_DONE), tell_done, &to);
-            for (uint32_t type = QUEUE_HELLO; type <= QUEUE_DONES; type++) {
-                struct queue_message truth = queue_message_of(q, type);
-                lie_about(&truth, sizeof truth, QUEUE_MESSAGE, LIE_COUNT(QUEUE_MESSAGE), tell_queue, &to);
-            }
-            OK(weft_flush(w, node, WEFT_DEFAULT));
-        }
-        atomic_store(&t->over, 1);
-        return;
-    }
-    /* A lie may be that the queue is shut, or that work is done: what the calls return is not looked at. They do return. */
-    while (!t->over) {
-        weft_task task = {.tag = 1};
-        weft_claim claim;
-        weft_result result = {0};
-        weft_done done;
-        (void)weft_submit(q, &task, 1, NULL, 5 * WEFT_MS);
-        if (weft_claim_tasks(q, &claim, 1, 5 * WEFT_MS) == 1)
-            (void)weft_complete(q, &claim, &result, 1, NULL);
-        (void)weft_reap(q, &done, 1, 5 * WEFT_MS);
-        (void)weft_drain(q, WEFT_MS);
-    }
-    honest_end(w, t, word);
-    OK(weft_queue_close(q));
-}
-
-static void test_queue_messages(void **state)
-{
-    (void)state;
-    run_with_liar(queue_messages);
-}
-
-/* A node that opens a queue anew without end, and asks without end where the others' shards are, does not fill their memory. */
-static void opened_anew(weft *w, void *arg)
-{
-    struct told *t = arg;
-    weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
-    weft_queue *q = open_queue(w, 64, 0, false, 0);
-    meet(&t->here, NODES);
-    if (weft_rank(w) == LIAR) {
-        struct queue_message m = queue_message_of(q, QUEUE_ANSWER);
-        for (uint32_t i = 0; i < QUEUE_VIEWS_MAX + 1000; i++) {
-            m.incarnation++;
-            OK(fab_send(w, 0, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL));
-        }
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
-        note(t, "opened too often");
-        atomic_fetch_add(&t->lies, 1000);
-        atomic_store(&t->over, 1);
-        return;
-    }
-    wait_for(&t->over, 1);
-    while (weft_alive(w, LIAR))
-        usleep(1000);
-    if (weft_rank(w) == 0) {
-        uint32_t views = 1;
-        base_spin_lock(&w->progress); /* handlers run with it */
-        for (const struct queue_view *v = q->retired; v; v = v->retired)
-            views++;
-        base_spin_unlock(&w->progress);
-        CHECK(views == QUEUE_VIEWS_MAX);
-        /* Answers that found no room. */
-        for (uint32_t i = 0; i < 1000; i++)
-            queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
-        base_spin_lock(&q->unsent_lock);
-        CHECK(queue_unsent_count(q) <= 1);
-        base_spin_unlock(&q->unsent_lock);
-    }
-    honest_end(w, t, word);
-    OK(weft_queue_close(q));
-}
-
-static void test_opened_anew(void **state)
-{
-    (void)state;
-    run_with_liar(opened_anew);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lock_messages), cmocka_unit_test(test_lock_word),      cmocka_unit_test(test_endless),
-        cmocka_unit_test(test_barrier_words), cmocka_unit_test(test_exchange_words), cmocka_unit_test(test_queue_messages),
-        cmocka_unit_test(test_opened_anew),
+        cmocka_unit_test(test_barrier_words), cmocka_unit_test(test_exchange_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -353,7 +353,23 @@ class Map(unittest.TestCase):
         self.assertEqual(sum(int(r[1]) for r in rows), len(Map.bytes))
         self.assertEqual([int(r[0]) for r in rows], list(range(0, len(Map.bytes), 500 << 10)))
 
-    # --- failures ---
+    @of_bytes
+    def test_an_input_that_is_cut_short(self):
+        """After it has been cut in pieces: those that are gone fail, however they are read."""
+        path, first, last = self.path("shrinks", b""), os.path.join(Map.dir, "first"), os.path.join(Map.dir, "last")
+        for fifo in first, last:
+            os.mkfifo(fifo)
+            self.addCleanup(os.unlink, fifo)
+        for kernel, command in ((["--kernel", "wc"], []), ([], ["--", "cat"])):
+            os.truncate(path, 20_000_000)
+            p = start("--nodes", "2", "--slots", "1", "--memory", "16M", "--block", "1G", "--retries", "0", "--output",
+                      self.path("out"), *kernel, first, path, last, *command)
+            with open(first, "wb"), open(last, "wb"):  # all are open at the other end, and the first is read
+                os.truncate(path, 1_000_000)
+            err = p.communicate(timeout=LIMIT)[1].decode()
+            self.assertEqual(p.returncode, 1, err)
+            self.assertIn(f"of {path}", err)
+            self.assertIn("cut short meanwhile", err)
 
     def test_a_failing_piece(self):
         code, out, err = run("--block", "500K", "--retries", "1", Map.text, "--", "sh", "-c",

@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -207,7 +208,7 @@ static void late_close_of_worker(weft *w, void *arg)
         q = open_slots(w, 0);
         /* The home's answer comes only later: claim there all the same, as a node would that had heard of it. */
         struct slot_claim taken;
-        struct queue_view *v = queue_view_make(w, 0, 1, at, 64, false);
+        struct queue_view *v = queue_view_make(q, 0, 1, at, 64, false);
         CHECK(v && slot_claim(&v->shard, slot_user(1, q->incarnation), 2, &taken, 1, false) == 1);
         OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
         meet_here(w, &l->met[1]);
@@ -259,6 +260,66 @@ static void test_late_shutdown(void **state)
 {
     (void)state;
     run_late(late_shutdown);
+}
+
+/* --- a drain, and work of a node whose shard is not known yet: its HELLO is not handled, or it has closed and opened again --- */
+static void drain_of_the_unknown(weft *w, void *arg)
+{
+    struct late *l = arg;
+    weft_queue *q = NULL;
+    handlers(w, l);
+    if (weft_rank(w) == 0) {
+        q = open_slots(w, 64);
+        OK(weft_drain(q, WEFT_DEFAULT)); /* node 1 has not opened it */
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[0]);
+        meet_here(w, &l->met[1]); /* it has */
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
+        atomic_store(&l->go_on, 1);
+        CHECK(weft_drain(q, 50 * WEFT_MS) == -ETIMEDOUT);
+        wait_for_view(q, 1);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT);
+        meet_here(w, &l->met[2]);
+        OK(weft_drain(q, WEFT_DEFAULT));
+        meet_here(w, &l->met[3]);
+        /* It is known, and closes and opens again. */
+        atomic_store(&l->in_handler, 0);
+        atomic_store(&l->go_on, 0);
+        OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        meet_here(w, &l->met[4]);
+        meet_here(w, &l->met[5]);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
+        atomic_store(&l->go_on, 1);
+        meet_here(w, &l->met[6]);
+        OK(weft_drain(q, WEFT_DEFAULT));
+    } else {
+        uint8_t seen[3] = {0};
+        weft_task t = numbered(1);
+        meet_here(w, &l->met[0]);
+        q = open_slots(w, 64);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[1]);
+        meet_here(w, &l->met[2]);
+        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[3]);
+        meet_here(w, &l->met[4]);
+        OK(weft_queue_close(q));
+        q = open_slots(w, 64);
+        t = numbered(2);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        meet_here(w, &l->met[5]);
+        meet_here(w, &l->met[6]);
+        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+    }
+    meet(&l->met[7], 2);
+}
+
+static void test_drain_of_the_unknown(void **state)
+{
+    (void)state;
+    run_late(drain_of_the_unknown);
 }
 
 /* --- a renewal that is refused changes nothing, however often it is tried --- */
@@ -316,6 +377,152 @@ static void test_short_lease(void **state)
     assert_int_equal(nodes_failed(1, short_lease, NULL), 0);
 }
 
+/* --- a home that is stopped past the deadline, and goes on: swaps that nobody waits for any more happen then --- */
+static void stopped(weft *w, struct late *l, int64_t deadline_ns)
+{
+    stop_asleep(l->pid);
+    w->deadline_ns = deadline_ns;
+}
+
+static void continued(weft *w, struct late *l, int64_t deadline_ns)
+{
+    CHECK(kill(l->pid, SIGCONT) == 0);
+    w->deadline_ns = deadline_ns;
+}
+
+static void claim_again(weft_queue *q, weft_claim *c)
+{
+    CHECK(weft_claim_tasks(q, c, 1, patience_ns(30)) == 1);
+}
+
+static void complete_one(weft_queue *q, const weft_claim *c)
+{
+    weft_result r = {.status = 7};
+    weft_done d;
+    CHECK(weft_complete(q, c, &r, 1, NULL) == 1);
+    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.status == 7 && d.tag == c->task.tag);
+}
+
+static void stopped_home(weft *w, void *arg)
+{
+    enum { SLOTS = 8 };
+    struct late *l = arg;
+    const int64_t usual = w->deadline_ns, soon = 200 * WEFT_MS;
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)}, &q));
+    wait_for_view(q, !weft_rank(w));
+    if (weft_rank(w) == 1)
+        l->pid = getpid();
+    meet_here(w, &l->met[0]);
+    if (weft_rank(w) == 0 && !queue_view_of(q, 1)->shard.mem) {
+        weft_task t[SLOTS] = {{.tag = 1}};
+        weft_claim c, before;
+        weft_result r = {0};
+        bool accepted = true;
+
+        CHECK(weft_submit(q, t, 1, NULL, WEFT_DEFAULT) == 1);
+        claim_again(q, &c);
+        stopped(w, l, soon);
+        CHECK(weft_complete(q, &c, &r, 1, &accepted) == 0 && !accepted);
+        continued(w, l, usual);
+        claim_again(q, &c);
+        CHECK(c.attempt > 0);
+        stopped(w, l, soon);
+        before = c;
+        CHECK(weft_renew(q, &c) == -ETIMEDOUT && memcmp(&c, &before, sizeof c) == 0);
+        continued(w, l, usual);
+        OK(weft_renew(q, &c));
+        stopped(w, l, soon);
+        CHECK(weft_release(q, &c) == -ETIMEDOUT);
+        continued(w, l, usual);
+        claim_again(q, &c);
+        complete_one(q, &c);
+
+        CHECK(weft_submit(q, t, 1, NULL, WEFT_DEFAULT) == 1);
+        stopped(w, l, usual);
+        CHECK(weft_claim_tasks(q, &c, 1, 0) == -ETIMEDOUT && weft_claim_tasks(q, &c, 1, soon) == -ETIMEDOUT);
+        continued(w, l, usual);
+        claim_again(q, &c);
+        complete_one(q, &c);
+
+        /* What it has submitted runs once; what it was told was not, never. */
+        for (int round = 0; round < 5; round++) {
+            stopped(w, l, usual);
+            int n = weft_submit(q, t, SLOTS, NULL, round % 2 ? 0 : soon);
+            CHECK(n == -ETIMEDOUT || (n > 0 && n <= SLOTS));
+            continued(w, l, usual);
+            for (int i = 0; i < n; i++) {
+                claim_again(q, &c);
+                complete_one(q, &c);
+            }
+            weft_done d;
+            CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
+        }
+        for (uint32_t n = 0; n < SLOTS;) { /* no slot is lost */
+            int more = weft_submit(q, t, SLOTS - n, NULL, patience_ns(30));
+            CHECK(more > 0);
+            n += (uint32_t)more;
+        }
+        for (int i = 0; i < SLOTS; i++) {
+            claim_again(q, &c);
+            complete_one(q, &c);
+        }
+        OK(weft_drain(q, WEFT_DEFAULT));
+    }
+    meet(&l->met[1], 2);
+}
+
+static void test_stopped_home(void **state)
+{
+    (void)state;
+    run_late(stopped_home);
+}
+
+/* --- in a handler: a shard that cannot be reached without waiting --- */
+struct in_handler {
+    weft_queue *q;
+    weft_claim c;
+    int complete, renew, release;
+    _Atomic uint32_t done;
+};
+
+static void use_claim(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct in_handler *h = arg;
+    weft_result r = {0};
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    h->renew = weft_renew(h->q, &h->c);
+    h->complete = weft_complete(h->q, &h->c, &r, 1, NULL);
+    h->release = weft_release(h->q, &h->c);
+    atomic_store(&h->done, 1);
+}
+
+static void in_a_handler(weft *w, void *arg)
+{
+    struct late *l = arg;
+    struct in_handler h = {.q = open_slots(w, weft_rank(w) ? 64 : 0)};
+    OK(weft_handle(w, MARK, use_claim, &h));
+    wait_for_view(h.q, !weft_rank(w));
+    if (weft_rank(w) == 0) {
+        bool waits = !queue_view_of(h.q, 1)->shard.mem;
+        weft_task t = {.tag = 1};
+        CHECK(weft_submit(h.q, &t, 1, NULL, WEFT_DEFAULT) == 1 && weft_claim_tasks(h.q, &h.c, 1, WEFT_DEFAULT) == 1);
+        OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
+        wait_for(&h.done, 1);
+        CHECK(h.renew == (waits ? -EDEADLK : 0) && h.complete == (waits ? -EDEADLK : 1));
+        CHECK(h.release == (waits ? -EDEADLK : -ESTALE));
+        if (waits)
+            complete_one(h.q, &h.c);
+    }
+    meet(&l->met[0], 2);
+}
+
+static void test_in_a_handler(void **state)
+{
+    (void)state;
+    run_late(in_a_handler);
+}
+
 /* --- calls on a queue that is closed, and closing one where a thread waits --- */
 static void *claimer(void *arg)
 {
@@ -368,8 +575,11 @@ int main(void)
         cmocka_unit_test(test_late_close),
         cmocka_unit_test(test_late_close_of_worker),
         cmocka_unit_test(test_late_shutdown),
+        cmocka_unit_test(test_drain_of_the_unknown),
         cmocka_unit_test(test_stale_renewal),
         cmocka_unit_test(test_short_lease),
+        cmocka_unit_test(test_stopped_home),
+        cmocka_unit_test(test_in_a_handler),
         cmocka_unit_test(test_closed_twice),
     };
     setenv("WEFT_POOL", "16M", 1);

@@ -12,6 +12,7 @@
 #include <errno.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,6 +56,173 @@ static void test_ended(void **state)
                                    : WIFEXITED(status[node]) && WEXITSTATUS(status[node]) == 7);
         }
     }
+}
+
+/* Domains that all devices have lost to processes that ended. */
+static uint32_t leaked(void)
+{
+    uint32_t n = 0;
+    for (const char *at = softverbs("ls --all --json"); (at = strstr(at, "\"leaked_pd\": ")); at += 13)
+        n += (uint32_t)strtoul(at + 13, NULL, 10);
+    return n;
+}
+
+/* --- a signal while a node joins, or closes --- */
+
+struct moment {
+    char coord[64];
+    bool joining;
+    int64_t after;      /* from the beginning of weft_open() or weft_close(); negative: no signal, how long that takes is noted */
+    _Atomic int64_t took;
+    _Atomic uint32_t here;
+};
+
+static void *strike(void *arg)
+{
+    struct moment *m = arg;
+    usleep((useconds_t)(m->after / 1000));
+    kill(getpid(), SIGTERM);
+    return NULL;
+}
+
+static int struck(int rank, void *arg)
+{
+    struct moment *m = arg;
+    pthread_t thread;
+    weft *w = NULL;
+    (void)rank;
+    setenv("WEFT_SIZE", "2", 1);
+    setenv("WEFT_COORD", m->coord, 1);
+    setenv("WEFT_POOL", "64M", 0);
+    setenv("WEFT_LOG", "error", 1);
+    int64_t begin = now_ns();
+    if (m->joining && m->after >= 0)
+        pthread_create(&thread, NULL, strike, m);
+    int rc = weft_open(&w, NULL);
+    if (m->joining)
+        m->took = now_ns() - begin;
+    while (m->joining && m->after >= 0)
+        pause();
+    OK(rc);
+    meet(&m->here, 2); /* not a barrier: who has passed it may be closed, and have failed it here, by then */
+    begin = now_ns();
+    if (!m->joining && m->after >= 0)
+        pthread_create(&thread, NULL, strike, m);
+    (void)weft_close(w);
+    if (!m->joining)
+        m->took = now_ns() - begin;
+    return 0;
+}
+
+/* At many moments of what takes this long. */
+static void struck_at(bool joining, uint32_t rounds)
+{
+    struct moment *m = shared_words(4096);
+    int64_t took = 0;
+    for (uint32_t i = 0; i <= rounds; i++) {
+        int status[NODES_MAX];
+        snprintf(m->coord, sizeof m->coord, "unix:@weft-struck-%d-%d-%u", (int)getpid(), joining, i);
+        m->joining = joining;
+        m->here = 0;
+        m->after = i ? took * (i - 1) / rounds * 5 / 4 : -1;
+        processes_run(2, struck, m, status);
+        for (int node = 0; node < 2; node++)
+            assert_true((WIFSIGNALED(status[node]) && WTERMSIG(status[node]) == SIGTERM && i) || (status[node] == 0 && (!joining || !i)));
+        took = i ? took : m->took;
+    }
+    assert_int_equal(leaked(), 0);
+}
+
+static void test_struck_joining(void **state)
+{
+    (void)state;
+    struck_at(true, repeats(250));
+}
+
+static void test_struck_closing(void **state)
+{
+    (void)state;
+    struck_at(false, repeats(150));
+}
+
+/* --- a child that has not called exec() --- */
+
+/* It may be asked to end, or end by itself: it does, and its parent's node goes on. */
+static void forked(weft *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr area = symmetric_alloc(w, 4096);
+    uint32_t other = 1 - weft_rank(w);
+    uint8_t *mine = weft_ptr(w, on_node(area, weft_rank(w)), 4096);
+    static const int how[] = {SIGTERM, SIGINT, SIGHUP, 0};
+    for (size_t i = 0; i < sizeof how / sizeof how[0]; i++) {
+        int status;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            if (!how[i])
+                exit(7);
+            alarm(60); /* where its parent ends in its place, it does not stay for ever */
+            for (;;)
+                pause();
+        }
+        if (how[i])
+            CHECK(kill(child, how[i]) == 0);
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(how[i] ? WIFSIGNALED(status) && WTERMSIG(status) == how[i] : WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        OK(weft_put_now(w, on_node(area, other), mine, 4096));
+        OK(weft_barrier(w, WEFT_DEFAULT));
+    }
+}
+
+static void test_forked(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, forked, NULL, (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+    assert_int_equal(leaked(), 0);
+}
+
+/* A child may open a node of its own, while its parent has one: a signal to it gives back what it has, and only that. */
+static int open_in_child(int rank, void *arg)
+{
+    struct moment *m = arg;
+    weft *w = NULL;
+    int status;
+    setenv("WEFT_SIZE", "2", 1);
+    setenv("WEFT_COORD", m->coord, 1);
+    setenv("WEFT_POOL", "64M", 0);
+    setenv("WEFT_LOG", "error", 1);
+    OK(weft_open(&w, NULL));
+    meet(&m->here, 2);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        weft *own = NULL;
+        alarm(60);
+        strcat(m->coord, rank ? "" : "-child");
+        while (!strstr(m->coord, "-child"))
+            usleep(1000);
+        setenv("WEFT_COORD", m->coord, 1);
+        OK(weft_open(&own, NULL));
+        meet(&m->here, 4);
+        kill(getpid(), SIGTERM);
+        for (;;)
+            pause();
+    }
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_close(w));
+    return 0;
+}
+
+static void test_open_in_child(void **state)
+{
+    (void)state;
+    struct moment *m = shared_words(4096);
+    snprintf(m->coord, sizeof m->coord, "unix:@weft-open-%d", (int)getpid());
+    assert_int_equal(processes_failed(2, open_in_child, m), 0);
+    assert_int_equal(leaked(), 0);
 }
 
 /* --- cables --- */
@@ -244,6 +412,10 @@ int main(void)
     signal(SIGHUP, SIG_DFL); /* nohup would have it ignored */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ended),
+        cmocka_unit_test(test_forked),
+        cmocka_unit_test(test_open_in_child),
+        cmocka_unit_test(test_struck_joining),
+        cmocka_unit_test(test_struck_closing),
         cmocka_unit_test(test_pulled),
         cmocka_unit_test(test_uncopied),
         cmocka_unit_test(test_other_way),

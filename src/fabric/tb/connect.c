@@ -129,35 +129,45 @@ static int connect_all(struct verbs_qp *qps, uint32_t count, const struct step *
 }
 
 /* Try one pair of ports: made on both sides, connected on both, its lanes too, and started. `*out` NULL: it is no cable. Negative: the
- * side connection failed. */
+ * side connection failed. What is done with the device is done under tb->receiving, the peer's answers are waited for without it: a
+ * signal may give all of it back in between (ending.c), and then this waits at the lock until the process ends. */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
-    struct tb_cable *c = tb_cable_make(l->tb, device, l->link->node);
+    base_spin *receiving = &l->tb->receiving;
     struct step mine = {0}, theirs;
     bool both;
-    int err = c ? 0 : -1;
     *out = NULL;
+    base_spin_lock(receiving);
+    struct tb_cable *c = tb_cable_make(l->tb, device, l->link->node);
+    int err = c ? 0 : -1;
     if (c)
         addresses(&mine, &c->control, 1);
+    base_spin_unlock(receiving);
     int rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
     if (rc || !both)
         goto out;
+    base_spin_lock(receiving);
     err = connect_all(&c->control, 1, &theirs);
     while (!err && c->lane_count < l->tb->lane_count)
         err = tb_cable_add_lane(c);
     addresses(&mine, c->lanes, err ? 0 : c->lane_count);
+    base_spin_unlock(receiving);
     rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
     if (rc || !both)
         goto out;
+    base_spin_lock(receiving);
     err = connect_all(c->lanes, c->lane_count, &theirs);
     if (!err)
         err = tb_cable_start(c);
+    base_spin_unlock(receiving);
     rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
 out:
     if (rc || !both) {
         if (!rc && err && why_len)
             snprintf(why, why_len, "%s", base_error());
+        base_spin_lock(receiving);
         tb_cable_close(c);
+        base_spin_unlock(receiving);
         return rc;
     }
     *out = c;
@@ -259,7 +269,9 @@ int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadl
     char why[400] = "";
     if (!l)
         return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    base_spin_lock(&tb->receiving);
     introduce(tb, &mine, link->node);
+    base_spin_unlock(&tb->receiving);
     int err = base_random(&mine.session, sizeof mine.session);
     if (!err)
         err = exchange(l, side_fd, &mine, &theirs, sizeof mine, deadline);
@@ -277,7 +289,9 @@ int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadl
         base_log(BASE_LOG_INFO, "node %u: no cable leads to it%s%s; other nodes may", link->node, why[0] ? ": " : "", why);
     uint64_t segment = theirs.segment < tb->segment ? theirs.segment : tb->segment;
     link->pool_bytes = theirs.pool_bytes;
+    base_spin_lock(&tb->receiving);
     err = tb_link_ready(l, mine.session + theirs.session, segment);
+    base_spin_unlock(&tb->receiving);
     /* The machines are there on both sides before the first frame. */
     char ready = 'r', answer = 0;
     if (!err)

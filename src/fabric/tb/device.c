@@ -118,14 +118,15 @@ int tb_devices_look(struct weft *w)
     if (!err && thunderbolt)
         err = tb_ending_watch(tb); /* before anything is taken */
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
+        base_spin_lock(&tb->receiving); /* a signal gives back what there is by then (ending.c), or waits until this device is whole */
         struct verbs_device *d = &tb->all[i];
         /* Where there are Thunderbolt ports, they are what this transport is for. */
-        if (!wanted(tb, d) || d->usable || !d->traits.uc || (thunderbolt && d->traits.link != VERBS_THUNDERBOLT) ||
-            (!thunderbolt && tb->device_count))
-            continue;
-        struct tb_device *dev = &tb->devices[tb->device_count++];
-        dev->d = d;
-        err = take(tb, dev);
+        if (wanted(tb, d) && !d->usable && d->traits.uc && (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
+            struct tb_device *dev = &tb->devices[tb->device_count++];
+            dev->d = d;
+            err = take(tb, dev);
+        }
+        base_spin_unlock(&tb->receiving);
     }
     return err;
 }
@@ -179,17 +180,22 @@ void tb_devices_close(struct tb *tb)
     tb->memory = NULL;
     free(tb->cables);
     tb->cables = NULL;
+    tb->cable_count = 0;
 }
 
 void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget)
 {
-    const struct tb *tb = w->tb;
+    struct tb *tb = w->tb;
     *used = *budget = 0;
-    for (uint32_t i = 0; tb && i < tb->device_count; i++) {
+    if (!tb)
+        return;
+    base_spin_lock(&tb->receiving); /* a port that comes up adds one */
+    for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct tb_device *dev = &tb->devices[i];
         if (dev->pool.count + dev->private.count > *used) {
             *used = dev->pool.count + dev->private.count;
             *budget = dev->d->traits.regions;
         }
     }
+    base_spin_unlock(&tb->receiving);
 }

@@ -6,6 +6,12 @@
  * A program that handles these signals itself closes its node itself. Nothing helps against SIGKILL but a process of its own that
  * owns the device: WEFT_GUARD (verbs/guard.c).
  *
+ * Only the process that opened the node does so. A child of it that has not called exec() inherits the handler, the pipe and what is
+ * to be done at exit(); for it the signals do what they do by default, and its exit() leaves the parent's devices alone.
+ *
+ * Whoever takes or gives back anything of a device, or follows a pointer to one, holds tb->receiving or a link's lock: so joining and
+ * closing are kept apart from what happens here.
+ *
  * Signals are the process's, so this is the one file of the library with state of its own.
  */
 #include "fabric/tb/tb.h"
@@ -16,16 +22,26 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP};
 #define FATAL   (sizeof fatal / sizeof fatal[0])
-#define PATIENCE (2 * WEFT_SECOND) /* that another thread may keep a lock, before its node is left as it is */
+/* That another thread may keep a lock, before its node is left as it is: who joins or closes may be in a slow call of the provider.
+ * `weft run` kills after 5 s. */
+#define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tb *nodes; /* of this process, by next_ending */
 static int told[2] = {-1, -1};
 static bool at_exit;
+static volatile pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
 
 static void on_signal(int number)
 {
     int was = errno;
+    if (getpid() != owner) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
+        struct sigaction plain = {.sa_handler = SIG_DFL};
+        sigaction(number, &plain, NULL);
+        raise(number);
+        errno = was;
+        return;
+    }
     unsigned char byte = (unsigned char)number;
     (void)!write(told[1], &byte, 1);
     errno = was;
@@ -43,7 +59,8 @@ static bool take(base_spin *spin)
     return true;
 }
 
-/* Give back all that a node has of its devices. Its locks stay taken: whatever else runs waits there until the process ends. */
+/* Give back all that a node has of its devices; nothing is left to do when weft_close() has just done so. Its locks stay taken: whatever
+ * else runs waits there until the process ends. */
 static void give_back(struct tb *tb)
 {
     bool mine = take(&tb->receiving);
@@ -79,10 +96,44 @@ static void *undertaker(void *arg)
 
 static void on_exit_without_close(void)
 {
+    if (getpid() != owner)
+        return;
     pthread_mutex_lock(&lock);
     for (struct tb *tb = nodes; tb; tb = tb->next_ending)
         give_back(tb);
     nodes = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static void plain_again(void)
+{
+    for (size_t i = 0; i < FATAL; i++) {
+        struct sigaction now, plain = {.sa_handler = SIG_DFL};
+        if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == on_signal)
+            sigaction(fatal[i], &plain, NULL);
+    }
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The child has none of the nodes and no thread that reads the pipe. A node that it opens itself begins anew. */
+static void in_child(void)
+{
+    plain_again();
+    nodes = NULL;
+    if (told[0] >= 0) {
+        close(told[0]);
+        close(told[1]);
+    }
+    told[0] = told[1] = -1;
     pthread_mutex_unlock(&lock);
 }
 
@@ -102,8 +153,11 @@ static int prepare(void)
         return base_fail(rc, "starting the thread that gives devices back: %s", base_strerror(rc));
     }
     pthread_detach(thread);
-    if (!at_exit)
+    owner = getpid();
+    if (!at_exit) {
+        pthread_atfork(before_fork, after_fork, in_child);
         atexit(on_exit_without_close);
+    }
     at_exit = true;
     return 0;
 }
@@ -137,10 +191,7 @@ void tb_ending_forget(struct tb *tb)
         }
     }
     tb->watched = false;
-    for (size_t i = 0; i < FATAL && !nodes && told[0] >= 0; i++) {
-        struct sigaction now, plain = {.sa_handler = SIG_DFL};
-        if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == on_signal)
-            sigaction(fatal[i], &plain, NULL);
-    }
+    if (!nodes && told[0] >= 0)
+        plain_again();
     pthread_mutex_unlock(&lock);
 }

@@ -57,8 +57,10 @@ static void tb_close(struct weft *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    tb_ending_forget(tb);
+    base_spin_lock(&tb->receiving); /* for good, if a signal has begun to give the devices back (ending.c) */
     tb_devices_close(tb);
+    base_spin_unlock(&tb->receiving);
+    tb_ending_forget(tb); /* not before: a signal that comes now must find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
@@ -176,9 +178,7 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
             l->cables[i]->ready = true;
         l->via = l->cables[0];
         atomic_store_explicit(&l->led, true, memory_order_relaxed);
-        base_spin_lock(&tb->receiving);
         tb_routes_cable(tb, node, true);
-        base_spin_unlock(&tb->receiving);
     }
     /* release: who polls sees a whole link (acquire in tb_link_of) */
     __atomic_store_n(&tb->links[node], l, __ATOMIC_RELEASE);
@@ -670,7 +670,9 @@ static void tb_release(struct weft *w, struct fab_link *link)
     if (!l)
         return;
     tb_disconnect(w, link);
+    base_spin_lock(&tb->receiving); /* who ends with a signal looks at the links (ending.c) */
     __atomic_store_n(&tb->links[link->node], NULL, __ATOMIC_RELEASE);
+    base_spin_unlock(&tb->receiving);
     stash_clear(&l->stash);
     free(l->inbox);
     free(l);

@@ -149,7 +149,7 @@ struct tb {
 /* device.c */
 int tb_devices_look(struct weft *w);  /* find them, take what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
-void tb_devices_close(struct tb *tb); /* after all cables */
+void tb_devices_close(struct tb *tb); /* after all cables; under tb->receiving */
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
     const uint8_t *p = at;
@@ -225,7 +225,7 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
-int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine */
+int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine. Under tb->receiving */
 void tb_pump_locked(struct tb_link *l, int64_t now); /* let its machine send what it can */
 void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless somebody does; no lock is held */
 

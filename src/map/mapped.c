@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A piece of a file as memory, for kernels, where it is too large to be read into the pool. A file that is cut short while it is
+ * mapped ends whoever reads on with SIGBUS: here zeros take the place of what is gone, and the piece fails by itself.
+ */
+#include "map/job.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static _Thread_local struct map_mapped *mine; /* of the thread that reads one */
+static struct sigaction before;
+static pthread_once_t handled = PTHREAD_ONCE_INIT;
+
+static void on_bus(int sig, siginfo_t *info, void *context)
+{
+    (void)context;
+    struct map_mapped *m = mine;
+    uintptr_t at = (uintptr_t)info->si_addr, start = m ? (uintptr_t)m->start : 0, end = start + (m ? m->len : 0);
+    if (at < start || at >= end) { /* none of ours: it comes again, as if this were not here */
+        sigaction(sig, &before, NULL);
+        return;
+    }
+    at -= at % (uintptr_t)m->page;
+    int error = errno;
+    if (mmap((void *)at, end - at, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        sigaction(sig, &before, NULL);
+    errno = error;
+    m->cut = 1;
+}
+
+static void handle(void)
+{
+    struct sigaction sa = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGBUS, &sa, &before);
+}
+
+int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length)
+{
+    struct stat st;
+    *m = (struct map_mapped){.page = (size_t)sysconf(_SC_PAGESIZE)};
+    if (fstat(fd, &st))
+        return base_fail(-errno, "cannot look at the input: %s", base_strerror(errno));
+    if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
+        return base_fail(-ENODATA, "the input ends before the piece does: it has been cut short meanwhile");
+    pthread_once(&handled, handle);
+    sigset_t bus;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &bus, NULL);
+    uint64_t front = offset % m->page;
+    m->len = length + front;
+    m->start = mmap(NULL, m->len, PROT_READ, MAP_PRIVATE, fd, (off_t)(offset - front));
+    if (m->start == MAP_FAILED)
+        return base_fail(-errno, "cannot map the piece: %s", base_strerror(errno));
+    madvise(m->start, m->len, MADV_SEQUENTIAL);
+    m->bytes = (const uint8_t *)m->start + front;
+    mine = m;
+    return 0;
+}
+
+bool map_mapped_close(struct map_mapped *m)
+{
+    if (mine != m)
+        return false;
+    mine = NULL;
+    munmap(m->start, m->len);
+    return m->cut != 0;
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A node that lies (liar.h) to two honest ones about a queue: by its messages, and by what it writes into their shards.
+ *
+ * While it lies tasks of that queue may be lost or done twice, for it may write to every slot. What has to hold: nobody crashes or
+ * writes elsewhere, no call outlasts its time-out, and a queue that the honest nodes open afterwards does all its work.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cluster_test.h"
+#include "liar.h"
+#include "queue/queue.h"
+
+enum { LIAR = 2, NODES = 3, SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, KEEP = 512 };
+
+struct told {
+    _Atomic uint32_t here, over, opened, done, closed;
+    char what[96]; /* the last lie */
+    _Atomic uint32_t lies;
+};
+
+static void note(struct told *t, const char *what)
+{
+    snprintf(t->what, sizeof t->what, "%s", what);
+    atomic_fetch_add(&t->lies, 1);
+}
+
+static bool borne(int rc)
+{
+    return rc >= 0 || rc == -ETIMEDOUT || rc == -ENOENT || rc == -ECONNRESET || rc == -ESHUTDOWN || rc == -ESTALE || rc == -EPROTO;
+}
+
+/* --- what the honest ones do --- */
+
+/* Tasks as usual, whatever comes of them; never more than KEEP that are outstanding. */
+static void work_meanwhile(weft_queue *q, uint64_t *tag)
+{
+    weft_task tasks[8];
+    weft_claim claims[8];
+    weft_done dones[8];
+    weft_result results[8] = {0};
+    weft_queue_stats s;
+    memset(tasks, 0, sizeof tasks);
+    OK(weft_queue_stat(q, &s));
+    for (int i = 0; i < 8; i++)
+        tasks[i].tag = ++*tag;
+    if (s.outstanding < KEEP)
+        CHECK(borne(weft_submit(q, tasks, 8, NULL, WEFT_MS)));
+    int n = weft_claim_tasks(q, claims, 8, WEFT_MS);
+    CHECK(borne(n) && n <= 8);
+    for (int i = 0; i < n; i++) {
+        CHECK(claims[i].submitter < NODES);
+        CHECK(borne(weft_renew(q, &claims[i])));
+    }
+    if (n > 0)
+        CHECK(borne(weft_complete(q, claims, results, (uint32_t)n - 1, NULL)) && borne(weft_release(q, &claims[n - 1])));
+    CHECK(borne(weft_reap(q, dones, 8, WEFT_MS)));
+    CHECK(borne(weft_drain(q, 0)));
+}
+
+/* All of it, once. */
+static void work_afterwards(weft *w, struct told *t)
+{
+    enum { TASKS = 300 };
+    static bool seen[TASKS];
+    weft_queue *q;
+    OK(weft_queue_open(w, "after", &(weft_queue_config){.slots = SLOTS}, &q));
+    meet(&t->opened, NODES - 1);
+    uint32_t submitted = 0, reaped = 0;
+    while (reaped < TASKS || t->done < NODES - 1) {
+        weft_task task = {.tag = submitted};
+        weft_claim claims[16];
+        weft_result results[16] = {0};
+        weft_done dones[16];
+        if (submitted < TASKS && weft_submit(q, &task, 1, NULL, 0) == 1)
+            submitted++;
+        int n = weft_claim_tasks(q, claims, 16, 0);
+        if (n > 0)
+            CHECK(weft_complete(q, claims, results, (uint32_t)n, NULL) == n);
+        n = weft_reap(q, dones, 16, 0);
+        for (int i = 0; i < n; i++) {
+            CHECK(dones[i].tag < TASKS && !seen[dones[i].tag]);
+            seen[dones[i].tag] = true;
+        }
+        reaped += n > 0 ? (uint32_t)n : 0;
+        if (n > 0 && reaped == TASKS)
+            t->done++;
+    }
+    OK(weft_drain(q, 100 * WEFT_SECOND));
+    meet(&t->closed, NODES - 1);
+    OK(weft_queue_close(q));
+}
+
+static void run_with_liar(node_fn fn)
+{
+    struct told *t = shared_words(4096);
+    int failed = nodes_failed_with(NODES, fn, t, (const char *const[]){"WEFT_LOG=error", "WEFT_DEADLINE=10s", NULL});
+    if (failed)
+        fprintf(stderr, "the last of %u lies: %s\n", t->lies, t->what);
+    assert_int_equal(failed, 0);
+    assert_true(t->lies > 100);
+}
+
+typedef void (*liar_fn)(weft *w, struct told *t, weft_queue *q);
+
+static void with_queue(weft *w, struct told *t, liar_fn lie)
+{
+    weft_queue *q;
+    OK(weft_queue_open(w, "lies", &(weft_queue_config){.slots = SLOTS, .lease_ns = 100 * WEFT_MS}, &q));
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        for (uint32_t node = 0; node < LIAR; node++)
+            while (!queue_view_of(q, node))
+                usleep(1000);
+        lie(w, t, q);
+        atomic_store(&t->over, 1);
+        return; /* with its queue open, and all that it has said standing */
+    }
+    for (uint64_t tag = 0; !t->over;)
+        work_meanwhile(q, &tag);
+    while (weft_alive(w, LIAR))
+        usleep(1000);
+    OK(weft_queue_close(q));
+    work_afterwards(w, t);
+}
+
+/* --- messages --- */
+
+struct message_to {
+    weft *w;
+    struct told *t;
+    uint32_t node;
+    struct queue_message header; /* of a lie about the payload */
+};
+
+static bool sent(int rc)
+{
+    return rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET;
+}
+
+static void tell_header(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct message_to *to = arg;
+    struct queue_done_message none[2];
+    memset(none, 0, sizeof none);
+    note(to->t, what);
+    CHECK(sent(fab_send(to->w, to->node, FAB_HANDLER_QUEUE, record, bytes, none,
+                        to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
+}
+
+static void tell_payload(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct message_to *to = arg;
+    note(to->t, what);
+    CHECK(sent(fab_send(to->w, to->node, FAB_HANDLER_QUEUE, &to->header, sizeof to->header, record, bytes, NULL)));
+}
+
+static const struct lie_field MESSAGE[] = {
+    LIE_FIELD(struct queue_message, type),  LIE_FIELD(struct queue_message, shut),        LIE_FIELD(struct queue_message, slot_bits),
+    LIE_FIELD(struct queue_message, count), LIE_FIELD(struct queue_message, incarnation), LIE_FIELD(struct queue_message, to),
+    LIE_FIELD(struct queue_message, key),   LIE_FIELD(struct queue_message, shard),       LIE_FIELD(struct queue_message, name),
+};
+
+static const struct lie_field DONE[] = {
+    LIE_FIELD(struct queue_done_message, id),     LIE_FIELD(struct queue_done_message, slot),
+    LIE_FIELD(struct queue_done_message, word),   LIE_FIELD(struct queue_done_message, result),
+    LIE_FIELD(struct queue_done_message, status), LIE_FIELD(struct queue_done_message, result_len),
+};
+
+static const struct lie_field SETTLE[] = {
+    LIE_FIELD(struct queue_settle_message, from), LIE_FIELD(struct queue_settle_message, to),
+    LIE_FIELD(struct queue_settle_message, slot), LIE_FIELD(struct queue_settle_message, then),
+};
+
+static void lie_by_message(weft *w, struct told *t, weft_queue *q)
+{
+    for (uint32_t node = 0; node < LIAR; node++) {
+        struct queue_view *v = queue_view_of(q, node);
+        struct message_to to = {w, t, node, {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
+                                             .shard = q->own->at}};
+        memcpy(to.header.name, q->name, sizeof to.header.name);
+        for (uint8_t type = QUEUE_HELLO; type <= QUEUE_NONE; type++) {
+            to.header.type = type;
+            to.header.count = type == QUEUE_DONES ? 2 : 0;
+            lie_about(&to.header, sizeof to.header, MESSAGE, LIE_COUNT(MESSAGE), tell_header, &to);
+        }
+        to.header.type = QUEUE_DONES;
+        to.header.count = 1;
+        for (uint32_t slot = 0; slot < SLOTS; slot += SLOTS / 4) {
+            struct queue_done_message done = {.id = slot, .slot = queue_slot_address(v, slot)};
+            OK(weft_get_now(w, &done.word, done.slot, sizeof done.word));
+            lie_about(&done, sizeof done, DONE, LIE_COUNT(DONE), tell_payload, &to);
+        }
+        to.header.type = QUEUE_SETTLE;
+        for (uint32_t then = SLOT_FREE; then <= SLOT_DONE; then++) {
+            uint64_t word;
+            OK(weft_get_now(w, &word, queue_slot_address(v, then), sizeof word));
+            struct queue_settle_message settle = {.from = word, .to = slot_next_same(word, SLOT_READY), .slot = then, .then = then};
+            lie_about(&settle, sizeof settle, SETTLE, LIE_COUNT(SETTLE), tell_payload, &to);
+        }
+        OK(weft_flush(w, node, WEFT_DEFAULT));
+    }
+}
+
+static void messages(weft *w, void *arg)
+{
+    with_queue(w, arg, lie_by_message);
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    run_with_liar(messages);
+}
+
+/* --- shards --- */
+
+struct word_to {
+    weft *w;
+    struct told *t;
+    weft_gaddr at;
+};
+
+static void tell_word(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct word_to *to = arg;
+    uint64_t value;
+    if (bytes != sizeof value)
+        return;
+    memcpy(&value, record, sizeof value);
+    note(to->t, what);
+    OK(weft_swap_now(to->w, to->at, value, NULL));
+    usleep(100); /* for the honest nodes to look at it */
+}
+
+static const struct lie_field WORD[] = {{"word", 0, sizeof(uint64_t)}};
+
+static void lie_about_word(weft *w, struct told *t, weft_gaddr at)
+{
+    struct word_to to = {w, t, at};
+    uint64_t truth;
+    OK(weft_get_now(w, &truth, at, sizeof truth));
+    lie_about(&truth, sizeof truth, WORD, 1, tell_word, &to);
+    OK(weft_swap_now(w, at, truth, NULL));
+}
+
+/* Every word of the header, and every word of two slots: states, ids, submitters, tasks. */
+static void lie_by_shard(weft *w, struct told *t, weft_queue *q)
+{
+    static const uint32_t header[] = {SLOT_TAIL, SLOT_HEAD, SLOT_IDLE, SLOT_SUBMITTED, SLOT_COMPLETED, SLOT_CLOSED};
+    for (uint32_t node = 0; node < LIAR; node++) {
+        struct queue_view *v = queue_view_of(q, node);
+        for (size_t i = 0; i < LIE_COUNT(header); i++)
+            lie_about_word(w, t, v->at + 8 * header[i]);
+        for (uint32_t slot = 0; slot < 2; slot++)
+            for (uint32_t i = 0; i < SLOT_WORDS - SLOT_TASK_WORDS; i++)
+                lie_about_word(w, t, queue_slot_address(v, slot) + 8 * i);
+    }
+}
+
+static void shards(weft *w, void *arg)
+{
+    with_queue(w, arg, lie_by_shard);
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    run_with_liar(shards);
+}
+
+/* --- openings and questions without end --- */
+
+/* A node that opens a queue anew without end, and asks without end where the others' shards are, does not fill their memory. */
+static void opened_anew(weft *w, void *arg)
+{
+    struct told *t = arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "lies", &(weft_queue_config){.slots = SLOTS}, &q));
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        while (!queue_view_of(q, 0))
+            usleep(1000);
+        struct queue_message m = {.type = QUEUE_ANSWER, .slot_bits = SLOT_BITS, .incarnation = q->incarnation, .key = q->key,
+                                  .shard = q->own->at};
+        memcpy(m.name, q->name, sizeof m.name);
+        for (uint32_t i = 0; i < QUEUE_VIEWS_MAX + 1000; i++) {
+            m.incarnation++;
+            OK(fab_send(w, 0, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL));
+        }
+        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        note(t, "opened too often");
+        atomic_fetch_add(&t->lies, 1000);
+        atomic_store(&t->over, 1);
+        return;
+    }
+    wait_for(&t->over, 1);
+    while (weft_alive(w, LIAR))
+        usleep(1000);
+    if (weft_rank(w) == 0) {
+        uint32_t views = 1;
+        base_spin_lock(&w->progress); /* handlers run with it */
+        for (const struct queue_view *v = q->retired; v; v = v->retired)
+            views++;
+        base_spin_unlock(&w->progress);
+        CHECK(views == QUEUE_VIEWS_MAX);
+        /* Answers that found no room. */
+        for (uint32_t i = 0; i < 1000; i++)
+            queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
+        base_spin_lock(&q->unsent_lock);
+        CHECK(queue_unsent_count(q) <= 1);
+        base_spin_unlock(&q->unsent_lock);
+    }
+    OK(weft_queue_close(q));
+    work_afterwards(w, t);
+}
+
+static void test_opened_anew(void **state)
+{
+    (void)state;
+    run_with_liar(opened_anew);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_messages), cmocka_unit_test(test_shards), cmocka_unit_test(test_opened_anew)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
