@@ -12,7 +12,8 @@
  *   - only the owner of the present claim completes it (assert B): so a task is accepted from one claim, and the table
  *     of the submitter, which drops what comes twice, does the rest;
  *   - a slot is taken for a new task only when the one in it is complete or its submitter gone (asserts C, D);
- *   - head never passes tail (assert E).
+ *   - head never passes tail (assert E);
+ *   - a slot that a living submitter writes into stays its own (assert F).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
  * Steps. One access to shared memory is one step, with two exceptions that leave no behaviour out:
@@ -67,12 +68,19 @@ byte expiries, deaths, releases, lates;
 /* A swap on its way, of a slot's word with this status and version for the next; and what the home is to settle. */
 byte late_from, late_to, late_slot, late_version, late_owner;
 bool late, to_settle;
-byte settle_from, settle_to, settle_slot, settle_version, settle_then;
+byte settle_from, settle_to, settle_slot, settle_version, settle_owner, settle_then;
 #define NO_LATE late = false; late_slot = 0; late_version = 0; late_from = 0; late_to = 0; late_owner = 0
 #define GIVE_UP(slot, v, from, to, who, then) \
     lates++; \
     late = true; late_slot = slot; late_version = v; late_from = from; late_to = to; late_owner = who; \
-    to_settle = true; settle_slot = slot; settle_version = v; settle_from = from; settle_to = to; settle_then = then
+    to_settle = true; settle_slot = slot; settle_version = v; settle_from = from; settle_to = to; settle_owner = who; settle_then = then
+/* An attempt to take a slot has a number of its own in the word; here there is one such attempt, and the owner's number says it. */
+#ifdef MUTATION_SAME_NUMBER
+#define NUMBERED(me) me
+#else
+#define NUMBERED(me) (me + 2)
+#endif
+#define SETTLES(i) (status[i] == settle_to && version[i] == (settle_version + 1) % 256 && owner[i] == settle_owner)
 
 #ifdef MUTATION_NO_SLOT_VERSION
 #define SAME(i, v) true
@@ -148,7 +156,7 @@ take:
            owner[i] = me;
            looked = 0
         :: looked < N && status[p % N] == FREE && lates < LATES -> /* not placed: look again */
-           GIVE_UP(p % N, version[p % N], FREE, WRITING, me, FREE);
+           GIVE_UP(p % N, version[p % N], FREE, WRITING, NUMBERED(me), FREE);
            looked = 0;
            p = 0;
            goto again
@@ -162,7 +170,10 @@ take:
     field[i] = task;
 #endif
     if
-    :: atomic { status[i] = READY; version[i]++; owner[i] = 0; living[i] = task }
+    :: atomic {
+           assert(status[i] == WRITING && owner[i] == me); /* F: nobody takes it from a living submitter */
+           status[i] = READY; version[i]++; owner[i] = 0; living[i] = task
+       }
     :: atomic { /* it counts as submitted, and the home makes it ready and shows it */
            lates < LATES ->
            GIVE_UP(i, version[i], WRITING, READY, 0, READY);
@@ -426,7 +437,7 @@ end:
 #ifndef MUTATION_SETTLE_NEW_ONLY
            :: status[i] == settle_from && version[i] == settle_version -> goto settle
 #endif
-           :: status[i] == settle_to && version[i] == (settle_version + 1) % 256 -> goto settle
+           :: SETTLES(i) -> goto settle
            :: else -> goto settled
            fi
        }
@@ -434,7 +445,7 @@ settle:
        atomic { /* what was loaded and the swap are one step: it is tried again where the word has changed between them */
            if
            :: (status[i] == settle_from && version[i] == settle_version) ||
-              (status[i] == settle_to && version[i] == (settle_version + 1) % 256) ->
+              SETTLES(i) ->
               status[i] = settle_then;
               version[i]++;
               owner[i] = 0;
@@ -453,7 +464,7 @@ settled:
        fi;
        atomic {
            i = 0;
-           to_settle = false; settle_slot = 0; settle_version = 0; settle_from = 0; settle_to = 0; settle_then = 0
+           to_settle = false; settle_slot = 0; settle_version = 0; settle_from = 0; settle_to = 0; settle_owner = 0; settle_then = 0
        }
     od
 }
