@@ -73,7 +73,8 @@ WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, 
                          int64_t timeout_ns);
 
 /* Claim up to `max` tasks, from this node's shard first, then from others. Returns how many, at least 1;
- * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). With a time-out of 0,
+ * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). To look into a shard on another host
+ * takes a round trip; a call with a shorter time-out than that waits for one home that does not answer up to 200 ms. With a time-out of 0,
  * for loops that poll, -ETIMEDOUT sets no sentence: weft_error() still has the one before. */
 WEFT_API int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
 
@@ -89,10 +90,12 @@ typedef struct weft_result {
 WEFT_API int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count,
                            bool *accepted);
 
-/* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. */
+/* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. -ETIMEDOUT, -ECONNABORTED, -ENETDOWN: the home did
+ * not answer; the lease may have begun again or not, and the call may be repeated. -EDEADLK as above. The claim changes only on success. */
 WEFT_API int weft_renew(weft_queue *q, weft_claim *claim);
 
-/* Give a claimed task back: it is ready again at once, for any node. -ESTALE as above. */
+/* Give a claimed task back: it is ready again at once, for any node. Errors as above; when the home did not answer, the task is given back
+ * as soon as it does. */
 WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
 
 /* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1; -ETIMEDOUT;

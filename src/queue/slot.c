@@ -180,7 +180,12 @@ static inline int take(const struct slot_shard *s, uint32_t slot, uint64_t user,
     if (rc < 0 || slot_status(word) != SLOT_FREE)
         return rc;
     uint64_t seen = word;
-    *writing = slot_next(word, user, attempt, SLOT_WRITING);
+    if (BASE_LIKELY(s->mem != NULL)) {
+        *writing = slot_next(word, user, attempt, SLOT_WRITING);
+    } else {
+        uint32_t number = s->remote->number(s->arg);
+        *writing = slot_next(word, slot_user(slot_user_node(user), number >> 8), number & 0xff, SLOT_WRITING);
+    }
     rc = swap(s, slot_base(s, slot), &seen, *writing);
     if (BASE_UNLIKELY(rc < 0))
         settle(s, rc, slot, word, *writing, SLOT_FREE);
@@ -319,9 +324,9 @@ static int change_claim(const struct slot_shard *s, uint32_t slot, uint64_t word
             return 0;
         }
         if (BASE_UNLIKELY(rc < 0)) {
-            if (to != SLOT_CLAIMED)
+            if (to != SLOT_CLAIMED || renewed) /* of two renewals the caller's word would be one too old: the claim is given up */
                 settle(s, rc, slot, word, next, SLOT_READY);
-            return rc;
+            return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
         /* A renewal whose end the owner did not see has happened: after `word` only that leads to this. */
         if (s->mem || renewed || seen != slot_next_same(word, SLOT_CLAIMED))
@@ -369,9 +374,10 @@ static void show(const struct slot_shard *s, uint32_t slot)
 
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
 {
-    uint64_t word;
+    /* A claim may have been renewed late, after its owner tried to renew it in vain and before it gave up the next swap. */
+    uint64_t word, renewed = slot_status(from) == SLOT_CLAIMED ? slot_next_same(from, SLOT_CLAIMED) : from;
     if (to && load(s, slot_base(s, slot), &word) == 0)
-        while (word == from || word == to) {
+        while (word == from || word == to || word == renewed) {
             bool again = slot_status(word) == SLOT_CLAIMED || slot_status(word) == SLOT_DONE;
             uint64_t next = then == SLOT_FREE ? slot_next(word, 0, 0, SLOT_FREE) : slot_next(word, 0, slot_attempt(word) + again, SLOT_READY);
             if (swap(s, slot_base(s, slot), &word, next)) /* (S) */

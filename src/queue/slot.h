@@ -88,7 +88,8 @@ static inline uint32_t slot_user_incarnation(uint64_t user)
     return (uint32_t)(user >> 32);
 }
 
-/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). */
+/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). While WRITING the two before
+ * the status are the number of the attempt to take the slot. */
 enum slot_status { SLOT_FREE, SLOT_WRITING, SLOT_READY, SLOT_CLAIMED, SLOT_DONE };
 #define SLOT_INCARNATION_MASK 31u
 
@@ -132,6 +133,9 @@ struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
     int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* seen before a later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
+    /* Another number each time: two attempts of this node to take a slot in the same state must not look alike, or settling the one that it
+     * gave up would undo the other. */
+    uint32_t (*number)(void *arg);
     /* Have the home call slot_settle(), sooner or later. */
     void (*settle)(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 };

@@ -42,6 +42,12 @@ static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t des
     return answered(v, weft_compare_swap_now(v->q->w, v->at + (uint64_t)word * 8, expected, desired, old));
 }
 
+static uint32_t remote_number(void *arg)
+{
+    struct queue_view *v = arg;
+    return atomic_fetch_add_explicit(&v->number, 1, memory_order_relaxed);
+}
+
 static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
 {
     struct queue_view *v = arg;
@@ -50,7 +56,7 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
     queue_post(v->q, v->node, QUEUE_SETTLE, v->incarnation, &m, 1, sizeof m);
 }
 
-static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap, remote_settle};
+static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap, remote_number, remote_settle};
 
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote)
 {

@@ -2,7 +2,8 @@
  *
  * The slot protocol of src/queue/slot.c, for the Spin model checker: every interleaving of two submitters, two
  * workers and the home on a ring of two slots. Leases end at any time, a worker (or, with SUBMITTER_DIES, a submitter)
- * dies between any two steps, a worker may give tasks back.
+ * dies between any two steps, a worker may give tasks back. With LATES, a swap's end is not seen: it has happened, happens
+ * at any later time, or never; who gave up tells the home which, and the home settles it (slot_settle()).
  *
  * What is checked:
  *   - no task is lost: when nothing can move any more, every task of a living submitter is accepted (assert L).
@@ -11,7 +12,8 @@
  *   - only the owner of the present claim completes it (assert B): so a task is accepted from one claim, and the table
  *     of the submitter, which drops what comes twice, does the rest;
  *   - a slot is taken for a new task only when the one in it is complete or its submitter gone (asserts C, D);
- *   - head never passes tail (assert E).
+ *   - head never passes tail (assert E);
+ *   - a slot that a living submitter writes into stays its own (assert F).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
  * Steps. One access to shared memory is one step, with two exceptions that leave no behaviour out:
@@ -33,6 +35,9 @@
 #endif
 #ifndef RELEASES
 #define RELEASES 0
+#endif
+#ifndef LATES
+#define LATES 0
 #endif
 #define N 2             /* slots */
 
@@ -58,7 +63,24 @@ byte living[N];         /* the task in the slot, from READY to FREE; 0: none */
 byte claims[N];         /* how often the slot was claimed */
 bool accepted[TASKS + 1];
 bool worker_dead[2], submitter_dead[2];
-byte expiries, deaths, releases;
+byte expiries, deaths, releases, lates;
+
+/* A swap on its way, of a slot's word with this status and version for the next; and what the home is to settle. */
+byte late_from, late_to, late_slot, late_version, late_owner;
+bool late, to_settle;
+byte settle_from, settle_to, settle_slot, settle_version, settle_owner, settle_then;
+#define NO_LATE late = false; late_slot = 0; late_version = 0; late_from = 0; late_to = 0; late_owner = 0
+#define GIVE_UP(slot, v, from, to, who, then) \
+    lates++; \
+    late = true; late_slot = slot; late_version = v; late_from = from; late_to = to; late_owner = who; \
+    to_settle = true; settle_slot = slot; settle_version = v; settle_from = from; settle_to = to; settle_owner = who; settle_then = then
+/* An attempt to take a slot has a number of its own in the word; here there is one such attempt, and the owner's number says it. */
+#ifdef MUTATION_SAME_NUMBER
+#define NUMBERED(me) me
+#else
+#define NUMBERED(me) (me + 2)
+#endif
+#define SETTLES(i) (status[i] == settle_to && version[i] == (settle_version + 1) % 256 && owner[i] == settle_owner)
 
 #ifdef MUTATION_NO_SLOT_VERSION
 #define SAME(i, v) true
@@ -133,6 +155,11 @@ take:
            version[i]++;
            owner[i] = me;
            looked = 0
+        :: looked < N && status[p % N] == FREE && lates < LATES -> /* not placed: look again */
+           GIVE_UP(p % N, version[p % N], FREE, WRITING, NUMBERED(me), FREE);
+           looked = 0;
+           p = 0;
+           goto again
         :: looked < N && status[p % N] != FREE ->
            p++;
            looked++;
@@ -142,7 +169,20 @@ take:
 #ifndef MUTATION_READY_FIRST
     field[i] = task;
 #endif
-    atomic { status[i] = READY; version[i]++; owner[i] = 0; living[i] = task }
+    if
+    :: atomic {
+           assert(status[i] == WRITING && owner[i] == me); /* F: nobody takes it from a living submitter */
+           status[i] = READY; version[i]++; owner[i] = 0; living[i] = task
+       }
+    :: atomic { /* it counts as submitted, and the home makes it ready and shows it */
+           lates < LATES ->
+           GIVE_UP(i, version[i], WRITING, READY, 0, READY);
+           task = task + 2;
+           i = 0;
+           p = 0;
+           goto again
+       }
+    fi;
 #ifdef MUTATION_READY_FIRST
     field[i] = task;
 #endif
@@ -226,6 +266,10 @@ claim:
            mine = claims[i];
            v = version[i];
            goto raise
+        :: status[i] == READY && SAME(i, v) && lates < LATES -> /* and looks no further here */
+           GIVE_UP(i, v, READY, CLAIMED, me, READY);
+           h = 0; hv = 0; t = 0; p = 0;
+           goto again
         :: else ->
            i = 0; v = 0; a = 0;
            goto look
@@ -257,6 +301,9 @@ raise:
               living[i] = 0;
 #endif
               goto tell
+           :: status[i] == CLAIMED && owner[i] == me && SAME(i, v) && lates < LATES -> /* refused: another is to do it */
+              GIVE_UP(i, v, CLAIMED, DONE, me, READY);
+              goto again
            :: else -> goto again
            fi
        }
@@ -351,6 +398,78 @@ end:
 }
 #endif
 
+#if LATES
+/* The swap happens now, if the word is still the one it was to change. Or never. */
+proctype delayed()
+{
+end:
+    do
+    :: atomic {
+           late ->
+           if
+           :: status[late_slot] == late_from && version[late_slot] == late_version ->
+              status[late_slot] = late_to;
+              version[late_slot]++;
+              owner[late_slot] = late_owner;
+              if
+              :: late_to == READY -> living[late_slot] = field[late_slot]
+              :: late_to == CLAIMED -> claims[late_slot]++
+              :: else
+              fi
+           :: else
+           fi;
+           NO_LATE
+       }
+    :: atomic { late -> NO_LATE }
+    od
+}
+
+/* slot_settle(): the home has the message. */
+proctype settler()
+{
+    byte i, t;
+end:
+    do
+    :: atomic {
+           to_settle ->
+           i = settle_slot;
+           if
+#ifndef MUTATION_SETTLE_NEW_ONLY
+           :: status[i] == settle_from && version[i] == settle_version -> goto settle
+#endif
+           :: SETTLES(i) -> goto settle
+           :: else -> goto settled
+           fi
+       }
+settle:
+       atomic { /* what was loaded and the swap are one step: it is tried again where the word has changed between them */
+           if
+           :: (status[i] == settle_from && version[i] == settle_version) ||
+              SETTLES(i) ->
+              status[i] = settle_then;
+              version[i]++;
+              owner[i] = 0;
+              living[i] = (settle_then == READY -> field[i] : 0)
+           :: else
+           fi
+       }
+settled:
+       if
+       :: settle_then == READY -> /* a claimer finds it: show() */
+#ifndef MUTATION_NO_SHOW
+          atomic { t = tail; tail = t + (N + i - t % N) % N + 1; t = 0 };
+#endif
+          skip
+       :: else
+       fi;
+       atomic {
+           i = 0;
+           to_settle = false; settle_slot = 0; settle_version = 0; settle_from = 0; settle_to = 0; settle_owner = 0; settle_then = 0
+       }
+    od
+}
+#endif
+
 #define SETTLED(task) (accepted[task] || submitter_dead[SUBMITTER_OF(task)])
 init
 {
@@ -369,8 +488,15 @@ init
 #endif
         run home();
 #if DEATHS
-        run death()
+        run death();
 #endif
+#if LATES
+        run delayed();
+#ifndef MUTATION_NO_SETTLE
+        run settler();
+#endif
+#endif
+        skip
     }
     atomic {
         timeout -> /* nothing else can move */
