@@ -21,7 +21,7 @@
 
 #define SPIN        (20 * WEFT_US)
 #define LOOK        (5 * WEFT_MS)   /* ports are looked at so often while data moves, ... */
-#define LOOK_POST   (WEFT_MS / 20)  /* ... before something is posted, ... */
+#define LOOK_POST   (WEFT_MS / 20)  /* ... before something is sent, and each time before receives are posted (tb/cable.c says why), ... */
 #define NAP_MS      20              /* ... and while nothing does */
 #define BATCH       32u
 #define ENTRIES_MAX (1u << 20)      /* of a ring */
@@ -41,11 +41,13 @@ struct domain {
     struct ibv_pd *real;
 };
 struct region {
+    struct domain *domain;
     struct ibv_mr *real;
     uint64_t at, bytes;
     uint8_t *here;
 };
 struct channel {
+    struct context *context;
     struct ibv_comp_channel *real;
     int tell;
 };
@@ -63,6 +65,7 @@ struct completions {
 };
 struct pair {
     struct context *context;
+    struct domain *domain;
     struct ibv_qp *real;
     struct completions *cq[2]; /* of sends, of receives */
     struct queue q[2];
@@ -233,7 +236,7 @@ static int post(struct pair *p, uint32_t which, const struct guard_request *r, s
         struct ibv_recv_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1};
         return ibv_post_recv(p->real, &wr, &bad);
     }
-    struct ibv_send_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = r->flags};
+    struct ibv_send_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = r->flags & IBV_SEND_SIGNALED};
     return ibv_post_send(p->real, &wr, &bad);
 }
 
@@ -247,7 +250,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         return 0;
     }
     if (in != q->mine && !p->dead)
-        look(g, p->context, LOOK_POST);
+        look(g, p->context, which ? 0 : LOOK_POST);
     if (p->dead)
         q->mine = in;
     for (; q->mine != in && n < BATCH; n++) {
@@ -377,7 +380,7 @@ static int register_memory(struct guard *g, const struct guard_call *c, struct d
     struct region *m = make(g, REGION, &a->object);
     if (!m)
         return ENOMEM;
-    *m = (struct region){.at = c->a, .bytes = c->b, .here = s->here + (c->a - s->at)};
+    *m = (struct region){.domain = d, .at = c->a, .bytes = c->b, .here = s->here + (c->a - s->at)};
     errno = 0;
     m->real = g->lib->reg_mr(d->real, m->here, c->b, (int)c->c);
     if (m->real)
@@ -399,6 +402,7 @@ static int create_channel(struct guard *g, struct context *c, struct guard_answe
         ch->real = g->lib->create_comp_channel(c->real);
     if (ch->real) {
         fcntl(ch->real->fd, F_SETFL, fcntl(ch->real->fd, F_GETFL) | O_NONBLOCK);
+        ch->context = c;
         ch->tell = ends[1];
         *fd = ends[0];
         return 0;
@@ -415,7 +419,7 @@ static int create_channel(struct guard *g, struct context *c, struct guard_answe
 static int create_cq(struct guard *g, const struct guard_call *call, struct context *c, struct guard_answer *a, int *fd)
 {
     struct channel *ch = find(g, CHANNEL, call->b);
-    if (!ch || call->a == 0 || call->a > ENTRIES_MAX)
+    if (!ch || ch->context != c || call->a == 0 || call->a > ENTRIES_MAX)
         return EINVAL;
     struct completions *q = make(g, COMPLETIONS, &a->object);
     if (!q)
@@ -468,6 +472,7 @@ static int create_qp(struct guard *g, const struct guard_call *call, struct doma
         return error;
     }
     p->context = d->context;
+    p->domain = d;
     p->cq[0] = send;
     p->cq[1] = receive;
     a->a = p->q[0].count;
@@ -479,21 +484,31 @@ static int create_qp(struct guard *g, const struct guard_call *call, struct doma
 }
 
 /* What is destroyed must not be named by what stays. */
-static bool used(const struct guard *g, enum kind kind, const void *one)
+static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {
         const struct pair *p = find(g, PAIR, i);
-        if (p && ((kind == COMPLETIONS && (p->cq[0] == one || p->cq[1] == one)) || (kind == CONTEXT && p->context == one)))
+        if (p && (p->cq[0] == one || p->cq[1] == one || p->domain == one || p->context == one))
             return true;
     }
     for (uint32_t i = 0; i < g->table[COMPLETIONS].top; i++) {
         const struct completions *c = find(g, COMPLETIONS, i);
-        if (c && ((kind == CHANNEL && c->channel == one) || (kind == CONTEXT && c->context == one)))
+        if (c && (c->channel == one || c->context == one))
+            return true;
+    }
+    for (uint32_t i = 0; i < g->table[CHANNEL].top; i++) {
+        const struct channel *ch = find(g, CHANNEL, i);
+        if (ch && ch->context == one)
+            return true;
+    }
+    for (uint32_t i = 0; i < g->table[REGION].top; i++) {
+        const struct region *m = find(g, REGION, i);
+        if (m && m->domain == one)
             return true;
     }
     for (uint32_t i = 0; i < g->table[DOMAIN].top; i++) {
         const struct domain *d = find(g, DOMAIN, i);
-        if (d && kind == CONTEXT && d->context == one)
+        if (d && d->context == one)
             return true;
     }
     return false;
@@ -502,7 +517,7 @@ static bool used(const struct guard *g, enum kind kind, const void *one)
 static int destroy(struct guard *g, enum kind kind, void *one)
 {
     int rc = 0;
-    if (used(g, kind, one))
+    if (used(g, one))
         return EBUSY;
     switch (kind) {
     case CONTEXT: {

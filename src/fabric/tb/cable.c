@@ -8,6 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A provider that is given a receive on a cable that has been pulled touches memory which has gone. So the port is looked at before
+ * each post of receives, of which one is for many frames or for many bytes, and not long before a send. Between the look and the
+ * post remains the time of a call, longer where this thread loses its processor just there: no verb does both. */
+#define LOOK_RECEIVE 0
+#define LOOK_SEND    (WEFT_MS / 20)
+
 /* Of so many bytes, in what the device counts its queues in. */
 static uint32_t units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
 {
@@ -22,6 +28,13 @@ static int make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uin
         .recv_depth = units(d, receives, bytes), .sge = 1, .signal_all = true,
     };
     return verbs_qp_create(qp, d->d, &options);
+}
+
+/* What control takes: another device, or the same one at another time, may grant less. */
+static void take_grant(struct tb_cable *c)
+{
+    c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
+    c->receives = c->control.recv_depth < TB_RECEIVES ? c->control.recv_depth : TB_RECEIVES;
 }
 
 struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node)
@@ -44,8 +57,7 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
         free(c);
         return NULL;
     }
-    c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
-    c->receives = c->control.recv_depth < TB_RECEIVES ? c->control.recv_depth : TB_RECEIVES;
+    take_grant(c);
     tb->cables[index] = c;
     tb->cable_count = index == tb->cable_count ? index + 1 : tb->cable_count;
     device->cables++;
@@ -86,7 +98,7 @@ static int post_send(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_
     return ibv_post_send(qp->qp, &wr, &bad);
 }
 
-/* One call for all of them. */
+/* One call for all of them. Where the port is down they are forgotten: the cable is about to be lost, and made anew with all of them. */
 int tb_cable_receive_owed(struct tb_cable *c)
 {
     struct ibv_sge sge[TB_OWED];
@@ -99,7 +111,9 @@ int tb_cable_receive_owed(struct tb_cable *c)
                                      .sg_list = &sge[i], .num_sge = 1};
     }
     c->owed_count = 0;
-    int err = n ? ibv_post_recv(c->control.qp, wr, &bad) : 0;
+    if (n == 0 || !tb_watch_up(c->tb, c->device, LOOK_RECEIVE))
+        return 0;
+    int err = ibv_post_recv(c->control.qp, wr, &bad);
     return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
 }
 
@@ -112,10 +126,12 @@ int tb_cable_receive(struct tb_cable *c, uint32_t slot)
 int tb_cable_start(struct tb_cable *c)
 {
     int err = 0;
-    c->owed_count = 0;
+    c->owed_count = c->expected = 0;
     for (uint32_t i = 0; i < c->receives && !err; i++)
         err = tb_cable_receive(c, i);
     err = err ? err : tb_cable_receive_owed(c);
+    if (!err && atomic_load_explicit(&c->device->down, memory_order_relaxed))
+        err = base_fail(-ENETDOWN, "%s: its port is down", c->device->d->name);
     c->open = err == 0;
     return err;
 }
@@ -126,6 +142,8 @@ int tb_cable_remake(struct tb_cable *c, struct tb_device *device)
     c->device = device;
     device->cables++;
     int err = make_qp(&c->control, c->device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES);
+    if (!err)
+        take_grant(c);
     while (!err && c->lane_count < c->tb->lane_count)
         err = tb_cable_add_lane(c);
     if (err)
@@ -162,7 +180,7 @@ static bool send_frame(struct tb_cable *c, enum tb_request what, uint32_t whose,
 {
     base_spin_lock(&c->lock);
     /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
-    bool went = c->ready && c->flight_in - c->flight_out < c->sends &&
+    bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_watch_up(c->tb, c->device, LOOK_SEND) &&
                 post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
     if (went) {
         c->flight[c->flight_in % TB_SENDS].whose = (uint16_t)whose;
@@ -192,10 +210,12 @@ bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t 
 
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
+    return tb_watch_up(c->tb, c->device, LOOK_RECEIVE) &&
+           post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
 }
 
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
+    return tb_watch_up(c->tb, c->device, LOOK_SEND) &&
+           post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
 }

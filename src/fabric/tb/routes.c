@@ -232,7 +232,7 @@ void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
         struct tb_cable *c = tb->cables[i];
-        for (uint32_t slot = 0; c && c != ending && c->held_count && slot < c->receives; slot++) {
+        for (uint32_t slot = 0; c && c != ending && c->open && c->held_count && slot < c->receives; slot++) {
             if (c->held[slot] != ending->index + 1)
                 continue;
             c->held[slot] = 0;

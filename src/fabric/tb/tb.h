@@ -45,7 +45,8 @@ struct tb_device {
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
     uint32_t cables;         /* that use it; a Thunderbolt port has one */
-    int64_t looked_at;       /* when its port was looked at last */
+    _Atomic int64_t looked_at; /* when its port was looked at last; whoever posts looks */
+    _Atomic bool down;       /* it was down at a look: nothing more is posted, and its cables are lost, also if it is up again by then */
 };
 
 struct tb_cable {
@@ -182,6 +183,7 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 
 /* watch.c: cables that go and come back; under tb->receiving, but for what says and hears also on the progress thread */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most); /* look at its port, unless that was done within at_most ns */
+bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most); /* the same, for who is about to post; any thread, any lock */
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* tell the peers, build anew */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len); /* bytes from outside */
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* take it down, and let what was on it go another way */

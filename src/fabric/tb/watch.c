@@ -102,26 +102,52 @@ static void lost(struct tb *tb, struct tb_cable *c, const char *why)
     fab_kick(tb->w);
 }
 
+/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
+ * the link's lock. */
+bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most)
+{
+    if (atomic_load_explicit(&d->down, memory_order_relaxed))
+        return false;
+    if (at_most) {
+        int64_t now = base_recent_ns();
+        if (now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
+            return true;
+        atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
+    }
+    if (verbs_port_up(d->d))
+        return true;
+    if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
+        fab_kick(tb->w); /* tb_watch() */
+    return false;
+}
+
+static void fail(struct tb_cable *c, int64_t now);
+
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
 {
-    if (now - d->looked_at < at_most)
+    bool joins = false, down = atomic_load_explicit(&d->down, memory_order_relaxed);
+    if (!down && now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
         return;
-    d->looked_at = now;
-    if (verbs_port_up(d->d))
+    atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
+    if (!down && verbs_port_up(d->d))
         return;
-    for (uint32_t i = 0; i < tb->cable_count; i++)
-        if (tb->cables[i] && tb->cables[i]->device == d && tb->cables[i]->ready)
-            lost(tb, tb->cables[i], "its port is down");
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        struct tb_cable *c = tb->cables[i];
+        if (!c || c->device != d)
+            continue;
+        if (c->ready) {
+            lost(tb, c, "its port is down");
+        } else if (c->building) {
+            base_fail(-ENETDOWN, "its port is down");
+            fail(c, now);
+        } else {
+            joins = joins || c->open; /* connect.c has it: it is lost as soon as it is ready */
+        }
+    }
+    atomic_store_explicit(&d->down, joins, memory_order_relaxed);
 }
 
 /* --- building --- */
-
-static void reset(struct tb_cable *c)
-{
-    tb_cable_down(c);
-    c->building = c->connected = c->peer_ready = false;
-    c->got = 0;
-}
 
 static void later(struct tb_cable *c, int64_t now)
 {
@@ -132,7 +158,7 @@ static void later(struct tb_cable *c, int64_t now)
 static void fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    reset(c);
+    tb_watch_abandon(c->tb, c); /* frames that came by it may be on their way on */
     c->say_down = true;
     later(c, now);
 }
@@ -217,7 +243,7 @@ static void answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t
         base_log(BASE_LOG_INFO, "the cable to node %u is not on %s: %s", c->node, d->d->name, base_error());
         tb_cable_down(c);
     }
-    reset(c);
+    tb_watch_abandon(tb, c);
     c->say_down = true;
     fab_kick(tb->w);
 }

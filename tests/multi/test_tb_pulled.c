@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A cable that is pulled, and whose driver crashes when it is then given a receive (tb5): whatever a node does next, it looks at the
+ * port first. Run by over_softverbs.py on mesh:2 of tb5. The moment between a look and a post
+ * is not met here: nobody posts at the time of the pull.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdatomic.h>
+
+#include "cluster_test.h"
+
+#define BIG  (1u << 20)
+#define LONG patience_ns(60)
+
+enum first { GET, PUT, MESSAGE, ADD, FLUSH, KINDS };
+
+struct stage {
+    _Atomic uint32_t here;
+};
+
+static void on_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+}
+
+/* It fails, or does not last. */
+static void begin(weft *w, enum first what, weft_gaddr to, uint8_t *mine, uint64_t *old)
+{
+    weft_op op;
+    int rc = 0;
+    switch (what) {
+    case GET: rc = weft_get(w, mine, to, BIG, &op); break;
+    case PUT: rc = weft_put(w, to, mine, BIG, &op); break;
+    case ADD: rc = weft_fetch_add(w, to, 1, old, &op); break;
+    case MESSAGE: rc = weft_send(w, 1, 1, "", 0, mine, 1000, &op); break;
+    default: rc = weft_flush(w, 1, LONG);
+    }
+    CHECK(rc == 0 || rc == -ENETDOWN);
+    if (rc == 0 && what != FLUSH)
+        rc = weft_wait(w, &op, LONG);
+    CHECK(rc == 0 || rc == -ENETDOWN);
+}
+
+/* Until an operation ends like this. */
+static void goes(weft *w, weft_gaddr to, uint8_t *mine, int expected)
+{
+    int rc;
+    for (int64_t end = now_ns() + LONG; (rc = weft_get_now(w, mine, to, BIG)) != expected && now_ns() < end;)
+        usleep(1000);
+    CHECK(rc == expected);
+}
+
+static void pulled(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    OK(weft_handle(w, 1, on_message, NULL));
+    weft_gaddr area = symmetric_alloc(w, BIG), own = symmetric_alloc(w, BIG);
+    uint8_t *mine = weft_ptr(w, on_node(own, weft_rank(w)), BIG);
+    uint64_t old;
+    uint32_t rounds = repeats(60), met = 0, me = weft_rank(w);
+    for (uint32_t i = 0; i < rounds; i++) {
+        goes(w, on_node(area, 1 - me), mine, 0);
+        meet(&stage->here, 2 * ++met);
+        if (me == 0) {
+            softverbs("fault pull 0:rdma_en2");
+            begin(w, (enum first)(i % KINDS), on_node(area, 1), mine, &old);
+        }
+        /* Who does not look while a cable is away cannot know: it is plugged when both have seen it. */
+        meet(&stage->here, 2 * ++met);
+        goes(w, on_node(area, 1 - me), mine, -ENETDOWN);
+        meet(&stage->here, 2 * ++met);
+        if (me == 0)
+            softverbs("fault plug 0:rdma_en2");
+    }
+    goes(w, on_node(area, 1 - me), mine, 0);
+    OK(weft_barrier(w, LONG));
+}
+
+static void test_pulled(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, pulled, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pulled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
