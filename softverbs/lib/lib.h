@@ -10,7 +10,7 @@
  *   async.c     asynchronous events
  *   qp.c        queue pairs: make, query, destroy; states.c: ibv_modify_qp    wr.c        the ibv_wr_* interface
  *   post.c      requests into the queues                                     execute.c   requests out of them; move.c: the bytes
- *   sysfs.c     files of /sys by libibverbs' calls; paths.c, listing.c: those and device nodes by libc's
+ *   sysfs.c     files of /sys by libibverbs' calls; paths.c, listing.c: those and device nodes by libc's (interpose.c)
  *   complete.c  completions into and out of the queues                       fault.c     rules of `softverbs fault`
  *
  * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.

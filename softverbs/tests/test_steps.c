@@ -155,7 +155,6 @@ static struct part {
 } parts[16];
 static int part_count;
 static uint32_t steps_left; /* changes until its end */
-static char *opened;        /* the page to which it is storing */
 
 static void watch(const void *at, size_t bytes)
 {
@@ -190,6 +189,7 @@ static void protect(int how)
 
 #ifdef __x86_64__
 enum { TRAP = 0x100 }; /* of the flags: SIGTRAP behind the next instruction */
+static char *opened;    /* the page to which it is storing */
 
 /* At a store: let through, alone. */
 static void at_a_store(int number, siginfo_t *info, void *at)
