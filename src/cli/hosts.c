@@ -6,12 +6,15 @@
 
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -151,12 +154,43 @@ void hosts_free(struct hosts *r, uint32_t nodes)
     free(r->hosts);
 }
 
+/* A pipe is read once, and every node here reads the hostfile: its bytes go to a file without a name that they all inherit.
+ * `*path` is where they find it. */
+static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
+{
+    struct stat st;
+    char some[4096];
+    size_t n, whole = 0;
+    if (stat(*path, &st) || !S_ISFIFO(st.st_mode))
+        return 0;
+    FILE *from = fopen(*path, "re"), *to = tmpfile();
+    int fd = -1;
+    if (from && to) {
+        while ((n = fread(some, 1, sizeof some, from)) > 0 && fwrite(some, 1, n, to) == n && (whole += n) <= CLUSTER_HOSTFILE_MAX)
+            ;
+        if (!ferror(from) && fflush(to) == 0 && !ferror(to))
+            fd = fcntl(fileno(to), F_DUPFD, 3); /* not closed by exec: the nodes get it */
+    }
+    int status = fd >= 0 ? 0 : cli_error(l->sub, "hostfile %s: cannot be kept for the nodes: %s", *path, base_strerror(errno));
+    if (from)
+        fclose(from);
+    if (to)
+        fclose(to);
+    if (!status) {
+        snprintf(r->hostfile, sizeof r->hostfile, "/dev/fd/%d", fd);
+        *path = l->hostfile = r->hostfile;
+    }
+    return status;
+}
+
 /* What the hostfile says: the number of nodes, which of them are elsewhere, and whether it names a secret. */
 static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 {
     struct cluster_hostfile *h;
-    int status = 0;
+    int status = keep_pipe(l, r, &path);
     bool elsewhere = false;
+    if (status)
+        return status;
     if (cluster_hostfile_read(&h, path))
         return cli_error(l->sub, "%s", base_error());
     if (l->nodes && l->nodes != h->count)

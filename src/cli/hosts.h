@@ -15,6 +15,7 @@ struct hosts {
     unsigned count;
     char coord[160];
     char self[4096]; /* this command */
+    char hostfile[32]; /* where the nodes find it, when it was a pipe */
 };
 /* The hostfile that counts: the option's, else the environment's. NULL: none. */
 const char *hosts_file(const char *option);

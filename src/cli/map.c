@@ -3,6 +3,7 @@
  * weft map: its options and its help. The work is in src/map/. With nodes on other hosts the launcher starts this command on
  * each of them with the first argument --as-node: as node 0 with all others behind it, else with none.
  */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +50,8 @@ static const char help_more[] =
     "  --guard            Thunderbolt devices are owned by a process beside each node, as with `weft run --guard`\n"
     "\n"
     "Output:\n"
-    "  --output FILE      instead of standard output; FILE appears when it is whole, and stays as it was when a piece\n"
-    "                     failed\n"
+    "  --output FILE      instead of standard output, which - is; FILE appears when it is whole, and stays as it was when\n"
+    "                     a piece failed\n"
     "  --unordered        print outputs as they come\n"
     "  --stats            a summary at the end, on standard error; --json: as JSON; --stats-file FILE: JSON in a file\n"
     "  --progress         show progress even when standard error is no terminal; --no-progress: never\n"
@@ -190,7 +191,7 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
     case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL: o->kernel = optarg; return 0;
     case LITERAL: o->literal = true; return 0;
-    case OUTPUT: o->output = optarg; return 0;
+    case OUTPUT: o->output = strcmp(optarg, "-") ? optarg : NULL; return 0;
     case UNORDERED: o->unordered = true; return 0;
     case STATS: o->stats = true; return 0;
     case JSON: o->json = true; return 0;
@@ -251,6 +252,9 @@ int cli_map(int argc, char **argv)
     if (as_node) {
         if (!rank || !nodes)
             return cli_usage("map", "--as-node is how the launcher starts the nodes of a job");
+        const char *hostfile = getenv("WEFT_HOSTFILE");
+        if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* the launcher's (hosts.c): of no use to commands */
+            fcntl((int)strtol(hostfile + 8, NULL, 10), F_SETFD, FD_CLOEXEC);
         if (strcmp(rank, "0") != 0)
             return map_serve();
         argv++;

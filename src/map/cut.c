@@ -11,7 +11,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* `keep`: whether it stays open. What has no name to open it by again, or more in it than its size says, does. */
+/* Files of /sys and /proc have not the bytes that their size says: they are read as streams. A size of 0 says nothing either. */
+static bool size_is_true(int fd, off_t end)
+{
+    char last;
+    ssize_t n;
+    do
+        n = pread(fd, &last, 1, end - 1);
+    while (n < 0 && errno == EINTR);
+    return n != 0; /* who cannot read it says so later */
+}
+
+/* `keep`: whether it stays open. What has no name to open it by again does. */
 static int open_input(struct map_input *in, const char *name, bool keep)
 {
     struct stat st;
@@ -30,8 +41,7 @@ static int open_input(struct map_input *in, const char *name, bool keep)
         at = lseek(in->fd, 0, SEEK_CUR);
         end = S_ISREG(st.st_mode) ? st.st_size : lseek(in->fd, 0, SEEK_END);
     }
-    /* A file of size 0 may be one of /proc, which has content all the same. */
-    in->stream = end <= 0 || at < 0;
+    in->stream = end <= 0 || at < 0 || !size_is_true(in->fd, end);
     if (!in->stream) {
         in->start = (uint64_t)at;
         in->size = (uint64_t)(end > at ? end : at);
@@ -76,13 +86,17 @@ void map_held_close(struct map_held *held)
 int map_inputs_open(struct map_job *job)
 {
     const struct map_options *o = job->options;
-    /* A running command takes up to eight descriptors, and a slot may hold an input. */
+    /* A running command takes up to eight descriptors, and a slot may hold an input. Files stay open as far as there is room. */
     struct rlimit limit;
     uint32_t kept = o->file_count < MAP_INPUTS_OPEN ? o->file_count : MAP_INPUTS_OPEN;
-    rlim_t need = (rlim_t)kept + 9 * job->slots + 4 * job->nodes + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < need && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
+    rlim_t work = 9 * (rlim_t)job->slots + 4 * job->nodes + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        if (limit.rlim_cur < work + kept && limit.rlim_cur < limit.rlim_max) {
+            limit.rlim_cur = limit.rlim_max;
+            setrlimit(RLIMIT_NOFILE, &limit);
+        }
+        if (limit.rlim_cur < work + kept)
+            kept = limit.rlim_cur > work ? (uint32_t)(limit.rlim_cur - work) : 0;
     }
     job->inputs = calloc(o->file_count, sizeof *job->inputs);
     if (!job->inputs)
@@ -93,7 +107,7 @@ int map_inputs_open(struct map_job *job)
     bool known = true;
     for (uint32_t i = 0; i < o->file_count; i++) {
         struct map_input *in = &job->inputs[i];
-        int rc = open_input(in, o->files[i], i < MAP_INPUTS_OPEN);
+        int rc = open_input(in, o->files[i], i < kept);
         if (rc)
             return rc;
         known = known && !in->stream;

@@ -52,6 +52,29 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
+/* A link to nothing: what it, and others behind it, lead to, which is to be made. NULL with errno. */
+static char *behind_links(const char *path)
+{
+    char *at = strdup(path), target[4096];
+    for (int links = 0; at; links++) {
+        ssize_t n = readlink(at, target, sizeof target - 1);
+        if (n < 0)
+            return at; /* no link */
+        target[n] = '\0';
+        const char *slash = strrchr(at, '/');
+        int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;
+        size_t len = (size_t)directory + (size_t)n + 1;
+        char *next = links < 40 ? malloc(len) : NULL;
+        if (next)
+            snprintf(next, len, "%.*s%s", directory, at, target);
+        else
+            errno = links < 40 ? ENOMEM : ELOOP;
+        free(at);
+        at = next;
+    }
+    return NULL;
+}
+
 int map_emit_open(struct map_emit *e, const char *path)
 {
     struct stat st;
@@ -74,12 +97,14 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (exists && access(path, W_OK))
         return refused(e, errno, "write to");
     e->exists = exists;
-    e->final_path = exists ? realpath(path, NULL) : strdup(path); /* a link keeps pointing at it */
+    e->final_path = exists ? realpath(path, NULL) : behind_links(path); /* a link keeps pointing at it */
     if (!e->final_path)
         return refused(e, errno, "open");
     int rc = open_nameless(e);
-    if (!rc && exists)
+    if (!rc && exists) { /* owner first: a change of it takes bits off the mode. Who may not give files away owns the new one */
+        (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
+    }
     return rc;
 }
 

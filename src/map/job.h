@@ -40,7 +40,7 @@ struct map_input {
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* the first ones stay open for the whole job; any number of others does not */
+#define MAP_INPUTS_OPEN 256u /* at most so many, the first ones, stay open for the whole job; any number of others does not */
 
 /* The one input that is open here for now: of many small ones each is needed once. */
 struct map_held {
@@ -279,7 +279,7 @@ struct map_slot {
     struct map_held held; /* the input of the last piece */
     pthread_t thread;
 };
-int map_slots_start(struct map_job *job); /* all of this node's */
+int map_slots_start(struct map_job *job); /* the first of this node's; it starts the others as there are pieces for them */
 void map_slots_join(struct map_job *job);
 
 /* --- emit.c: the output --- */
@@ -356,6 +356,10 @@ struct map_job {
     weft *w;
     weft_queue *queue;
     struct map_slot *slot; /* [slots] */
+    pthread_mutex_t turn_lock; /* of these four */
+    pthread_cond_t turn;       /* a slot no longer waits for the queue */
+    bool waits;                /* one does, */
+    uint32_t asleep;           /* and so many others are idle */
     uint32_t slots_started;
 
     /* The owner's. */

@@ -168,11 +168,22 @@ static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *a
         kill(getpid(), OWNER_DIED); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
 }
 
+/* The library's remedy for too large a pool is its own setting; here an option decides. */
+static int say_memory(int rc)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", weft_error());
+    char *setting = strstr(text, "WEFT_POOL");
+    if (!setting)
+        return rc == -ENOMEM ? base_fail(rc, "%s; a limit may be too low (ulimit -v), or give less --memory", text) : rc;
+    return base_fail(rc, "%.*s--memory%s", (int)(setting - text), text, setting + strlen("WEFT_POOL"));
+}
+
 int map_node_open(struct map_job *job, const weft_config *config)
 {
     int rc = weft_open(&job->w, config);
     if (rc)
-        return rc;
+        return say_memory(rc);
     if (!getenv("WEFT_LOG"))
         base_log_set("error"); /* we say ourselves who died, in words of the job */
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);

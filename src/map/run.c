@@ -73,6 +73,42 @@ static int check_writable(const char *option, const char *path)
     return rc;
 }
 
+/* Are two paths one regular file? Both may still have to be made; NULL: a standard file, `fd`. */
+static bool same_file(const char *a, const char *b, int fd)
+{
+    struct stat x, y;
+    bool there = (b ? stat(b, &y) : fstat(fd, &y)) == 0;
+    if (stat(a, &x) == 0)
+        return there && S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    if (there || !b)
+        return false;
+    const char *in[2] = {a, b}, *name[2];
+    struct stat directory[2];
+    for (int i = 0; i < 2; i++) {
+        const char *slash = strrchr(in[i], '/');
+        char path[4096];
+        name[i] = slash ? slash + 1 : in[i];
+        snprintf(path, sizeof path, "%.*s", slash ? (int)(slash - in[i]) + 1 : 1, slash ? in[i] : ".");
+        if (stat(path, &directory[i]))
+            return false;
+    }
+    return strcmp(name[0], name[1]) == 0 && directory[0].st_dev == directory[1].st_dev &&
+           directory[0].st_ino == directory[1].st_ino;
+}
+
+/* The summary takes the place of what was in its file: that must not be what the job reads or writes. */
+static int check_stats_file(const struct map_options *o)
+{
+    const char *path = o->stats_file;
+    int rc = check_writable("--stats-file", path);
+    if (!rc && same_file(path, o->output, STDOUT_FILENO))
+        rc = base_fail(-EINVAL, "--stats-file %s: there the output goes", path);
+    for (uint32_t i = 0; i < o->file_count && !rc; i++)
+        if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
+            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input", path);
+    return rc;
+}
+
 /* A node that is stopped, or hangs, gives no sign: its pieces run elsewhere when their lease has ended. Short, for so
  * long the job stands; yet what is only slow must not lose its work. */
 static void choose_lease(struct map_job *job)
@@ -113,7 +149,7 @@ static int prepare(struct map_job *job)
                          job->slots == 1 ? "" : "s", job->nodes == 1 ? "s" : "", most);
     }
     if (o->stats_file) {
-        int rc = check_writable("--stats-file", o->stats_file);
+        int rc = check_stats_file(o);
         if (rc)
             return rc;
     }

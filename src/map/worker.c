@@ -309,6 +309,36 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
     return 0;
 }
 
+static int start_slot(struct map_job *job);
+
+/* Of the idle slots one waits for the queue, where waiting means to look now and then; all others sleep until it has a piece. */
+static int wait_for_piece(struct map_job *job, weft_claim *claim)
+{
+    pthread_mutex_lock(&job->turn_lock);
+    job->asleep++;
+    while (job->waits)
+        pthread_cond_wait(&job->turn, &job->turn_lock);
+    job->asleep--;
+    job->waits = true;
+    pthread_mutex_unlock(&job->turn_lock);
+    int n = weft_claim_tasks(job->queue, claim, 1, WEFT_SECOND);
+    pthread_mutex_lock(&job->turn_lock);
+    job->waits = false;
+    pthread_cond_signal(&job->turn);
+    pthread_mutex_unlock(&job->turn_lock);
+    return n;
+}
+
+/* A slot is about to work. There may be more pieces: if no other is idle, one more is started, so there are never many more slots
+ * than there were pieces at once. */
+static void start_another(struct map_job *job)
+{
+    pthread_mutex_lock(&job->turn_lock);
+    if (!job->waits && !job->asleep && job->slots_started < job->slots && start_slot(job))
+        base_log(BASE_LOG_INFO, "weft map: %s", weft_error()); /* those that run go on; with the next piece it is tried again */
+    pthread_mutex_unlock(&job->turn_lock);
+}
+
 static void *slot_main(void *arg)
 {
     struct map_slot *slot = arg;
@@ -318,7 +348,7 @@ static void *slot_main(void *arg)
         int64_t start = base_now_ns();
         int n = weft_claim_tasks(job->queue, &claim, 1, 0);
         if (n == -ETIMEDOUT) {
-            n = weft_claim_tasks(job->queue, &claim, 1, WEFT_SECOND);
+            n = wait_for_piece(job, &claim);
             start = base_now_ns(); /* waiting for work is not work */
         }
         if (n == -ETIMEDOUT)
@@ -330,6 +360,7 @@ static void *slot_main(void *arg)
         }
         if (!choose(job, &claim))
             continue;
+        start_another(job);
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
         map_apart_tell(job);
         weft_result result;
@@ -356,42 +387,66 @@ static void *slot_main(void *arg)
     return NULL;
 }
 
+/* The next slot of this node; under the lock. */
+static int start_slot(struct map_job *job)
+{
+    uint32_t i = job->slots_started;
+    struct map_slot *slot = &job->slot[i];
+    *slot = (struct map_slot){.job = job, .index = i, .line = map_line(job, job->rank, i), .capture.job = job, .held.fd = -1};
+    int rc = -ENOMEM;
+    if (map_is_apart(job) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
+                              weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
+        base_fail(rc, "no memory in the pool for slot %u", i);
+        goto fail;
+    }
+    slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
+    if (!slot->errors.bytes) {
+        base_fail(rc, "no memory for slot %u", i);
+        goto fail;
+    }
+    slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
+    rc = -pthread_create(&slot->thread, NULL, slot_main, slot);
+    if (rc) {
+        base_fail(rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
+        goto fail;
+    }
+    job->slots_started++;
+    return 0;
+fail:
+    free(slot->errors.bytes);
+    weft_free(job->w, slot->window);
+    weft_free(job->w, slot->words);
+    return rc;
+}
+
 int map_slots_start(struct map_job *job)
 {
     job->slot = calloc(job->slots, sizeof *job->slot);
     if (!job->slot)
         return base_fail(-ENOMEM, "no memory for %u slots", job->slots);
-    for (uint32_t i = 0; i < job->slots; i++) {
-        struct map_slot *slot = &job->slot[i];
-        slot->job = job;
-        slot->index = i;
-        slot->line = map_line(job, job->rank, i);
-        slot->capture.job = job;
-        slot->held.fd = -1;
-        if (map_is_apart(job) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
-                                  weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words)))
-            return base_fail(-ENOMEM, "no memory in the pool for slot %u", i);
-        slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
-        if (!slot->errors.bytes)
-            return base_fail(-ENOMEM, "no memory for slot %u", i);
-        slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
-        int rc = pthread_create(&slot->thread, NULL, slot_main, slot);
-        if (rc) {
-            free(slot->errors.bytes);
-            slot->errors.bytes = NULL;
-            return base_fail(-rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
-        }
-        job->slots_started++;
-    }
-    return 0;
+    pthread_mutex_init(&job->turn_lock, NULL);
+    pthread_cond_init(&job->turn, NULL);
+    pthread_mutex_lock(&job->turn_lock);
+    int rc = start_slot(job);
+    pthread_mutex_unlock(&job->turn_lock);
+    return rc;
 }
 
 void map_slots_join(struct map_job *job)
 {
-    for (uint32_t i = 0; i < job->slots_started; i++) {
+    if (!job->slot)
+        return;
+    for (uint32_t i = 0;; i++) { /* while one runs it may start the next */
+        pthread_mutex_lock(&job->turn_lock);
+        bool more = i < job->slots_started;
+        pthread_mutex_unlock(&job->turn_lock);
+        if (!more)
+            break;
         pthread_join(job->slot[i].thread, NULL);
         free(job->slot[i].errors.bytes);
     }
+    pthread_cond_destroy(&job->turn);
+    pthread_mutex_destroy(&job->turn_lock);
     free(job->slot);
     job->slot = NULL;
     job->slots_started = 0;

@@ -221,8 +221,12 @@ class Map(unittest.TestCase):
         self.check(b"\n\n\n", "--block", "1", self.path("lines", b"\n\n\n"), "--", "cat")
         for n in range(1, 12):
             self.check(b"ab\ncdefg\n\nh", "--block", str(n), self.path("few", b"ab\ncdefg\n\nh"), "--", "cat")
-        # /proc says that its files are empty.
+        # /proc says that its files are empty, and /sys that they are larger than they are.
         self.check(read("/proc/version"), "/proc/version", "--", "cat")
+        mtu = "/sys/class/net/lo/mtu"
+        if os.path.exists(mtu):
+            self.check(2 * read(mtu), mtu, mtu, "--", "cat")
+            self.check(b"%7d %7d %7d\n" % (1, 1, len(read(mtu))), "--kernel", "wc", mtu)
 
     @of_bytes
     def test_many_files(self):
@@ -239,6 +243,9 @@ class Map(unittest.TestCase):
         self.check(b"".join(contents), "--nodes", "2", *names, "--", "cat", **limited)
         lines = sum(c.count(b"\n") for c in contents)
         self.check(b"%7d %7d %7d\n" % (lines, lines, sum(map(len, contents))), "--kernel", "wc", *names, **limited)
+        # Where there is room for hardly any of them.
+        tight = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))}
+        self.check(b"".join(contents[:99]), "--nodes", "2", "--slots", "1", *names[:99], "--", "cat", **tight)
         # One of those that are opened late is no longer what it was.
         slow = ["sh", "-c", f"[ {{#}} = 1 ] && mv {names[1]} {names[699]}; cat"]
         code, out, err = run("--nodes", "1", "--retries", "0", *names, "--", *slow, **limited)
@@ -371,6 +378,19 @@ class Map(unittest.TestCase):
             self.assertIn(f"of {path}", err)
             self.assertIn("cut short meanwhile", err)
 
+    @of_bytes
+    def test_more_slots_than_pieces(self):
+        """No more threads are started than there is work for; all slots are there when it is needed."""
+        threads = ["sh", "-c", "cat >/dev/null; ls /proc/$PPID/task | wc -l"]
+        code, out, err = run("--slots", "200", "--nodes", "2", self.path("one", b"x\n"), "--", *threads)
+        self.assertEqual(code, 0, err)
+        self.assertLess(int(out), 50)
+        meet = tempfile.mkdtemp(dir=Map.dir)
+        self.addCleanup(shutil.rmtree, meet)
+        at_once = f"cat; touch {meet}/{{#}}; until [ $(ls {meet} | wc -l) -ge 8 ]; do sleep 0.1; done"
+        few = b"%04d\n" * 8 % tuple(range(8))
+        self.check(few, "--slots", "4", "--nodes", "2", "--block", "4", self.path("few", few), "--", "sh", "-c", at_once)
+
     def test_a_failing_piece(self):
         code, out, err = run("--block", "500K", "--retries", "1", Map.text, "--", "sh", "-c",
                              'if [ {#} = 3 ]; then echo partly; echo "no luck" >&2; echo "at all" >&2; exit 3; fi; cat')
@@ -452,6 +472,22 @@ class Map(unittest.TestCase):
         got, out, err = run("--block", "1", some, "--", vanishing)
         self.assertEqual((got, out), (127, b""), err)
         self.assertEqual(err.count("weft map:"), 1, err)
+        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
+        windows = self.path("windows", b"#!/bin/sh\r\necho\r\n")
+        os.chmod(windows, 0o755)
+        got, out, err = run(some, "--", windows)
+        self.assertEqual((got, out), (127, b""), err)
+        self.assertIn("its interpreter '/bin/sh': the line ends with a carriage return", err)
+
+    @of_bytes
+    @unittest.skipIf(b"__asan_init" in read(WEFT), "the address sanitizer needs all addresses there are")
+    def test_a_limit_on_addresses(self):
+        for limit in 100 << 20, 600 << 20:
+            code, out, err = run("--nodes", "2", self.path("some", b"a\n"), "--", "cat",
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+            self.assertEqual((code, out), (1, b""), err)
+            self.assertIn("--memory", err)
+            self.assertNotIn("WEFT_POOL", err)
 
     def test_bad_options(self):
         some = self.path("some", b"a\n")
@@ -502,6 +538,40 @@ class Map(unittest.TestCase):
         os.unlink(link)
         os.unlink(new)
         self.check(Map.bytes, "--output", "/dev/stdout", Map.text, "--", "cat")
+
+    def test_what_output_replaces(self):
+        out, real = self.path("out"), self.path("real")
+        # A link to nothing: what it names is made.
+        os.symlink("real", out)
+        self.addCleanup(lambda: os.path.lexists(out) and os.unlink(out))
+        code, _, err = run("--output", out, self.path("one", b"x"), "--", "cat")
+        self.assertEqual((code, os.readlink(out), read(real)), (0, "real", b"x"), err)
+        os.unlink(out)
+        os.chmod(real, 0o640)
+        if os.geteuid() == 0:
+            os.chown(real, 1234, 4321)
+        before = os.stat(real)
+        code, _, err = run("--output", real, self.path("one", b"y"), "--", "cat")
+        after = os.stat(real)
+        self.assertEqual((code, read(real)), (0, b"y"), err)
+        self.assertEqual((after.st_uid, after.st_gid, after.st_mode), (before.st_uid, before.st_gid, before.st_mode))
+        os.unlink(real)
+        # - is standard output, as it is standard input.
+        code, shown, err = run("--output", "-", self.path("one", b"z"), "--", "cat", cwd=Map.tmp)
+        self.assertEqual((code, shown, os.listdir(Map.tmp)), (0, b"z", []), err)
+        # The summary must not be written over what the job reads or writes.
+        one = self.path("one", b"x")
+        os.symlink("one", out)
+        for args in (["--stats-file", one, one], ["--stats-file", out, one], ["--stats-file", real, "--output", real, one],
+                     ["--stats-file", f"{Map.dir}/./real", "--output", real, one]):
+            code, _, err = run(*args, "--", "cat")
+            self.assertEqual(code, 2, (args, err))
+            self.assertRegex(err, "--stats-file .*: (this file is an input|there the output goes)")
+        with open(real, "wb") as f:
+            code, _, err = run("--stats-file", real, one, "--", "cat", stdout=f)
+        self.assertEqual(code, 2, err)
+        self.assertEqual(read(one), b"x")
+        os.unlink(real)
 
     def test_an_incomplete_output_replaces_nothing(self):
         keep, new = self.path("keep.txt", b"before"), os.path.join(Map.dir, "new")
