@@ -58,9 +58,9 @@ struct queue_view {
     weft_gaddr at;
     uint32_t node, incarnation; /* of the queue there */
     _Atomic bool gone; /* set under the table's lock */
-    _Atomic uint32_t number; /* of attempts to take a slot */
+    _Atomic uint32_t attempts; /* to take a slot */
     _Atomic int64_t silent_until; /* its node has not answered: until then others are asked first; 0: it has; relaxed, a hint */
-    uint32_t number;   /* views of that node in this queue before it: they are kept until this node closes the queue */
+    uint32_t former;   /* views of that node in this queue before it: they are kept until this node closes the queue */
     struct queue_view *retired;
 };
 /* A node that opens a queue anew more often, while this one has it open, is not followed any more. */

@@ -122,7 +122,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
             shut(q);
         return;
     }
-    if (old && old->number == QUEUE_VIEWS_MAX - 1) {
+    if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* said once */
             base_log(BASE_LOG_WARN, "queue '%s': node %u has opened it anew %u times, and is not followed any more: close it here and open "
                      "it again", q->name, from, QUEUE_VIEWS_MAX - 1);
@@ -137,7 +137,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
         return;
     }
     if (old) {
-        v->number = old->number + 1;
+        v->former = old->former + 1;
         queue_home_gone(q, old);
         old->retired = q->retired;
         q->retired = old;

@@ -45,7 +45,7 @@ static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t des
 static uint32_t remote_number(void *arg)
 {
     struct queue_view *v = arg;
-    return atomic_fetch_add_explicit(&v->number, 1, memory_order_relaxed);
+    return atomic_fetch_add_explicit(&v->attempts, 1, memory_order_relaxed);
 }
 
 static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
