@@ -18,7 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PATIENCE (10 * WEFT_SECOND) /* for the answer to a call */
+#define PATIENCE (10 * WEFT_SECOND) /* for the answer to a call, ... */
+#define SLOW     (60 * WEFT_SECOND) /* ... and to one that may wait for a peer, or for much memory. Who ends is noticed at once */
 #define LOOK     (5 * WEFT_MS)      /* whether the guard lives, at most so often */
 #define FDS      2u
 
@@ -177,6 +178,18 @@ static void lost(struct verbs_guard *g, const char *why)
         base_log(BASE_LOG_ERROR, "the guard that owns this node's RDMA devices is gone: %s; no cable works any more", why);
 }
 
+/* After this the guard is given up for good: an answer that comes later would be taken for that to the next call. What only gives
+ * something back is not waited for as long: the guard does it also when nobody waits. */
+static int64_t patience(uint32_t verb)
+{
+    switch (verb) {
+    case GUARD_OPEN: case GUARD_ALLOC_PD: case GUARD_REG_MR: case GUARD_CREATE_CQ: case GUARD_CREATE_QP: case GUARD_MODIFY_QP:
+        return SLOW;
+    default:
+        return PATIENCE;
+    }
+}
+
 /* 0, or an errno, which is also in errno. `fd`: to send when `gives`, else for one that comes; or NULL. */
 static int call(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives)
 {
@@ -187,7 +200,7 @@ static int call(struct verbs_guard *g, struct guard_call *c, struct guard_answer
     if (!atomic_load_explicit(&g->gone, memory_order_relaxed)) {
         rc = guard_send(g->fd, c, sizeof *c, fd, gives ? 1 : 0);
         if (!rc)
-            rc = guard_receive(g->fd, a, sizeof *a, &came, 1, base_deadline(PATIENCE));
+            rc = guard_receive(g->fd, a, sizeof *a, &came, 1, base_deadline(patience(c->verb)));
         if (rc)
             lost(g, base_strerror(rc));
         rc = rc ? -ENODEV : -a->result;
