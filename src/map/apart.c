@@ -461,6 +461,7 @@ static int serve(struct map_job *job)
         return rc;
     map_on_signal(SIGTERM, on_end);
     map_on_signal(SIGHUP, on_end);
+    map_nodes_stop_with(job);
     struct map_apart *a = job->with;
     if ((rc = weft_handle(job->w, MAP_HANDLER_ORDER, on_order, a)) ||
         (rc = weft_handle(job->w, MAP_HANDLER_PRINTS, on_prints, job)) || (rc = get_order(job)) || (rc = follow_order(job)) ||

@@ -201,6 +201,9 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
 {
     struct map_slot *slot = r->slot;
     int64_t renew = base_now_ns() + slot->job->renew_ns;
+    const _Atomic uint32_t *stopped = &slot->job->board->stopped;
+    const _Atomic int64_t *stopped_ns = &slot->job->board->stopped_ns;
+    int64_t not_counted = atomic_load_explicit(stopped_ns, memory_order_relaxed);
     /* A command that is held up would miss a deadline that is not its fault. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
@@ -228,8 +231,14 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
                 return rc ? rc : drain(r);
         }
         now = base_now_ns();
-        if (!killed && now >= deadline)
-            *timed_out = true;
+        if (!killed && now >= deadline) {
+            /* Not while the job is stopped, nor for as long as it was. Acquire: pairs with on_continue(), which adds the time first. */
+            bool held = atomic_load_explicit(stopped, memory_order_acquire);
+            int64_t more = atomic_load_explicit(stopped_ns, memory_order_relaxed) - not_counted;
+            not_counted += more;
+            deadline = (held ? now + 10 * WEFT_MS : deadline) + more;
+            *timed_out = !held && now >= deadline;
+        }
         if (!killed && now >= renew) {
             renew = now + slot->job->renew_ns;
             slot->lost = weft_renew(slot->job->queue, slot->claim) == -ESTALE;
@@ -273,6 +282,12 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         /* Pairs with map_end_all(): either it sees the group (base_spawn() wrote it), or this sees that all is to end. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
+        /* The same with on_stop(); and if the job went on in between, so must the command. */
+        if (atomic_load_explicit(&job->board->stopped, memory_order_seq_cst)) {
+            kill(-r.pid, SIGSTOP);
+            if (!atomic_load_explicit(&job->board->stopped, memory_order_seq_cst))
+                kill(-r.pid, SIGCONT);
+        }
         shut(&r.fds[THEIR_IN]);
         shut(&r.fds[THEIR_OUT]);
         shut(&r.fds[THEIR_ERR]);

@@ -95,6 +95,8 @@ struct map_line { /* one a slot; written by the slot only */
 };
 struct map_board {
     _Atomic uint32_t ending;                                 /* no command may start any more */
+    _Atomic uint32_t stopped;                                /* the job is stopped (Ctrl-Z), and with it every command */
+    _Atomic int64_t stopped_since, stopped_ns;               /* and how long it was in all; time-outs do not count it */
     _Atomic uint32_t printing;                               /* the owner is writing output, and giving memory back */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
     _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
@@ -112,6 +114,7 @@ void map_cut_off(void); /* stdin and stdout: else the reader of the output would
 /* At the end of such a handler: the signal goes to whoever had it before; the fabric, that gives its devices back then, or
  * the default. */
 void map_signal_pass(int sig);
+void map_nodes_stop_with(struct map_job *job); /* Ctrl-Z stops commands, too, and what continues us continues them */
 /* weft_open() with what each node needs, and the queue. */
 int map_node_open(struct map_job *job, const weft_config *config);
 int map_queue_open(struct map_job *job);
@@ -121,6 +124,7 @@ int map_nodes_start(struct map_job *job);
 void map_nodes_check(struct map_job *job);
 void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
 void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
+void map_line_signal(struct map_line *line, int sig); /* to all of it */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
 void map_end_all(struct map_job *job);

@@ -46,6 +46,13 @@ void map_line_kill(struct map_line *line)
     atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
 }
 
+void map_line_signal(struct map_line *line, int sig)
+{
+    int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
+    if (group > 0)
+        kill(-group, sig);
+}
+
 void map_nodes_kill_groups(struct map_job *job, uint32_t node)
 {
     for (uint32_t i = 0; i < job->slots; i++)
@@ -79,9 +86,80 @@ static void on_owner_signal(int sig)
     map_signal_pass(sig);
 }
 
+/* --- Ctrl-Z. It reaches this process group, and commands have their own: they are stopped here, and continued. Of the nodes only
+ * the owner stops: the others see on the board that they are to start nothing, and still end when the owner is killed. Nodes that
+ * are apart get both signals from the launcher, which stops, and none of them does. --- */
+static struct map_job *stoppable;
+
+static void signal_commands(struct map_job *job, int sig)
+{
+    for (uint32_t node = 0; node < job->nodes; node++)
+        for (uint32_t i = 0; i < job->slots && (!job->apart || node == job->rank); i++)
+            map_line_signal(map_line(job, node, i), sig);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * WEFT_SECOND + t.tv_nsec;
+}
+
+static void on_stop(int sig)
+{
+    (void)sig;
+    struct map_job *job = stoppable;
+    int error = errno;
+    if (job && job->board) {
+        if (!atomic_load_explicit(&job->board->stopped, memory_order_relaxed))
+            atomic_store_explicit(&job->board->stopped_since, now_ns(), memory_order_relaxed);
+        /* Pairs with map_command_run(): either this sees the command that is being started, or that sees this. */
+        atomic_store_explicit(&job->board->stopped, 1, memory_order_seq_cst);
+        signal_commands(job, SIGSTOP);
+        for (int round = 0; round < 10 && !job->apart; round++) { /* a slot of ours could look no more once we have stopped */
+            struct timespec ms = {0, 1000000};
+            nanosleep(&ms, NULL);
+            signal_commands(job, SIGSTOP);
+        }
+        map_progress_clear(job);
+    }
+    if (!job || !job->apart)
+        kill(getpid(), SIGSTOP);
+    errno = error;
+}
+
+static void on_continue(int sig)
+{
+    (void)sig;
+    struct map_job *job = stoppable;
+    int error = errno;
+    if (job && job->board && atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
+        int64_t since = atomic_load_explicit(&job->board->stopped_since, memory_order_relaxed);
+        atomic_fetch_add_explicit(&job->board->stopped_ns, now_ns() - since, memory_order_relaxed);
+        /* Release: pairs with pump(), which must see that time when it sees that all goes on. */
+        atomic_store_explicit(&job->board->stopped, 0, memory_order_seq_cst);
+        signal_commands(job, SIGCONT);
+    }
+    errno = error;
+}
+
+void map_nodes_stop_with(struct map_job *job)
+{
+    struct sigaction sa;
+    stoppable = job;
+    if (sigaction(SIGTSTP, NULL, &sa) || sa.sa_handler == SIG_IGN)
+        return; /* nobody is there to continue it */
+    sa = (struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    sigfillset(&sa.sa_mask);
+    sigaction(SIGTSTP, &sa, NULL);
+    sa.sa_handler = on_continue;
+    sigaction(SIGCONT, &sa, NULL);
+}
+
 void map_nodes_forget(void)
 {
     signalled = NULL;
+    stoppable = NULL;
 }
 
 void map_end_all(struct map_job *job)
@@ -240,6 +318,8 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGHUP, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
+    map_on_signal(SIGTSTP, SIG_IGN);
+    map_on_signal(SIGCONT, SIG_DFL);
     map_cut_off();
     /* Nor would its writer, or the reader of a pipe given to --output, see that the owner is gone. */
     close(job->emit.fd);
@@ -274,6 +354,7 @@ void map_nodes_prepare_owner(struct map_job *job)
     map_on_signal(SIGTERM, on_owner_signal);
     on_signal_unless_ignored(SIGINT, on_owner_signal);
     on_signal_unless_ignored(SIGHUP, on_owner_signal);
+    map_nodes_stop_with(job);
 }
 
 static int fork_nodes(struct map_job *job, int64_t timeout_ns)

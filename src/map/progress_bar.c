@@ -18,6 +18,13 @@ void map_progress_clear(struct map_job *job) /* async-signal-safe */
         (void)!write(STDERR_FILENO, "\r\033[K", 4);
 }
 
+/* Who types at the terminal now types to another program. */
+static bool in_background(void)
+{
+    pid_t group = tcgetpgrp(STDERR_FILENO);
+    return group > 0 && group != getpgrp();
+}
+
 static void format_left(double seconds, char *text, size_t room)
 {
     unsigned s = seconds < 0 ? 0 : seconds > 359999 ? 359999 : (unsigned)(seconds + 0.5);
@@ -31,7 +38,7 @@ void map_progress_show(struct map_job *job)
 {
     int64_t now = base_now_ns();
     /* While a signal handler ends the job this thread is still at work, and must not draw behind its back. */
-    if (!job->progress || now - job->progress_ns < EVERY_NS ||
+    if (!job->progress || now - job->progress_ns < EVERY_NS || in_background() ||
         atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         return;
     job->progress_ns = now;

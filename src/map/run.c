@@ -228,6 +228,9 @@ int map_run(const struct map_options *options)
     }
     if (!rc)
         rc = map_emit_open(&job->emit, options->output);
+    for (uint32_t i = 0; i < job->input_count && options->progress == MAP_AUTO; i++)
+        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* what is typed there must stay readable */
+            job->progress = false;
     if (!rc && job->progress && isatty(job->emit.fd))
         job->emit.bar = job;
     if (!rc)

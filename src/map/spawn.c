@@ -13,7 +13,7 @@
 extern char **environ;
 
 /* What this program changes for itself and commands must not inherit. */
-static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ, SIGUSR1};
+static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ, SIGUSR1, SIGTSTP};
 #define CHANGED (sizeof changed_signals / sizeof changed_signals[0])
 static struct sigaction original[CHANGED];
 static sigset_t original_mask;

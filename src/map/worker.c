@@ -345,6 +345,10 @@ static void *slot_main(void *arg)
     struct map_job *job = slot->job;
     while (!atomic_load_explicit(&job->board->ending, memory_order_relaxed)) {
         weft_claim claim;
+        if (atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
+            base_sleep_ns(10 * WEFT_MS);
+            continue;
+        }
         int64_t start = base_now_ns();
         int n = weft_claim_tasks(job->queue, &claim, 1, 0);
         if (n == -ETIMEDOUT) {

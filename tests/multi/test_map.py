@@ -743,6 +743,53 @@ class Map(unittest.TestCase):
         self.assertEqual(p.returncode, 0, err)
         self.assertTrue(out == Map.bytes)
 
+    def stop(self, job, ticks):
+        """Ctrl-Z: the signal goes to the process group that the terminal knows. Returns when the commands are stopped; what they have done
+        since the start can be asked for."""
+        until("commands run", lambda: len(os.listdir(ticks)) >= 2)
+        os.killpg(job.pid, signal.SIGTSTP)
+        until("the job is stopped", lambda: processes.state(job.pid) == "T")
+
+        def sizes():
+            return [os.stat(os.path.join(ticks, name)).st_size for name in sorted(os.listdir(ticks))]
+
+        def still():
+            before = sizes()
+            time.sleep(0.3)  # several ticks
+            return sizes() == before
+        until("commands are stopped", still)
+        return sizes
+
+    def test_ctrl_z(self):
+        """Commands stop and go on with the job, and what they were stopped for is not of their time."""
+        limit = patience(3)
+        ticks = tempfile.mkdtemp(dir=Map.dir)
+        self.addCleanup(shutil.rmtree, ticks)
+        go = self.path("go")
+        command = f"cat; until [ -e {go} ]; do echo >> {ticks}/{{#}}; sleep 0.05; done"
+        args = ["--nodes", "2", "--slots", "1", "--block", "2M", "--retries", "0", "--timeout", str(limit), Map.text, "--", "sh", "-c",
+                command]
+        job = start(*args, start_new_session=True)
+        sizes = self.stop(job, ticks)
+        time.sleep(limit + 1)
+        before = sizes()
+        os.killpg(job.pid, signal.SIGCONT)
+        until("commands go on", lambda: all(now > then for now, then in zip(sizes(), before)))
+        with open(go, "w", encoding="utf-8"):
+            pass
+        self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out == Map.bytes), (0, True), err)
+        # Killed while it is stopped, it leaves nothing: tearDown() looks.
+        os.unlink(go)
+        for name in os.listdir(ticks):
+            os.unlink(os.path.join(ticks, name))
+        job = start(*args, start_new_session=True)
+        self.stop(job, ticks)
+        job.kill()
+        job.communicate()
+        open(go, "w", encoding="utf-8").close()
+
     def test_nodes_killed_over_kernels_and_streams(self):
         expected = run("--kernel", "wc", Map.text)[1]
         p = start("--nodes", "4", "--block", "16K", "--kernel", "wc", Map.text)
