@@ -103,8 +103,9 @@ WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
  * With WEFT_DEFAULT it lasts as long as somebody can do the work; -ECONNRESET when nobody is left: see weft/types.h. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all submitted work of all nodes alive is complete. Completions not yet reaped stay to be reaped. Lasts as
- * weft_reap() does. */
+/* Wait until all submitted work of all nodes alive is complete, also of those that have opened the queue a moment ago: a node whose shard
+ * this one does not know is asked whether it has one. Completions not yet reaped stay to be reaped. Lasts as weft_reap() does; with a
+ * time-out of 0 it waits only for such answers, 200 ms at most. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
 
 /* Tell every node that no more work will come: claims return -ESHUTDOWN once nothing is ready. */

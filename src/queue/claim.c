@@ -29,7 +29,7 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_claim *ou
 }
 
 /* What is ready now, in a call that ends at `deadline`. */
-static uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+BASE_INLINE uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
 {
     uint32_t got = 0;
     if (q->own->shard.slots) {
@@ -78,7 +78,7 @@ static bool claim_ready(void *arg)
 }
 
 /* How many; 0: none is ready. */
-static int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
 {
     /* before the look: what was submitted before the shutdown is found after it */
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
@@ -88,7 +88,7 @@ static int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max, in
     return (int)n;
 }
 
-static int claim_later(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+static BASE_COLD int claim_later(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
 {
     for (;;) {
         int64_t now = base_now_ns();
@@ -160,7 +160,7 @@ struct limit {
     int64_t before;
 };
 
-static void limit_begin(const struct weft_queue *q, struct limit *l)
+static BASE_COLD void limit_begin(const struct weft_queue *q, struct limit *l)
 {
     if (l->begun)
         return;
@@ -195,7 +195,7 @@ static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result 
 /* In a handler: a shard that is reached by waiting cannot be used. */
 static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_claim *claims, uint32_t count)
 {
-    for (uint32_t i = 0, slot; i < count; i++) {
+    for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
         struct queue_view *v = claim_view(q, &claims[i], &slot);
         if (v && !v->shard.mem)
             return base_fail(-EDEADLK, "queue '%s': the task is in the shard of node %u, and reaching that from a handler would stop the "
@@ -204,7 +204,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_claim 
     return 0;
 }
 
-static int complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+BASE_INLINE int complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
@@ -248,7 +248,7 @@ int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *re
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count > INT32_MAX))
         return base_fail(-EINVAL, "queue '%s': completing %u tasks", q->name, count);
-    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claims, count) : 0;
+    int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claims, count) : 0;
     return rc ? rc : complete(q, claims, results, count, accepted);
 }
 
@@ -266,7 +266,7 @@ int weft_renew(weft_queue *q, weft_claim *claim)
     uint64_t now;
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
-    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claim, 1) : 0;
+    int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claim, 1) : 0;
     if (rc)
         return rc;
     struct queue_view *v = claim_view(q, claim, &slot);
@@ -282,7 +282,7 @@ int weft_release(weft_queue *q, const weft_claim *claim)
     uint32_t slot;
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
-    int rc = BASE_UNLIKELY(fab_in_handler()) ? needs_waiting(q, claim, 1) : 0;
+    int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claim, 1) : 0;
     if (rc)
         return rc;
     struct queue_view *v = claim_view(q, claim, &slot);

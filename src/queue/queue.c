@@ -184,8 +184,10 @@ void queue_set_force(weft_queue *q, uint32_t force)
     atomic_store_explicit(&q->force, force, memory_order_relaxed);
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
-        if (v && v != q->own && (force & QUEUE_REMOTE))
+        if (v && v != q->own && (force & QUEUE_REMOTE)) {
             v->shard.mem = NULL; /* before the queue is used: nobody else is reading it */
+            atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
+        }
     }
 }
 

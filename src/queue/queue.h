@@ -83,6 +83,7 @@ struct weft_queue {
     _Atomic int64_t lease_ns; /* relaxed: a setting of the home's */
     _Atomic uint32_t force;
     _Atomic bool shut, closed;
+    _Atomic bool elsewhere; /* one of the shards was ever such that it is reached by waiting */
     base_spin waiting_lock; /* of `waiting` and the change of `closed` */
     uint32_t waiting;       /* threads in calls that wait */
 
@@ -231,6 +232,10 @@ uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under uns
 int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 void queue_destroy(struct weft_queue *q); /* free what is private; nobody is inside */
+static inline bool queue_elsewhere(const struct weft_queue *q)
+{
+    return atomic_load_explicit(&q->elsewhere, memory_order_relaxed);
+}
 /* Refuse a call on a queue that this node has closed: -EBADF. */
 static inline bool queue_closed(const struct weft_queue *q)
 {

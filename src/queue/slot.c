@@ -173,7 +173,7 @@ static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
 }
 
 /* A slot for a task: free ones only. 1 with the word that it has now, 0 when it is in use, or an error. */
-static inline int take(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t *writing)
+BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t *writing)
 {
     uint64_t word;
     int rc = load(s, slot_base(s, slot), &word);
@@ -193,7 +193,7 @@ static inline int take(const struct slot_shard *s, uint32_t slot, uint64_t user,
 }
 
 /* Write a task into a slot that was taken. 0: it is ready, or will be, and *error says so. */
-static inline int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
+BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
                        const uint64_t *task, int *error)
 {
     uint64_t mine = writing, ready = slot_next(writing, 0, attempt, SLOT_READY);
@@ -312,27 +312,43 @@ static int change(const struct slot_shard *s, uint32_t slot, uint64_t word, uint
     return rc < 0 ? rc : rc ? 0 : -ESTALE;
 }
 
-/* The claimed `word` for its successor `*now`, which has the same owner unless it is READY. */
-static int change_claim(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
+static inline uint64_t after_claim(uint64_t word, enum slot_status to)
+{
+    return to == SLOT_READY ? slot_next(word, 0, slot_attempt(word) + 1, to) : slot_next_same(word, to);
+}
+
+/* Through the fabric. */
+static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
 {
     for (bool renewed = false;; renewed = true) {
-        uint64_t seen = word;
-        uint64_t next = to == SLOT_READY ? slot_next(word, 0, slot_attempt(word) + 1, to) : slot_next_same(word, to);
+        uint64_t seen = word, next = after_claim(word, to);
         int rc = swap(s, slot_base(s, slot), &seen, next); /* (S) */
         if (rc > 0) {
             *now = next;
             return 0;
         }
-        if (BASE_UNLIKELY(rc < 0)) {
+        if (rc < 0) {
             if (to != SLOT_CLAIMED || renewed) /* of two renewals the caller's word would be one too old: the claim is given up */
                 settle(s, rc, slot, word, next, SLOT_READY);
             return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
         /* A renewal whose end the owner did not see has happened: after `word` only that leads to this. */
-        if (s->mem || renewed || seen != slot_next_same(word, SLOT_CLAIMED))
+        if (renewed || seen != slot_next_same(word, SLOT_CLAIMED))
             return -ESTALE;
         word = seen;
     }
+}
+
+/* The claimed `word` for its successor `*now`, which has the same owner unless it is READY. */
+BASE_INLINE int change_claim(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
+{
+    if (BASE_UNLIKELY(s->mem == NULL))
+        return change_claim_elsewhere(s, slot, word, to, now);
+    uint64_t next = after_claim(word, to);
+    int rc = change(s, slot, word, next);
+    if (BASE_LIKELY(rc == 0))
+        *now = next;
+    return rc;
 }
 
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now)

@@ -88,7 +88,7 @@ static bool room_ready(void *arg)
 }
 
 /* Place what can be placed without waiting, in a call that ends at `deadline`. */
-static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
+BASE_INLINE int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
 {
     uint64_t own_ids[SUBMIT_RUN];
     uint32_t done = 0, full = 0;
@@ -112,7 +112,7 @@ static int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t cou
     return (int)done;
 }
 
-static int submit_later(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
+static BASE_COLD int submit_later(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
 {
     for (;;) {
         int64_t now = base_now_ns();
@@ -149,8 +149,8 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* Free the slots of tasks that are complete. A handler cannot wait: at other homes they are freed by message. */
-static void free_slots(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
+/* Free slots at homes that are reached by waiting, which a handler cannot: by message. */
+static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];
     struct queue_view *home = NULL;
@@ -158,12 +158,8 @@ static void free_slots(struct weft_queue *q, const struct queue_done_message *do
     for (uint32_t i = 0; i < count; i++) {
         const struct queue_done_message *m = &dones[i];
         struct queue_view *v = queue_slot_find(q, m->slot, &slot);
-        if (!v || slot_status(m->word) != SLOT_DONE)
-            continue; /* the home is gone, and the slot with it */
-        if (v->shard.mem) {
-            slot_free(&v->shard, slot, m->word);
+        if (!v || v->shard.mem || slot_status(m->word) != SLOT_DONE)
             continue;
-        }
         if (n && (v != home || n == QUEUE_DONES_MAX)) {
             queue_post(q, home->node, QUEUE_SETTLE, home->incarnation, at_home, n, n * sizeof at_home[0]);
             n = 0;
@@ -190,7 +186,20 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
     queue_publish_counts(q);
     base_spin_unlock(&t->lock);
 
-    free_slots(q, dones, count);
+    bool elsewhere = false;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t slot;
+        const struct queue_done_message *m = &dones[i];
+        struct queue_view *v = queue_slot_find(q, m->slot, &slot);
+        if (!v || slot_status(m->word) != SLOT_DONE)
+            continue; /* the home is gone, and the slot with it */
+        if (BASE_LIKELY(v->shard.mem != NULL))
+            slot_free(&v->shard, slot, m->word);
+        else
+            elsewhere = true;
+    }
+    if (BASE_UNLIKELY(elsewhere))
+        free_elsewhere(q, dones, count);
     if (accepted)
         fab_wake_here(q->w); /* who reaps, drains, or waits for room */
 }
@@ -225,7 +234,7 @@ static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 }
 
 /* How many were there; 0: some are outstanding. */
-static int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
+BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
 {
     struct table *t = &q->table;
     base_spin_lock(&t->lock);
@@ -236,7 +245,7 @@ static int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
     return BASE_UNLIKELY(none) ? base_fail(-ENOENT, "queue '%s': nothing of this node's is outstanding", q->name) : (int)n;
 }
 
-static int reap_later(struct weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
+static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
 {
     struct fab_patience p;
     fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);

@@ -70,6 +70,8 @@ struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t
     v->shard.slots = slots;
     v->shard.mem = remote ? NULL : weft_ptr(q->w, at, slot_shard_bytes(slots));
     v->shard.remote = &remote_access;
+    if (!v->shard.mem)
+        atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
     v->shard.arg = v;
     return v;
 }
@@ -89,22 +91,27 @@ struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, 
     return v;
 }
 
+static BASE_COLD int take_idle_elsewhere(struct queue_view *v)
+{
+    if (fab_in_handler() || queue_view_silent(v))
+        return 0; /* it looks by itself soon */
+    int64_t before = queue_limit(0);
+    int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
+    fab_limit(before);
+    return swapped;
+}
+
 /* Take the idle word of a node from 1 to 0 and wake it; false when nobody there sleeps. */
 static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
 {
     if (BASE_LIKELY(v->shard.mem != NULL)) {
         /* seq_cst: after our raise of tail; pairs with the claimer's store of idle (claim.c) */
-        if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1)
+        if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1 ||
+            slot_header_swap(&v->shard, SLOT_IDLE, 1, 0) != 1)
             return false;
-    } else if (fab_in_handler() || queue_view_silent(v)) {
-        return false; /* it looks by itself soon */
-    }
-    int64_t before = v->shard.mem ? 0 : queue_limit(0);
-    int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
-    if (!v->shard.mem)
-        fab_limit(before);
-    if (swapped != 1)
+    } else if (take_idle_elsewhere(v) != 1) {
         return false;
+    }
     if (v->node == q->w->rank)
         fab_wake_here(q->w);
     else
