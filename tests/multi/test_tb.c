@@ -137,13 +137,13 @@ static void struck_at(bool joining, uint32_t rounds)
 static void test_struck_joining(void **state)
 {
     (void)state;
-    struck_at(true, repeats(250));
+    struck_at(true, repeats(150));
 }
 
 static void test_struck_closing(void **state)
 {
     (void)state;
-    struck_at(false, repeats(150));
+    struck_at(false, repeats(100));
 }
 
 /* --- a child that has not called exec() --- */
