@@ -30,12 +30,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tb *nodes; /* of this process, by next_ending */
 static int told[2] = {-1, -1};
 static bool at_exit;
-static volatile pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
+static _Atomic pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
 
 static void on_signal(int number)
 {
     int was = errno;
-    if (getpid() != owner) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
+    /* acquire: pairs with the release in prepare(), and `told` was written before that */
+    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
         raise(number);
@@ -96,7 +97,7 @@ static void *undertaker(void *arg)
 
 static void on_exit_without_close(void)
 {
-    if (getpid() != owner)
+    if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))
         return;
     pthread_mutex_lock(&lock);
     for (struct tb *tb = nodes; tb; tb = tb->next_ending)
@@ -153,7 +154,7 @@ static int prepare(void)
         return base_fail(rc, "starting the thread that gives devices back: %s", base_strerror(rc));
     }
     pthread_detach(thread);
-    owner = getpid();
+    atomic_store_explicit(&owner, getpid(), memory_order_release);
     if (!at_exit) {
         pthread_atfork(before_fork, after_fork, in_child);
         atexit(on_exit_without_close);
