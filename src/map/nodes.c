@@ -93,8 +93,9 @@ static struct map_job *stoppable;
 
 static void signal_commands(struct map_job *job, int sig)
 {
-    for (uint32_t node = 0; node < job->nodes; node++)
-        for (uint32_t i = 0; i < job->slots && (!job->apart || node == job->rank); i++)
+    uint32_t first = job->apart ? job->rank : 0, end = job->apart ? first + 1 : job->nodes;
+    for (uint32_t node = first; node < end; node++)
+        for (uint32_t i = 0; i < job->slots; i++)
             map_line_signal(map_line(job, node, i), sig);
 }
 

@@ -893,6 +893,18 @@ class Map(unittest.TestCase):
         self.check(Map.bytes, *args)
         self.assertEqual(run(*args)[2], "")
 
+    def test_progress_and_typing(self):
+        """Nothing is drawn over what is typed as the input."""
+        main, other = pty.openpty()
+        p = start("-", "--", "sh", "-c", "sleep 0.5; cat", stdin=other, stderr=other)
+        os.close(other)
+        os.write(main, b"typed\n\x04")
+        out, _ = p.communicate(timeout=LIMIT)
+        seen = os.read(main, 4096)
+        os.close(main)
+        self.assertEqual((p.returncode, out), (0, b"typed\n"), seen)
+        self.assertNotIn(b"\033", seen)
+
     def test_help(self):
         code, out, _ = run("--help")
         self.assertEqual(code, 0)

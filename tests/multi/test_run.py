@@ -294,6 +294,17 @@ class Hostfiles(Base):
         self.assertEqual(out, f"4 {path}\n" * 4)
         code, out, _ = run("--", "sh", "-c", "echo $WEFT_SIZE", env=clean_env(WEFT_HOSTFILE=path))
         self.assertEqual((code, out), (0, "4\n" * 4))
+        # From a pipe, which is read once: each node finds all of it.
+        with open(path, "rb") as f:
+            text = f.read()
+        reader, writer = os.pipe()
+        os.write(writer, text)
+        os.close(writer)
+        code, out, err = run("--hostfile", f"/dev/fd/{reader}", "--", "sh", "-c", "cat $WEFT_HOSTFILE", pass_fds=[reader])
+        os.close(reader)
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(out.encode(), text * out.encode().count(text))
+        self.assertGreaterEqual(out.encode().count(text), 2)
 
     def test_host_under_another_name(self):
         path = self.file({"hosts": [{"host": "example.org"}, {"host": "localhost"}]})
