@@ -198,7 +198,7 @@ static bool suits(struct map_job *job, const weft_claim *claim)
     uint64_t failed_on = claim->task.arg[0];
     if (!(failed_on >> job->rank & 1) || given_away(job, claim) >= GIVE_AWAY_MAX)
         return true;
-    for (uint32_t node = 0; node < job->nodes; node++)
+    for (uint32_t node = 0; node < weft_size(job->w); node++)
         if (!(failed_on >> node & 1) && weft_alive(job->w, node))
             return false;
     return true;

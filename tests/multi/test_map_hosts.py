@@ -268,7 +268,7 @@ class Hosts(Map):
             self.assertIn(says, err.decode())
 
 
-SHARED = ("cat_is_the_input unordered edges many_files long_lines separators streams a_failing_piece retry_goes_elsewhere "
+SHARED = ("cat_is_the_input unordered edges many_files long_lines separators streams a_failing_piece a_retry_goes_elsewhere "
           "signals_and_time stderr_of_commands what_a_command_leaves_running bad_commands output_file "
           "an_incomplete_output_replaces_nothing placeholders summary ctrl_c ctrl_z owner_killed more_slots_than_pieces what_output_replaces").split()
 
