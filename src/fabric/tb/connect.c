@@ -156,6 +156,7 @@ static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t
     if (rc || !both)
         goto out;
     base_spin_lock(receiving);
+    c->lane_base = l->cable_count * l->tb->lane_count;
     err = connect_all(c->lanes, c->lane_count, &theirs);
     if (!err)
         err = tb_cable_start(c);
@@ -246,7 +247,6 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
         if (!c)
             continue;
         used_low[pairs[k].low] = used_high[pairs[k].high] = true;
-        c->lane_base = l->cable_count * l->tb->lane_count;
         l->cables[l->cable_count++] = c;
     }
     bool down = mine->told == TOLD_DOWN || theirs->told == TOLD_DOWN;
