@@ -24,9 +24,16 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    if (to_error(qp) && qp->srq)
+    /* Another thread may reset it now, and connect it anew: it does so with this lock. */
+    sf_lock_send(&sv_lib.view, qp);
+    bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && to_error(qp);
+    if (meant)
+        atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
+    sf_unlock(&sv_lib.view, &qp->lock);
+    if (!meant)
+        return;
+    if (fails && qp->srq)
         sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
-    atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
     sv_run(q);
     sv_flush_receives(q);
 }
