@@ -140,6 +140,9 @@ int base_random(void *bytes, size_t len);
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
+/* A script's first line names its interpreter. When that is not there the system says of the script that it is not there. -ENOENT with the
+ * right sentence then, else 0. */
+int base_check_interpreter(const char *path);
 /* Two connected Unix stream sockets, both close-on-exec; or a negative errno, with a sentence. */
 int base_socketpair(int fd[2]);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for

@@ -313,6 +313,8 @@ failed:
     if (machine && f.ssh.argv[0])
         launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to what takes its place", rank, machine,
             f.ssh.argv[0], base_strerror(error));
+    else if (error == ENOENT && base_check_interpreter(s->path))
+        launch_say(s, "could not start node %u: %s", rank, base_error());
     else
         launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(error),
             error == ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"

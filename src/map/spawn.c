@@ -75,30 +75,6 @@ static int executable(const char *path)
     return access(path, X_OK) ? -errno : 0;
 }
 
-/* A script's first line names who runs it. When that is not there the system says of the script that there is none. */
-static int check_interpreter(const char *path)
-{
-    char line[257];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : 0;
-    if (fd >= 0)
-        close(fd);
-    if (n < 3 || line[0] != '#' || line[1] != '!')
-        return 0;
-    line[n] = '\0';
-    line[strcspn(line, "\n")] = '\0';
-    char *name = line + 2 + strspn(line + 2, " \t");
-    name[strcspn(name, " \t")] = '\0';
-    if (!name[0] || access(name, F_OK) == 0 || errno != ENOENT)
-        return 0;
-    size_t len = strlen(name);
-    bool windows = name[len - 1] == '\r';
-    if (windows)
-        name[len - 1] = '\0';
-    return base_fail(-ENOENT, "'%s' cannot be executed: its interpreter '%s'%s", path, name,
-                     windows ? ": the line ends with a carriage return, as on Windows" : " (its first line) does not exist");
-}
-
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
 {
     const char *name = argv[0];
@@ -142,7 +118,7 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     if (rc)
         return base_fail(-ENOENT, "there is no command '%s'%s", name,
                          strchr(name, '/') ? "" : " in any directory of PATH");
-    return check_interpreter(c->path);
+    return base_check_interpreter(c->path);
 }
 
 int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, _Atomic int32_t *group,

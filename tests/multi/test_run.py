@@ -238,7 +238,9 @@ class ExitCodes(Base):
         self.assertEqual(run("-n", "2", self.dir)[0], 126)
         with open(path, "w") as f:
             f.write("#!/no/such/interpreter\n")
-        self.assertEqual(run("-n", "2", path)[0], 127)
+        code, _, err = run("-n", "2", path)
+        self.assertEqual(code, 127)
+        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
 
     def test_too_few_open_files(self):
         """What the launcher lacks is no fault of the program."""

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Scripts: who runs them.
+ */
+#include "base/base.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+int base_check_interpreter(const char *path)
+{
+    char line[257];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, line, sizeof line - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    if (n < 3 || line[0] != '#' || line[1] != '!')
+        return 0;
+    line[n] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+    char *name = line + 2 + strspn(line + 2, " \t");
+    name[strcspn(name, " \t")] = '\0';
+    if (!name[0] || access(name, F_OK) == 0 || errno != ENOENT)
+        return 0;
+    size_t len = strlen(name);
+    bool windows = name[len - 1] == '\r';
+    if (windows)
+        name[len - 1] = '\0';
+    return base_fail(-ENOENT, "'%s' cannot be executed: its interpreter '%s'%s", path, name,
+                     windows ? ": the line ends with a carriage return, as on Windows" : " (its first line) does not exist");
+}
