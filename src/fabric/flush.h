@@ -14,7 +14,7 @@ struct fab_flush {
     bool begun;       /* `kept`, `asked` and `turn` are set */
     bool gone;        /* all that was kept has gone: `at` and `read` are set */
     uint32_t turn;    /* rc: queue pairs whose positions `at` and `read` are of; tb: turns of works before it */
-    uint32_t asked;   /* rc: asks */
+    uint64_t asked;   /* rc: asks */
     uint64_t kept[2]; /* works that were begun, by lane; shm: messages */
     uint64_t at;      /* what has to be there: rc: position after the last change; tb: frame after the last one with records */
     uint64_t read;    /* rc: position after the last read */

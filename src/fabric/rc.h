@@ -95,7 +95,7 @@ struct rc_work {
     struct rc_work *next;
     weft_op *op;
     enum rc_work_kind kind;
-    uint32_t fence_asks;     /* of the fence before it: goes when so many asks are answered ... */
+    uint64_t fence_asks;     /* of the fence before it: goes when so many asks are answered ... */
     uint64_t fence_other;    /* ... so many works of the other lane are posted ... */
     uint64_t fence_stripes;  /* ... and those of the main lane before this number that were spread out are done */
     uint32_t fences;         /* before it */
@@ -187,7 +187,9 @@ struct rc_link {
         uint32_t count;
     } answers;
     struct rc_ask asks[RC_ASKS];
-    uint32_t asked, answered, fence_asks; /* counts of asks; answers come in order. What follows a fence waits for fence_asks */
+    /* Counts of asks; answers come in order. What follows a fence waits for fence_asks, which stays while there is no other fence: so
+     * the counts must not wrap. */
+    uint64_t asked, answered, fence_asks;
     uint64_t last_change;    /* position after the last write or frame: what a flush proves to be there */
     uint64_t last_read;      /* position after the last read */
     uint64_t flushed_to;     /* position up to which a completed read proves that all is there */

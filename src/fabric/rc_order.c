@@ -56,7 +56,7 @@ bool rc_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
     bool there = f->gone && l->flushed_to >= f->at;
     if (f->gone && !there)
         rc_flush_locked(l);
-    bool done = l->closed || (there && l->done >= f->read && (int32_t)(l->answered - f->asked) >= 0 && l->stripes_done >= f->kept[RC_MAIN]);
+    bool done = l->closed || (there && l->done >= f->read && l->answered >= f->asked && l->stripes_done >= f->kept[RC_MAIN]);
     base_spin_unlock(&l->lock);
     return done;
 }

@@ -330,9 +330,9 @@ void rc_take_from_backlog(struct rc_queue *q)
 }
 
 /* Not past a fence: answers, works of the other lane, and those that go by other rails too, that came before it. */
-static bool fence_open(const struct rc_link *l, enum rc_lane lane, uint32_t asks, uint64_t other, uint64_t stripes)
+static bool fence_open(const struct rc_link *l, enum rc_lane lane, uint64_t asks, uint64_t other, uint64_t stripes)
 {
-    return (int32_t)(asks - l->answered) <= 0 && l->lane[1 - lane].posted >= other && stripes <= l->stripes_done;
+    return asks <= l->answered && l->lane[1 - lane].posted >= other && stripes <= l->stripes_done;
 }
 
 /* The next piece of a put or get. */
@@ -573,7 +573,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     err = lock_for(l, ask);
     if (err)
         goto out;
-    head->token = ask ? l->asked % RC_ASKS : RC_NO_ASK;
+    head->token = ask ? (uint32_t)(l->asked % RC_ASKS) : RC_NO_ASK;
     memcpy(body, head, sizeof *head);
     if (head->header_len)
         memcpy(body + at, header, head->header_len);

@@ -261,6 +261,42 @@ static void test_gets_then_put(void **state)
     assert_int_equal(nodes_failed(2, gets_then_put, NULL), 0);
 }
 
+/* --- counts of what was asked of the peer's processor go on, however many there were since the last fence --- */
+
+static void many_asks(weft *w, void *arg)
+{
+    const uint64_t steps[] = {UINT64_C(1) << 31, UINT64_C(1) << 31, UINT64_C(1) << 31}; /* multiples of RC_ASKS: tokens go on as they were */
+    (void)arg;
+    weft_gaddr words = symmetric_alloc(w, 64);
+    if (weft_rank(w) == 0) {
+        struct rc_link *l = w->links[1].impl;
+        uint64_t old = 0, done = 0, value = 5;
+        OK(weft_swap_now(w, on_node(words, 1), 0, &old));
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            base_spin_lock(&l->lock);
+            CHECK(l->asked == l->answered);
+            l->asked = l->answered = l->asked + steps[i]; /* as if so many had been done since the fence */
+            base_spin_unlock(&l->lock);
+            for (uint64_t k = 0; k < 3; k++, done++) {
+                OK(weft_fetch_add_now(w, on_node(words, 1), 1, &old));
+                CHECK(old == done);
+                OK(weft_put_now(w, on_node(words, 1) + 8, &value, sizeof value));
+                OK(weft_put_signal(w, on_node(words, 1) + 16, &value, sizeof value, on_node(words, 1) + 24, 1, NULL));
+                OK(weft_flush(w, 1, WEFT_DEFAULT));
+            }
+            OK(weft_fence(w, 1));
+            OK(weft_put_now(w, on_node(words, 1) + 8, &value, sizeof value));
+        }
+    }
+    OK(weft_barrier(w, WEFT_DEFAULT));
+}
+
+static void test_many_asks(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, many_asks, NULL), 0);
+}
+
 /* --- receives that links share: more than there are come at once; all arrive, and there are more afterwards --- */
 
 struct burst {
@@ -488,6 +524,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_outside),
         cmocka_unit_test(test_nonsense),
         cmocka_unit_test(test_fences),
+        cmocka_unit_test(test_many_asks),
         cmocka_unit_test(test_bursts),
         cmocka_unit_test(test_atomics),
         cmocka_unit_test(test_ordered_atomics),
