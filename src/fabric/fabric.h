@@ -78,7 +78,8 @@ struct fab_transport {
     /* Both sides call it, over their side connection; blocks until `deadline`. */
     int (*connect)(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline);
     const char *(*broken)(struct weft *w, struct fab_link *l); /* why the peer is to be given up; NULL: it is not */
-    void (*last_words)(struct weft *w, struct fab_link *l); /* the peer is gone: deliver what it had sent */
+    /* The peer is gone: deliver what it had sent, and no more than it can have sent by now: it may live all the same, and go on. */
+    void (*last_words)(struct weft *w, struct fab_link *l);
     void (*disconnect)(struct weft *w, struct fab_link *l); /* then fail what is pending */
     void (*release)(struct weft *w, struct fab_link *l);    /* at close: nobody uses the link any more */
 
@@ -306,7 +307,7 @@ void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any m
 void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 /* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
-void fab_last_words(struct weft *w, struct fab_link *l);
+void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
 void fab_run_gone(struct weft *w, uint32_t node, bool died);
 
 /* --- peer.c: liveness --- */

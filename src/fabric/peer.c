@@ -48,10 +48,7 @@ void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why)
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host,
              died ? "is dead" : "has left", why);
     l->gone_why = strdup(why); /* it may be the sentence of an operation that fails below */
-    fab_last_words(w, l);
-    /* release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message
-     * looks at the state after that, and fails it itself (shm.c, send_slow()). */
-    atomic_store_explicit(&l->state, died ? FAB_DEAD : FAB_LEFT, memory_order_seq_cst);
+    fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
     shutdown(l->side_fd, SHUT_RDWR); /* should it live after all, it is to know what we think */
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);

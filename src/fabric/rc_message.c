@@ -173,17 +173,19 @@ static void received(struct rc *rc, const struct ibv_wc *wc)
     }
 }
 
-/* Messages to their handlers. Where too many wait for one that is not installed, the peer is not to send more. */
-static int deliver_inbox(struct weft *w, struct rc_link *l)
+/* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
+ * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
+static int deliver_inbox(struct weft *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in keep() */
-    while (atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
+    while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         uint32_t frame = l->inbox[out % RC_WINDOW].frame;
         const uint8_t *at = rc_receive_at(l->rc, frame);
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
-        stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + payload_at(&f), f.payload_len);
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* it changes with w->progress held */
+            stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + payload_at(&f), f.payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         rc_receive_give(l, frame);
         n++;
@@ -263,7 +265,7 @@ int rc_progress(struct weft *w)
                 l->withheld = 0;
             }
         }
-        n += deliver_inbox(w, l);
+        n += deliver_inbox(w, l, RC_WINDOW);
         /* Stages and frames are shared by all links: what found none looks again. */
         if (BASE_UNLIKELY(__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) ||
                           __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) ||
@@ -311,14 +313,19 @@ void rc_take_all(struct rc *rc)
 }
 
 /* All that a peer has sent and that has come, after it is gone; what another thread has taken from the completion queue just
- * now, and not put into the inbox yet, is waited for. */
+ * now, and not put into the inbox yet, is waited for. That is a window at most; what a peer that lives all the same sends as
+ * these are taken is not heard any more. */
 void rc_last_words(struct weft *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     struct rc *rc = w->rc;
-    do
+    uint32_t left = RC_WINDOW;
+    int n;
+    do {
         rc_take_all(rc);
-    while (deliver_inbox(w, l) > 0);
+        n = deliver_inbox(w, l, left);
+        left -= (uint32_t)n;
+    } while (n > 0 && left > 0);
 }
 
 /* --- operations --- */

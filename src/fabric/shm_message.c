@@ -211,6 +211,13 @@ static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned mo
     return (int)n;
 }
 
+/* Not one that is gone: it may live all the same, and go on sending. The state changes with w->progress held. */
+static bool heard_still(const struct shm_link *s)
+{
+    return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
+           atomic_load_explicit(&s->link->state, memory_order_relaxed) == FAB_ALIVE;
+}
+
 int shm_progress(struct weft *w)
 {
     struct shm *shm = w->shm;
@@ -219,7 +226,7 @@ int shm_progress(struct weft *w)
         struct shm_link *s = shm->here[i];
         if (BASE_UNLIKELY(s->stash.count))
             n += stash_retry(w, &s->stash);
-        if (ring_has(&s->in) && !atomic_load_explicit(&s->broken, memory_order_relaxed))
+        if (ring_has(&s->in) && heard_still(s))
             n += take(w, shm, s, BATCH, STASH_MAX);
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) && base_spin_try(&s->send_lock)) {
             int sent = drain(s);
@@ -241,7 +248,7 @@ bool shm_idle(struct weft *w)
         struct shm_link *s = shm->here[i];
         if (atomic_load_explicit(&s->broken, memory_order_relaxed))
             continue;
-        if (ring_has(&s->in) && s->stash.count < STASH_MAX)
+        if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
         /* The receiver has made room, and found nobody to wake: what was kept can go, and nobody else will say so. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
@@ -251,12 +258,13 @@ bool shm_idle(struct weft *w)
     return true;
 }
 
-/* All that a peer has sent, after it is gone. What waits for a handler waits on. */
+/* All that a peer has sent, after it is gone: what one ring holds, because a peer that lives all the same may go on for ever. What waits
+ * for a handler waits on. */
 void shm_last_words(struct weft *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;
-    while (!atomic_load_explicit(&s->broken, memory_order_relaxed) && take(w, w->shm, s, RING_CELLS, UINT32_MAX) > 0)
-        ;
+    if (!atomic_load_explicit(&s->broken, memory_order_relaxed))
+        take(w, w->shm, s, RING_CELLS, UINT32_MAX);
 }
 
 const char *shm_broken(struct weft *w, struct fab_link *l)

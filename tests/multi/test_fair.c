@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What one node does may not keep another from a third: node 1 does nothing but send to node 0, and node 0 goes on hearing node 2,
+ * and decides what it has to about node 1.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <cmocka.h>
+
+#include "cluster_test.h"
+#include "fabric/fabric.h"
+
+enum { VICTIM, FLOODER, OTHER, NODES };
+enum { FLOOD = 1, WORD };
+
+/* No thread of weft's wakes node 1's in some of these tests: it is to go on all the same. */
+static const char *const SPINNING[] = {"WEFT_SPIN=1s", NULL};
+
+struct fair {
+    _Atomic uint32_t here, over, flooded, heard;
+    _Atomic bool blocked;
+    uint32_t takes_us; /* the handler of what node 1 sends */
+};
+
+/* A handler that takes longer than its message took to send: what node 1 sends has no end. */
+static void slow(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct fair *f = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_fetch_add(&f->flooded, 1);
+    usleep(f->takes_us);
+}
+
+static void hear(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct fair *f = arg;
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    atomic_fetch_add(&f->heard, 1);
+}
+
+/* From now on no thread of weft's looks after this node: it does what it likes. */
+static int64_t block(weft *w, int64_t now, void *arg)
+{
+    struct fair *f = arg;
+    (void)w, (void)now;
+    atomic_store(&f->blocked, true);
+    while (!atomic_load(&f->over))
+        usleep(1000);
+    return INT64_MAX;
+}
+
+static void stop_progress(weft *w, struct fair *f)
+{
+    OK(fab_hook(w, &(struct fab_hook){.tick = block, .arg = f}));
+    while (!atomic_load(&f->blocked)) {
+        fab_kick(w);
+        usleep(100);
+    }
+}
+
+/* While node 1 goes on. */
+static bool heard_meanwhile(const struct fair *f)
+{
+    for (int64_t end = now_ns() + patience_ns(10); !atomic_load(&f->heard) && now_ns() < end;)
+        usleep(1000);
+    return atomic_load(&f->heard) > 0;
+}
+
+/* Node 2 has a word for node 0 once that has much to do. */
+static void say_word(weft *w, struct fair *f)
+{
+    wait_for(&f->flooded, 64);
+    OK(weft_send(w, VICTIM, WORD, NULL, 0, NULL, 0, NULL));
+    wait_for(&f->over, 1);
+}
+
+/* Those that are left go on together. */
+static void go_on(weft *w)
+{
+    int rc;
+    while (weft_alive(w, FLOODER))
+        usleep(1000);
+    do
+        rc = weft_barrier(w, WEFT_DEFAULT);
+    while (rc == -ECONNRESET);
+    OK(rc);
+}
+
+/* --- two threads of node 0 look for messages: while one delivers, the other brings in what comes --- */
+
+struct looker {
+    weft *w;
+    struct fair *f;
+};
+
+static void *look(void *arg)
+{
+    struct looker *t = arg;
+    while (!atomic_load(&t->f->over))
+        weft_progress(t->w);
+    return NULL;
+}
+
+static void two_threads(weft *w, void *arg)
+{
+    struct fair *f = arg;
+    f->takes_us = 2000;
+    OK(weft_handle(w, FLOOD, slow, f));
+    OK(weft_handle(w, WORD, hear, f));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    if (weft_rank(w) == VICTIM) {
+        struct looker t = {w, f};
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++)
+            CHECK(pthread_create(&threads[i], NULL, look, &t) == 0);
+        bool heard = heard_meanwhile(f);
+        atomic_store(&f->over, 1);
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        CHECK(heard);
+    } else if (weft_rank(w) == FLOODER) {
+        while (!atomic_load(&f->over))
+            OK(weft_send(w, VICTIM, FLOOD, NULL, 0, NULL, 0, NULL));
+    } else {
+        say_word(w, f);
+    }
+    OK(weft_barrier(w, 100 * WEFT_SECOND)); /* behind all that node 1 has sent */
+}
+
+static void test_two_threads(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(NODES, two_threads, shared_words(4096), SPINNING), 0);
+}
+
+/* --- a node closes its side connection, which is how the others know that it lives, and goes on sending --- */
+
+static void sends_on(weft *w, void *arg)
+{
+    struct fair *f = arg;
+    f->takes_us = 300;
+    OK(weft_handle(w, FLOOD, slow, f));
+    OK(weft_handle(w, WORD, hear, f));
+    OK(weft_barrier(w, WEFT_DEFAULT));
+    meet(&f->here, NODES);
+    if (weft_rank(w) == FLOODER) {
+        stop_progress(w, f);
+        for (bool closed = false; !atomic_load(&f->over);) {
+            (void)weft_send(w, VICTIM, FLOOD, NULL, 0, NULL, 0, NULL);
+            if (!closed && atomic_load(&f->flooded) >= 64) {
+                closed = true;
+                CHECK(shutdown(w->links[VICTIM].side_fd, SHUT_RDWR) == 0);
+            }
+        }
+        _exit(0);
+    }
+    if (weft_rank(w) == VICTIM) {
+        for (int64_t end = now_ns() + patience_ns(10); weft_alive(w, FLOODER) && now_ns() < end;)
+            usleep(1000);
+        bool dead = !weft_alive(w, FLOODER), heard = dead && heard_meanwhile(f);
+        atomic_store(&f->over, 1);
+        CHECK(dead);
+        CHECK(heard);
+    } else {
+        say_word(w, f);
+    }
+    go_on(w);
+}
+
+static void test_sends_on(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(NODES, sends_on, shared_words(4096), SPINNING), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_threads),
+        cmocka_unit_test(test_sends_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
