@@ -157,7 +157,7 @@ struct fab_hook {
 };
 #define FAB_HOOKS_MAX 16u
 
-/* Where this node's waiters sleep. In memory that peers of the host can reach (see shm.c), so that they wake them:
+/* Where this node's waiters sleep. In memory that peers of the host can reach (see shm/transport.c), so that they wake them:
  * an event count. Waiters: sleepers++ (seq_cst), read seq, look at the condition, sleep on seq. Wakers: change the
  * memory, full fence, look at sleepers, seq++, wake. */
 struct fab_bell {

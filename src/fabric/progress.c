@@ -113,7 +113,7 @@ void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone
     handler_depth--;
     /* With the lock: whoever delivers after this sees it, and takes nothing more from there.
      * release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message looks at the state
-     * after that, and fails it itself (shm_message.c, send_slow()). */
+     * after that, and fails it itself (shm/message.c, send_slow()). */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
 #include "weft.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -16,7 +16,7 @@
 
 #include "cluster_test.h"
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
 
 #define VICTIM 1u
 

@@ -19,7 +19,7 @@
 #include "cluster_test.h"
 #include "fabric/fabric.h"
 #if defined(__linux__)
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 #endif
 
 /* --- two nodes leave --- */

@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "fabric/copy.h"
-#include "fabric/copy_ways.h"
+#include "fabric/shm/copy.h"
+#include "fabric/shm/copy_ways.h"
 
 #define MIB ((size_t)1 << 20)
 

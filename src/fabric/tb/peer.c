@@ -3,7 +3,7 @@
  * See peer.h.
  */
 #include "fabric/tb/peer.h"
-#include "fabric/copy.h"
+#include "fabric/shm/copy.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  * and where none goes one that only tells is sent. So a receive is always posted for what comes.
  * All bytes that come are checked: the peer's memory is not ours to trust.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the rc transport share: rc.c (device, joining), rc_connect.c (queue pairs), rc_post.c (operations into the
- * send queue), rc_complete.c (what becomes of them), rc_order.c (flush and fence), rc_receive.c (where frames are received), rc_message.c (frames, credits, and what a node
- * does for others: atomics, signals), rc_atomic.c. Further devices to the same peers are rc_rails.h's.
+ * What the files of the rc transport share: transport.c (device, joining), connect.c (queue pairs), post.c (operations into the
+ * send queue), complete.c (what becomes of them), order.c (flush and fence), receive.c (where frames are received), message.c (frames, credits, and what a node
+ * does for others: atomics, signals), atomic.c. Further devices to the same peers are rails.h's.
  *
  * One reliable queue pair a peer. put is an RDMA write, get an RDMA read, everything else a frame that is sent into a
  * receive the peer has posted. The queue pair keeps all of it in order, both on the way and at the target, so a fence has to
@@ -10,7 +10,7 @@
  *
  * When nodes join, a pair exchanges where its pools are and their keys, no more. The first operation to a peer waits in the
  * link's backlog and asks the progress thread for a queue pair; that is agreed on over the side connection with the peer's
- * progress thread, so nobody there has to call anything (rc_connect.c). What a queue pair needs is made with it.
+ * progress thread, so nobody there has to call anything (connect.c). What a queue pair needs is made with it.
  *
  * A link's lock guards its queue pair, its send queue and what waits for it. Completions are handled under rc->receiving,
  * handlers run under w->progress. Order: w->progress, rc->receiving, a link's lock. While the node runs only the progress thread
@@ -106,7 +106,7 @@ struct rc_work {
     uint32_t pieces;         /* in the send queue */
     int status;              /* of the first piece that failed; 0 */
     bool whole;              /* all pieces are posted */
-    bool striped;            /* over several rails (rc_rails.h), and with those that are, in the order of their numbers: */
+    bool striped;            /* over several rails (rails.h), and with those that are, in the order of their numbers: */
     struct rc_work *before, *after;
     uint64_t number;         /* of its lane */
     struct {                 /* spread out after a fence: when all until there has proved to be at the peer, by the first rail */
@@ -141,10 +141,10 @@ struct rc_link {
     uint64_t peer_base;
     uint32_t peer_shift;     /* of its segments */
     uint32_t peer_keys_count, *peer_keys;
-    struct rc_tracks *tracks; /* rc_rails.h; NULL: one rail */
+    struct rc_tracks *tracks; /* rails.h; NULL: one rail */
     bool has_atomics;        /* our device has atomics, and the peer's are atomic with its processor */
 
-    /* --- the progress thread's, see rc_connect.c --- */
+    /* --- the progress thread's, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
     bool called;             /* our address has gone to the peer, of this generation */
     int64_t since_ns;        /* there is no queue pair that works; 0: there is, or none was wanted */
@@ -225,7 +225,7 @@ struct rc_link {
     char why[512];           /* written before `broken` */
 };
 
-/* rc_receive.c: frames to receive into; a frame is a number, RC_RECEIVES of them a chunk. */
+/* receive.c: frames to receive into; a frame is a number, RC_RECEIVES of them a chunk. */
 struct rc_receives {
     struct ibv_srq *srq;     /* shared by all links; NULL: each queue pair has its own */
     uint32_t most, room;     /* chunks: for all that credits allow, and that there can be */
@@ -262,13 +262,13 @@ struct rc {
     bool has_early;
 };
 
-/* rc.c */
+/* transport.c */
 void *rc_take_stage(struct rc *rc, bool frame); /* NULL: all are on their way */
 bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc *rc, void *stage, bool frame);
 void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the peer is to be given up */
 
-/* rc_connect.c */
+/* connect.c */
 void rc_look_again(struct rc *rc); /* the progress thread, at what every link wants */
 void rc_want_locked(struct rc_link *l); /* a queue pair: the progress thread will make one */
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */
@@ -278,17 +278,17 @@ int64_t rc_upkeep(struct weft *w, int64_t now_ns);
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now); /* for too long */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
 
-/* rc_atomic.c */
+/* atomic.c */
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* with the lock: 1, 0 no room now, or an error */
 int rc_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
 
-/* rc_again.c: what a queue pair that broke leaves behind, on the next one */
+/* again.c: what a queue pair that broke leaves behind, on the next one */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]); /* the peer has received so many frames */
 void rc_resume_locked(struct rc_link *l); /* as far as there is room */
 void rc_drop_again_locked(struct rc_link *l, int status); /* all of it ends so */
 
-/* rc_post.c; the link's lock is held where the name says so, and for the first four */
+/* post.c; the link's lock is held where the name says so, and for the first four */
 int rc_post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt); /* rc_slot_next() says what it is */
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt); /* a put or get, as the slot says */
 bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot); /* a frame that is kept; false: no room now */
@@ -312,22 +312,22 @@ int rc_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, siz
 int rc_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
 void rc_take_from_backlog(struct rc_queue *q); /* its first work is posted, or given up */
 
-/* rc_complete.c; the link's lock is held for the first */
+/* complete.c; the link's lock is held for the first */
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* one request is over */
 void rc_done(struct rc_link *l, const struct ibv_wc *wc); /* a completion of the send queue */
 void rc_fail_all(struct rc_link *l, int status);
 
-/* rc_order.c */
+/* order.c */
 void rc_flush_locked(struct rc_link *l); /* a read behind what was posted, if none is under way: l->flushed_to will tell */
 bool rc_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
 void rc_fence(struct weft *w, struct fab_link *l);
 
-/* rc_stripe.c, with the lock */
+/* stripe.c, with the lock */
 int rc_stripe_post(struct rc_link *l, struct rc_work *k); /* 1: a part of it; 0: not now; -1: it is nothing to spread out */
 void rc_stripe_over(struct rc_link *l, struct rc_work *k); /* a work that is spread out has ended */
 void rc_stripe_repeat(struct rc_link *l); /* as far as there is room */
 
-/* rc_message.c */
+/* message.c */
 int rc_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                   weft_op *op);
 int rc_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -338,7 +338,7 @@ int rc_progress(struct weft *w);
 bool rc_idle(struct weft *w);
 void rc_last_words(struct weft *w, struct fab_link *l);
 
-/* rc_receive.c */
+/* receive.c */
 int rc_receives_open(struct rc *rc); /* with the device in use */
 void rc_receives_close(struct rc *rc);
 int rc_receives_for(struct rc_link *l); /* a queue pair that is to be made ... */

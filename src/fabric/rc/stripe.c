@@ -3,14 +3,14 @@
  * Large puts and gets, spread over the rails: pieces, posted and completed.
  *
  * Each step of a work posts one span of it: a piece to each rail, of about the same size, cut at pages of the peer's memory. The
- * first rail's piece is a request like others (rc_post.c). Between rails there is no order, so it is made here: what a fence or a
- * signal puts behind a work that is spread out waits until all its pieces are there (fence_open() in rc_post.c), and a work that a
+ * first rail's piece is a request like others (post.c). Between rails there is no order, so it is made here: what a fence or a
+ * signal puts behind a work that is spread out waits until all its pieces are there (fence_open() in post.c), and a work that a
  * fence puts behind others is spread out only when the first rail has proved that they are there.
  *
- * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (rc_tracks.c).
+ * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (tracks.c).
  * Their work is not done until then, so nothing that has to come behind it has.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two files of the shm transport share: shm.c (connecting, memory) and shm_message.c (messages).
+ * What the two files of the shm transport share: transport.c (connecting, memory) and message.c (messages).
  */
 #ifndef WEFT_SHM_H
 #define WEFT_SHM_H
 
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
 #include "fabric/stash.h"
 
 /* A node's control region, shared with the nodes of its host. */
@@ -59,7 +59,7 @@ static inline void shm_wake_sleepers(struct shm_link *s)
         shm_ring_bell(&s->control->bell);
 }
 
-/* --- shm_message.c: the functions of the transport's table, and the end of a link --- */
+/* --- message.c: the functions of the transport's table, and the end of a link --- */
 int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);

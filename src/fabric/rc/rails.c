@@ -4,7 +4,7 @@
  *
  * One that cannot be used is left out with a line in the log: the first one alone does all there is to do.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdio.h>
 #include <stdlib.h>

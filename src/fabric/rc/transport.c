@@ -5,7 +5,7 @@
  * The device is opened when the first peer needs it, and everything that can be checked is checked before anything is
  * allocated on it. What peers may write to is the pool, and nothing else: frames and stages are a region of their own.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -147,7 +147,7 @@ struct rc_hello {
     uint64_t magic, pool_bytes, pool_base, segment_bytes;
     uint32_t rank, size, segments, window;
     uint32_t atomics;           /* 1: my device's are atomic with my processor */
-    uint32_t rails;             /* further devices: rc_rails.c's follow */
+    uint32_t rails;             /* further devices: rails.c's follow */
 };
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)

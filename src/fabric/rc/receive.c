@@ -10,7 +10,7 @@
  *
  * Elsewhere each queue pair has a chunk of its own, and a frame goes back to the queue pair it came by.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #include <fcntl.h>
 #include <poll.h>

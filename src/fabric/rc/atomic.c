@@ -5,7 +5,7 @@
  *
  * To the send queue a native atomic is a read of 8 bytes, which come by way of a frame of ours.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
 {

@@ -19,9 +19,9 @@
  * one. With w->reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
  * passed without one that works; then, and without it at once, the peer counts as dead. Time in which a call waits for its
  * answer does not count: whether the peer lives is judged by its heartbeats (peer.c). The call says how many frames were
- * received: see rc_again.c.
+ * received: see again.c.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdarg.h>
 #include <stdio.h>

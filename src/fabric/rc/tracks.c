@@ -11,9 +11,9 @@
  * Either end leaves a track that has broken: it destroys its queue pair, says so (gone), and hears when the other end has
  * done the same. Only then may its pieces go by another rail: nothing of the old one can come late and write over what came
  * after. Then the leader tries again, ever more seldom. A peer that is stopped answers nothing, and is waited for: whether it
- * lives is judged by its heartbeats. Generations are as in rc_connect.c, the leader's to count.
+ * lives is judged by its heartbeats. Generations are as in connect.c, the leader's to count.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  *
  * What becomes of requests: those that are done, those that failed, and all of them when their peer is gone.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * Flush and fence: what is proved to be at the peer, and what waits for it. A flush waits for what was begun before it, by any thread, and
  * for nothing that is begun later.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 void rc_flush_locked(struct rc_link *l)
 {

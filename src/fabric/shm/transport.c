@@ -2,9 +2,9 @@
  *
  * shm: the transport between nodes of one host. Each maps the other's pool and control region, which come as file
  * descriptors over the side connection. put, get and atomics are the caller's own loads and stores, complete when
- * they return. Messages: shm_message.c.
+ * they return. Messages: message.c.
  */
-#include "fabric/shm.h"
+#include "fabric/shm/shm.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "fabric/copy.h"
+#include "fabric/shm/copy.h"
 
 #define CONTROL_MAGIC  UINT64_C(0x7765667473686d31) /* "weftshm1" */
 

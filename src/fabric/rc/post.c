@@ -7,7 +7,7 @@
  * Requests ask for a completion when someone waits for one, when the stages run out, and every RC_SIGNAL_EVERY: completions come
  * in order, so one tells of all before it.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #include <stdlib.h>
 #include <string.h>
