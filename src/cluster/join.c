@@ -547,7 +547,7 @@ int cluster_join(struct weft *w, const struct cluster_settings *s)
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();
-    int rc = fab_shm.connect(w, self, -1, j.deadline);
+    int rc = fab_connect_self(w, j.deadline);
     if (rc)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);

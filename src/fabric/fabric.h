@@ -3,7 +3,7 @@
  * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here;
  * the rooms above hang their state on it and their hooks in it.
  *
- * A transport is one file with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
+ * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
  * the transport moves bytes.
  */
 #ifndef WEFT_FABRIC_ROOM_H
@@ -71,6 +71,7 @@ struct fab_link;
  * completed by fab_complete(), now or later; on an error return it is not pending. */
 struct fab_transport {
     const char *name;
+    bool rdma;    /* over devices: WEFT_TRANSPORT=rdma allows it */
     bool at_once; /* puts, gets and atomics are done when they return */
     int (*open)(struct weft *w);  /* resources, before anyone is known */
     void (*close)(struct weft *w);
@@ -100,6 +101,9 @@ struct fab_transport {
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
     void (*wake)(struct weft *w, struct fab_link *l);
     void (*stat)(struct weft *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
+    /* May be NULL: regions of the pool on its device (where it has several, on that with the most), and how many that allows; both
+     * 0 before it is used. */
+    void (*regions)(struct weft *w, uint32_t *used, uint32_t *budget);
     /* May be NULL: the i-th descriptor that is readable when there is something for progress(), after idle() said that there was
      * nothing (-1: there are no more, at most FAB_TRANSPORT_FDS), and what to do when one is. */
     int (*fd)(struct weft *w, uint32_t i);
@@ -111,14 +115,6 @@ struct fab_transport {
     int (*settle)(struct weft *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
     bool (*needed)(struct weft *w); /* may be NULL: the node wants to leave; do others still need it between them? */
 };
-
-extern const struct fab_transport fab_shm, fab_rc, fab_tb;
-/* Regions of the pool on rc's device, and how many that allows; both 0 before it is used. */
-void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget);
-void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget); /* on the device where most are */
-/* For tests that write nonsense into them: the rings to and from a node. */
-struct ring *fab_shm_ring(struct weft *w, uint32_t to);
-struct ring *fab_shm_inbound(struct weft *w, uint32_t from);
 
 /* The path from this node to one peer (itself included). */
 struct fab_link {
@@ -240,6 +236,9 @@ struct weft {
 /* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
+    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
+     * that its waiters sleep on. */
+    const struct fab_transport *const *transports;
     int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
     bool bounded; /* somebody has set the deadline */
     int64_t say_after_ns;
@@ -260,6 +259,8 @@ struct fab_config {
 int fab_create(struct weft **out, const struct fab_config *config);
 void fab_destroy(struct weft *w); /* after fab_stop() */
 
+/* The link to oneself. */
+int fab_connect_self(struct weft *w, int64_t deadline);
 /* The best transport to a peer of that host; NULL: none reaches it. */
 const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
 

@@ -6,8 +6,12 @@
 
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
+#include "fabric/transports.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
+
+/* Best first. A new one is a line here (see fabric/transports.h). */
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, NULL};
 
 /* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
  * it is none any more. */
@@ -72,6 +76,7 @@ int weft_open(weft **out, const weft_config *config)
     const struct fab_config fab = {
         .rank = s.rank,
         .size = s.size,
+        .transports = transports,
         .deadline_ns = s.deadline_ns,
         .bounded = s.bounded,
         .say_after_ns = s.say_after_ns,

@@ -129,7 +129,7 @@ static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
         struct fab_link *link = f.from < rc->w->size ? &rc->w->links[f.from] : NULL;
-        struct rc_link *l = link && link->transport == &fab_rc ? link->impl : NULL;
+        struct rc_link *l = link && link->transport == rc->transport ? link->impl : NULL;
         if (BASE_LIKELY(l && l->qp.here.qpn == wc->qp_num))
             return l;
     }

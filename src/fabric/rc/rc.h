@@ -239,6 +239,7 @@ struct rc_receives {
 
 struct rc {
     struct weft *w;
+    const struct fab_transport *transport; /* rc's table */
     struct fab_look look;    /* for the device */
     struct verbs_device *device;
     struct ibv_comp_channel *channel;

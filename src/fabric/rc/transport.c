@@ -6,6 +6,7 @@
  * allocated on it. What peers may write to is the pool, and nothing else: frames and stages are a region of their own.
  */
 #include "fabric/rc/rails.h"
+#include "fabric/transports.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ static int rc_open(struct weft *w)
     if (!rc)
         return base_fail(-ENOMEM, "no memory for the rc transport");
     rc->w = w;
+    rc->transport = &fab_rc;
     rc->links = calloc(w->size, sizeof *rc->links);
     w->rc = rc;
     return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
@@ -314,7 +316,7 @@ static void rc_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
     out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
 }
 
-void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+static void rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
 {
     struct rc *rc = w->rc;
     bool there = rc->pool.count > 0;
@@ -340,6 +342,7 @@ static void rc_woken(struct weft *w)
 
 const struct fab_transport fab_rc = {
     .name = "rc",
+    .rdma = true,
     .open = rc_open,
     .close = rc_close,
     .reaches = rc_reaches,
@@ -361,6 +364,7 @@ const struct fab_transport fab_rc = {
     .pointer = rc_pointer,
     .wake = rc_wake,
     .stat = rc_stat,
+    .regions = rc_regions,
     .fd = rc_fd,
     .woken = rc_woken,
     .side = rc_side,

@@ -59,6 +59,10 @@ static inline void shm_wake_sleepers(struct shm_link *s)
         shm_ring_bell(&s->control->bell);
 }
 
+/* For tests that write nonsense into them: the rings to and from a node. */
+struct ring *shm_ring_to(struct weft *w, uint32_t node);
+struct ring *shm_ring_from(struct weft *w, uint32_t node);
+
 /* --- message.c: the functions of the transport's table, and the end of a link --- */
 int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);

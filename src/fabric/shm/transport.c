@@ -5,6 +5,7 @@
  * they return. Messages: message.c.
  */
 #include "fabric/shm/shm.h"
+#include "fabric/transports.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -331,15 +332,15 @@ static void shm_wake(struct weft *w, struct fab_link *l)
     shm_wake_sleepers(l->impl);
 }
 
-struct ring *fab_shm_ring(struct weft *w, uint32_t to)
+struct ring *shm_ring_to(struct weft *w, uint32_t node)
 {
-    struct shm_link *s = w->links[to].impl;
+    struct shm_link *s = w->links[node].impl;
     return s->out.ring;
 }
 
-struct ring *fab_shm_inbound(struct weft *w, uint32_t from)
+struct ring *shm_ring_from(struct weft *w, uint32_t node)
 {
-    struct shm_link *s = w->links[from].impl;
+    struct shm_link *s = w->links[node].impl;
     return s->in.ring;
 }
 

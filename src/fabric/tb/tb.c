@@ -4,6 +4,7 @@
  * is the business of its machine (peer.h); here it is given what the completion queues tell, and the time.
  */
 #include "fabric/tb/tb.h"
+#include "fabric/transports.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -730,6 +731,7 @@ static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
 
 const struct fab_transport fab_tb = {
     .name = "tb",
+    .rdma = true,
     .open = tb_open,
     .close = tb_close,
     .reaches = tb_reaches,
@@ -751,6 +753,7 @@ const struct fab_transport fab_tb = {
     .pointer = tb_pointer,
     .wake = tb_wake,
     .stat = tb_stat,
+    .regions = tb_regions,
     .fd = tb_fd,
     .woken = tb_woken,
     .side = tb_side,

@@ -148,6 +148,7 @@ struct tb {
 };
 
 /* device.c */
+void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget);
 int tb_devices_look(struct weft *w);  /* find them, take what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
 void tb_devices_close(struct tb *tb); /* after all cables; under tb->receiving */
