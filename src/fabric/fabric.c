@@ -60,16 +60,10 @@ static inline struct fab_link *living(struct weft *w, uint32_t node)
                                                                                                         : NULL;
 }
 
-int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake)
 {
     struct fab_link *l = living(w, node);
-    return l ? l->transport->put(w, l, offset, &value, sizeof value, NULL) : fab_refuse_node(w, node);
-}
-
-int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
-{
-    struct fab_link *l = living(w, node);
-    return l ? l->transport->atomic(w, l, FAB_SWAP, offset, value, 0, NULL, NULL) : fab_refuse_node(w, node);
+    return l ? l->transport->set_system(w, l, offset, value, wake) : fab_refuse_node(w, node);
 }
 
 void fab_complete(weft_op *op, int status)

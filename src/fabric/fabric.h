@@ -19,30 +19,18 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* --- layout of a pool's first bytes, the same on every node --- */
-#define FAB_NULL_BYTES 4096u /* [0, 4096): null, never valid */
-/* From 4096: a cache line for each node of the cluster: the barrier's words. */
-static inline uint64_t fab_barrier_offset(uint32_t from)
-{
-    return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
-}
-/* Then half a line for each node: what it gives in weft_exchange(). */
-static inline uint64_t fab_exchange_offset(uint32_t nodes, uint32_t from)
-{
-    return fab_barrier_offset(nodes) + (uint64_t)from * 32;
-}
-static inline uint64_t fab_heap_offset(uint32_t nodes)
-{
-    return base_round_up(fab_exchange_offset(nodes, nodes), MEM_EXTENT_BYTES);
-}
+/* A pool's first bytes, the same on every node: [0, FAB_NULL_BYTES) is null and never valid; then come the system words, which the
+ * rooms above share out among themselves (fab_config.system_bytes); then, at w->heap_offset, the heap. */
+#define FAB_NULL_BYTES 4096u
 
-/* --- handler ids above the program's --- */
-enum fab_handler_id {
-    FAB_HANDLER_LOCK = WEFT_HANDLERS,
-    FAB_HANDLER_QUEUE,
-    FAB_HANDLER_MAP,
-    FAB_HANDLERS = WEFT_HANDLERS + 64
-};
+/* Handlers: the program's, then eight for each room above, which names its own in its header. Messages to these are the system's: they
+ * do not wait behind the program's, nor for a cable that is pulled. */
+#define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
+#define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
+static inline bool fab_is_system(uint32_t id)
+{
+    return id >= WEFT_HANDLERS;
+}
 
 /* A bulk lane of the tb transport: bytes of a message, and how many are under way at most. */
 #define FAB_GUARD_MAX 512u
@@ -90,6 +78,8 @@ struct fab_transport {
                   uint64_t *old, weft_op *op);
     int (*put_signal)(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len,
                       uint64_t signal, uint64_t add, weft_op *op);
+    /* A system word: set it, and with `wake` wake who waits there. Nothing is answered, and it waits for a cable that is pulled. */
+    int (*set_system)(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
     int (*send)(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
@@ -179,7 +169,7 @@ struct weft {
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* of every pool: below it are the rooms' own words, which no program may name */
+    uint64_t heap_offset; /* of every pool: below it are the system words, which no program may name */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
 
@@ -254,6 +244,7 @@ struct fab_config {
     const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
     uint32_t lane_count;
     bool check_frames;
+    uint64_t system_bytes; /* of each pool, for the words of the rooms above */
     struct mem_options pool;
 };
 int fab_create(struct weft **out, const struct fab_config *config);
@@ -274,10 +265,9 @@ bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); 
 
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* The rooms' own words, at offsets below the heap: put one word / swap it and wake who waits there. `offset` is ours
- * and not checked; -ECONNRESET as above. */
-int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
-int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
+/* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
+ * above. */
+int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Read one. Waits, for `timeout_ns` at most. */
 int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
 /* Complete an op (NULL allowed). */

@@ -121,7 +121,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
         }
     }
     struct mem_options pool = config->pool;
-    w->heap_offset = pool.heap_offset = fab_heap_offset(w->size);
+    w->heap_offset = pool.heap_offset = base_round_up(FAB_NULL_BYTES + config->system_bytes, MEM_EXTENT_BYTES);
     rc = mem_pool_create(&w->pool, &pool);
     if (rc)
         goto fail;

@@ -65,7 +65,7 @@ static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header
 void stash_deliver(struct weft *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len)
 {
-    bool behind = s->first && id < WEFT_HANDLERS;
+    bool behind = s->first && !fab_is_system(id);
     if (BASE_UNLIKELY(behind || !fab_deliver(w, s->from, id, header, header_len, payload, payload_len)))
         put_aside(s, id, header, header_len, payload, payload_len);
 }

@@ -95,6 +95,7 @@ int weft_open(weft **out, const weft_config *config)
         .lanes = s.lanes,
         .lane_count = s.lane_count,
         .check_frames = s.check_frames,
+        .system_bytes = sync_system_bytes(s.size),
         .pool = {.bytes = s.pool_bytes,
                  .huge = s.pool_flags & WEFT_POOL_HUGE,
                  .lock = s.pool_flags & WEFT_POOL_LOCK,

@@ -18,6 +18,7 @@
 
 #include "cluster_test.h"
 #include "fabric/fabric.h"
+#include "sync/sync.h"
 #if defined(__linux__)
 #include "fabric/rc/rc.h"
 #endif
@@ -193,12 +194,12 @@ static void stand_before(weft *w, uint32_t from, const void *header, size_t head
 
 static void watch_lock(weft *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Atomic uint32_t *requests)
 {
-    before.fn = w->handlers[FAB_HANDLER_LOCK].fn;
-    before.arg = w->handlers[FAB_HANDLER_LOCK].arg;
+    before.fn = w->handlers[SYNC_HANDLER_LOCK].fn;
+    before.arg = w->handlers[SYNC_HANDLER_LOCK].arg;
     before.hold_verb = hold_verb;
     before.hold = hold;
     before.requests = requests;
-    OK(fab_handle(w, FAB_HANDLER_LOCK, stand_before, NULL));
+    OK(fab_handle(w, SYNC_HANDLER_LOCK, stand_before, NULL));
 }
 
 /* It is given back at a home that is stopped: with nobody in line, and with node 2. */
@@ -328,7 +329,7 @@ static void no_room(weft *w, void *arg)
         stop_asleep(s->pid);
         s->through = 1;
         w->deadline_ns = LITTLE;
-        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+        for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(2, 0) + 8, 0, false) == 0; i++)
             ;
         w->deadline_ns = 1000 * WEFT_SECOND;
         CHECK(weft_exchange(w, 1, all, LITTLE) == -ETIMEDOUT);
@@ -343,7 +344,7 @@ static void no_room(weft *w, void *arg)
         stop_asleep(s->pid);
         s->through = 2;
         w->deadline_ns = LITTLE;
-        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+        for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(2, 0) + 8, 0, false) == 0; i++)
             ;
         w->deadline_ns = 1000 * WEFT_SECOND;
         CHECK(weft_barrier(w, LITTLE) == -ETIMEDOUT);

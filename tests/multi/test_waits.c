@@ -70,7 +70,7 @@ static void new_file(void)
 static bool in_barrier(weft *w, uint32_t node, uint32_t generation)
 {
     uint64_t word;
-    return fab_system_get(w, node, fab_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
+    return fab_system_get(w, node, sync_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
 }
 
 static uint32_t generation(const weft *w)

@@ -61,12 +61,11 @@ int rc_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
               weft_op *op)
 {
     struct rc_link *l = link->impl;
-    if (l->has_atomics && kind != FAB_SWAP && at >= w->heap_offset) {
+    (void)w;
+    if (l->has_atomics && kind != FAB_SWAP) {
         struct rc_work k = {.kind = RC_WORK_ATOMIC, .what = kind, .op = op, .remote = at, .local = (uint8_t *)old, .a = a, .b = b};
         return native(l, &k);
     }
     struct rc_frame f = {.kind = RC_ATOMIC, .what = (uint8_t)kind, .offset = at, .a = a, .b = b};
-    /* A word of the rooms, and nobody asks what was there: they wait for no answer. */
-    bool ask = at >= w->heap_offset || old || op;
-    return rc_frame_send(l, &f, NULL, NULL, ask, old, op);
+    return rc_frame_send(l, &f, NULL, NULL, true, old, op);
 }

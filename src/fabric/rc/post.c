@@ -510,15 +510,15 @@ BASE_INLINE int transfer(struct weft *w, struct fab_link *link, bool put, uint64
 
 int rc_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
-    if (to < w->heap_offset) { /* a word of the rooms: its owner sleeps on it perhaps, and its processor writes it */
-        uint64_t value;
-        if (len != sizeof value)
-            return base_fail(-EINVAL, "a word of node %u's own is 8 bytes", link->node);
-        memcpy(&value, src, sizeof value);
-        struct rc_frame f = {.kind = RC_STORE, .offset = to, .a = value};
-        return rc_frame_send(link->impl, &f, NULL, NULL, false, NULL, op);
-    }
     return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, len, op);
+}
+
+/* Its owner sleeps on it perhaps: that one's processor writes it, and wakes. */
+int rc_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+{
+    struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};
+    (void)w, (void)wake;
+    return rc_frame_send(link->impl, &f, NULL, NULL, false, NULL, NULL);
 }
 
 int rc_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)

@@ -310,6 +310,7 @@ bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
 void rc_drop_answers_locked(struct rc_link *l);
 void rc_tell_locked(struct rc_link *l, bool due); /* the peer how far its frames were taken, where that is due */
 int rc_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+int rc_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
 int rc_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
 void rc_take_from_backlog(struct rc_queue *q); /* its first work is posted, or given up */
 

@@ -156,7 +156,7 @@ static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
 {
     const struct weft *w = l->w;
     return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
-           h->pool_bytes >= fab_heap_offset(w->size) && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
+           h->pool_bytes >= w->heap_offset && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
            (h->segment_bytes & (h->segment_bytes - 1)) == 0 &&
            h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
            h->pool_base <= UINT64_MAX - h->pool_bytes && h->rails < FAB_RAILS_MAX;
@@ -355,6 +355,7 @@ const struct fab_transport fab_rc = {
     .get = rc_get,
     .atomic = rc_atomic,
     .put_signal = rc_put_signal,
+    .set_system = rc_set_system,
     .send = rc_send,
     .flushed = rc_flushed,
     .fence = rc_fence,

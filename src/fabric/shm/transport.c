@@ -160,7 +160,7 @@ static int map_peer(struct weft *w, struct shm_link *s, const struct hello *h, c
 {
     size_t want = control_size(w->size);
     if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->size || h->control_bytes != want ||
-        h->pool_bytes < fab_heap_offset(w->size) || h->pool_bytes > WEFT_MAX_POOL_BYTES)
+        h->pool_bytes < w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES)
         return base_fail(-EPROTO, "node %u: its shared memory is not what this version of weft expects", s->link->node);
     int rc = base_memory_fd_check(fds[0], h->pool_bytes);
     if (!rc)
@@ -311,6 +311,15 @@ static int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const
     return 0;
 }
 
+static int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake)
+{
+    struct shm_link *s = l->impl;
+    if (wake)
+        return shm_atomic(w, l, FAB_SWAP, at, value, 0, NULL, NULL);
+    __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED); /* a fence follows, or a barrier */
+    return 0;
+}
+
 static void shm_fence(struct weft *w, struct fab_link *l)
 {
     (void)w;
@@ -359,6 +368,7 @@ const struct fab_transport fab_shm = {
     .get = shm_get,
     .atomic = shm_atomic,
     .put_signal = shm_put_signal,
+    .set_system = shm_set_system,
     .send = shm_send,
     .flushed = shm_flushed,
     .fence = shm_fence,

@@ -40,8 +40,7 @@ static BASE_COLD int no_way(const struct tb_link *l)
                      l->link->node);
 }
 
-/* Locks the link, when it has room; then its op is pending. What the rooms say to each other waits for a way; what the program
- * says does not. */
+/* Locks the link, when it has room; then its op is pending. What the system says waits for a way; what the program says does not. */
 static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
@@ -81,7 +80,8 @@ static int leave(struct tb_link *l, int rc, weft_op *op)
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, to >= w->heap_offset, op);
+    int rc = enter(l, false, true, op);
+    (void)w;
     if (rc)
         return rc;
     return leave(l, tb_peer_put(&l->peer, to, src, len, op), op);
@@ -101,12 +101,22 @@ int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
                      weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, at >= w->heap_offset, op);
+    int rc = enter(l, false, true, op);
+    (void)w;
     if (rc)
         return rc;
-    /* A word of the rooms, and nobody asks what was there: they wait for no answer. */
-    bool answer = at >= w->heap_offset || old || op;
-    return leave(l, tb_peer_atomic(&l->peer, kind, at, a, b, answer, old, op), op);
+    return leave(l, tb_peer_atomic(&l->peer, kind, at, a, b, true, old, op), op);
+}
+
+int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+{
+    struct tb_link *l = link->impl;
+    int rc = enter(l, false, false, NULL);
+    (void)w;
+    if (rc)
+        return rc;
+    return leave(l, wake ? tb_peer_atomic(&l->peer, FAB_SWAP, at, value, 0, false, NULL, NULL)
+                         : tb_peer_put(&l->peer, at, &value, sizeof value, NULL), NULL);
 }
 
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -124,7 +134,7 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
                    size_t payload_len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, true, id < WEFT_HANDLERS, op);
+    int rc = enter(l, true, !fab_is_system(id), op);
     (void)w;
     if (rc)
         return rc;

@@ -744,6 +744,7 @@ const struct fab_transport fab_tb = {
     .get = tb_get,
     .atomic = tb_atomic,
     .put_signal = tb_put_signal,
+    .set_system = tb_set_system,
     .send = tb_send,
     .flushed = tb_flushed,
     .fence = tb_fence,

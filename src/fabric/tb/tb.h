@@ -235,6 +235,7 @@ void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless so
 /* operations.c: what struct fab_transport says of them */
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
 int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
+int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
 int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
