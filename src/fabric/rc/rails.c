@@ -126,6 +126,24 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
+/* A completion; what it makes room for goes. */
+static void done(struct rc *rc, const struct ibv_wc *wc)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
+    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
+    if (!l || !l->tracks || track >= RC_TRACKS)
+        return;
+    struct rc_track *t = &l->tracks->track[track];
+    base_spin_lock(&l->lock);
+    uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
+    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) && position < t->posted) { /* else of a queue pair that is no more */
+        rc_stripe_done_locked(l, t, position, wc->status);
+        if (!t->lost)
+            rc_push_locked(l);
+    }
+    base_spin_unlock(&l->lock);
+}
+
 int rc_rails_poll(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];
@@ -134,14 +152,14 @@ int rc_rails_poll(struct rc *rc)
         struct rc_rail *r = &rc->rails->rail[i];
         if (r->has_early) {
             r->has_early = false;
-            rc_stripe_done(rc, &r->early);
+            done(rc, &r->early);
             n++;
         }
         if (atomic_load_explicit(&r->out, memory_order_relaxed) == 0)
             continue;
         int got = ibv_poll_cq(r->cq, BATCH, wc);
         for (int k = 0; k < got; k++)
-            rc_stripe_done(rc, &wc[k]);
+            done(rc, &wc[k]);
         n += got > 0 ? got : 0;
     }
     return n;

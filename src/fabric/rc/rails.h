@@ -105,20 +105,25 @@ void rc_rails_forget(struct rc_link *l); /* what rc_rails_hear() made */
 /* tracks.c */
 int64_t rc_tracks_tend(struct rc_link *l, int64_t now); /* when to look again */
 bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: it is none of theirs */
-void rc_tracks_fail_locked(struct rc_link *l, int status);
-void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
 
 /* stripe.c; with the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
-void rc_stripe_done(struct rc *rc, const struct ibv_wc *wc); /* takes the lock */
+void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status); /* pieces up to there */
 void rc_stripe_look(struct rc_link *l); /* how many tracks are up has changed */
+void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t); /* nothing of it is left to repeat; tries to */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t); /* pieces of a track that is no more: those not to be tried again end */
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
+void rc_tracks_fail_locked(struct rc_link *l, int status); /* all of them */
 
 static inline uint32_t rc_track_number(const struct rc_link *l, const struct rc_track *t)
 {
     return (uint32_t)(t - l->tracks->track);
+}
+
+static inline struct rc_rail *rc_rail_of(const struct rc_link *l, const struct rc_track *t)
+{
+    return &l->rc->rails->rail[t->rail];
 }
 
 #endif

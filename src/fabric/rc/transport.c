@@ -8,7 +8,6 @@
 #include "fabric/rc/rails.h"
 #include "fabric/transports.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,37 +29,6 @@ static int rc_open(struct weft *w)
 }
 
 /* --- the device --- */
-
-void *rc_take_stage(struct rc *rc, bool frame)
-{
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
-    base_spin_lock(&rc->lock);
-    void *s = *list;
-    if (s) {
-        memcpy(list, s, sizeof *list);
-        atomic_fetch_sub_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
-    }
-    base_spin_unlock(&rc->lock);
-    return s;
-}
-
-/* Others may hold theirs for long: a request that asked for no completion gives its stage back with the next one that does, on the same
- * link. So who takes one of the last quarter asks, and the next finds one. */
-bool rc_stages_scarce(const struct rc *rc, bool frame)
-{
-    return frame ? atomic_load_explicit(&rc->frames_left, memory_order_relaxed) < RC_TX_FRAMES / 4
-                 : atomic_load_explicit(&rc->stages_left, memory_order_relaxed) < RC_STAGES / 4;
-}
-
-void rc_give_stage(struct rc *rc, void *stage, bool frame)
-{
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
-    base_spin_lock(&rc->lock);
-    memcpy(stage, list, sizeof *list);
-    *list = stage;
-    atomic_fetch_add_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
-    base_spin_unlock(&rc->lock);
-}
 
 static int make_memory(struct rc *rc)
 {
@@ -238,18 +206,6 @@ static int rc_connect(struct weft *w, struct fab_link *link, int side_fd, int64_
 
 /* --- the end of a link --- */
 
-void rc_break(struct rc_link *l, const char *why, ...)
-{
-    va_list ap;
-    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
-        return;
-    va_start(ap, why);
-    vsnprintf(l->why, sizeof l->why, why, ap);
-    va_end(ap);
-    atomic_store_explicit(&l->broken, true, memory_order_release);
-    fab_kick(l->w);
-}
-
 static const char *rc_broken(struct weft *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
@@ -261,7 +217,7 @@ static void rc_disconnect(struct weft *w, struct fab_link *link)
 {
     (void)w;
     if (link->impl) {
-        rc_receives_leave(link->impl);
+        rc_leave(link->impl);
         rc_fail_all(link->impl, -ECONNRESET);
     }
 }
