@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * shm: the transport between nodes of one host. Each maps the other's pool and control region, which come as file
- * descriptors over the side connection. put, get and atomics are the caller's own loads and stores, complete when
- * they return. Messages: message.c.
+ * descriptors over the side connection. This file: joining, the end, the table.
  */
 #include "fabric/shm/shm.h"
 #include "fabric/transports.h"
@@ -74,7 +73,7 @@ static int shm_settle(struct weft *w, int64_t deadline)
         return 0;
     int rc = copy_team_new(&team, threads, w->spin_ns);
     if (!rc)
-        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy() */
+        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy_much() */
     return rc;
 }
 
@@ -243,102 +242,6 @@ static void shm_release(struct weft *w, struct fab_link *l)
     }
     free(s);
     l->impl = NULL;
-}
-
-/* --- memory --- */
-
-void shm_ring_bell(struct fab_bell *bell)
-{
-    atomic_fetch_add_explicit(&bell->seq, 1, memory_order_seq_cst);
-    base_futex_wake(&bell->seq, INT32_MAX);
-}
-
-static inline void copy(struct weft *w, void *dst, const void *src, size_t len)
-{
-    if (BASE_UNLIKELY(len >= COPY_TEAM_LEAST)) {
-        struct shm *s = w->shm;
-        struct copy_team *team = atomic_load_explicit(&s->team, memory_order_acquire); /* pairs with the release in shm_settle() */
-        if (team) {
-            copy_by_team(team, dst, src, len);
-            return;
-        }
-    }
-    copy_bytes(dst, src, len);
-}
-
-static int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    copy(w, s->pool + to, src, len);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    copy(w, dst, s->pool + from, len);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
-                      uint64_t *old, weft_op *op)
-{
-    (void)w;
-    struct shm_link *s = l->impl;
-    uint64_t *word = (uint64_t *)(void *)(s->pool + at);
-    uint64_t before;
-    if (fab_atomic_do(kind, word, a, b, &before) && old)
-        *old = before;
-    fab_fence_after_rmw();
-    shm_wake_sleepers(s);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
-                          uint64_t add, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    if (len)
-        copy(w, s->pool + to, src, len); /* ends with a store fence when it streams */
-    /* release (within seq_cst): the bytes before the word */
-    __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
-    fab_fence_after_rmw();
-    shm_wake_sleepers(s);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake)
-{
-    struct shm_link *s = l->impl;
-    if (wake)
-        return shm_atomic(w, l, FAB_SWAP, at, value, 0, NULL, NULL);
-    __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED); /* a fence follows, or a barrier */
-    return 0;
-}
-
-static void shm_fence(struct weft *w, struct fab_link *l)
-{
-    (void)w;
-    (void)l;
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
-static void *shm_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
-{
-    (void)w;
-    struct shm_link *s = l->impl;
-    return s && s->pool ? s->pool + offset : NULL;
-}
-
-static void shm_wake(struct weft *w, struct fab_link *l)
-{
-    (void)w;
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores before the look at sleepers */
-    shm_wake_sleepers(l->impl);
 }
 
 struct ring *shm_ring_to(struct weft *w, uint32_t node)

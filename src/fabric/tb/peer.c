@@ -3,7 +3,7 @@
  * See peer.h.
  */
 #include "fabric/tb/peer.h"
-#include "fabric/shm/copy.h"
+#include "fabric/atomic.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -143,7 +143,7 @@ static uint32_t say_bytes(struct tb_peer *p, enum tb_record_kind kind, uint64_t 
     struct tb_record r = {.kind = (uint8_t)kind, .length = (uint16_t)(PUT_HEAD + n)};
     memcpy(at, &r, sizeof r);
     memcpy(at + sizeof r, &second, sizeof second);
-    copy_bytes(at + PUT_HEAD, src, n); /* of a pool: others may write there now */
+    fab_copy_little(at + PUT_HEAD, src, n); /* of a pool: others may write there now */
     tb_stream_commit(&p->stream, PUT_HEAD + n);
     return n;
 }
@@ -623,7 +623,7 @@ static int on_put(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
         memcpy(&word, at + PUT_HEAD, sizeof word);
         __atomic_store_n((uint64_t *)(void *)(p->pool + offset), word, __ATOMIC_RELEASE);
     } else {
-        copy_bytes(p->pool + offset, at + PUT_HEAD, bytes);
+        fab_copy_little(p->pool + offset, at + PUT_HEAD, bytes);
     }
     return 0;
 }
