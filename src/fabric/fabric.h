@@ -4,7 +4,20 @@
  * the rooms above hang their state on it and their hooks in it.
  *
  * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
- * the transport moves bytes.
+ * the transport moves bytes. Each file here calls only those before it:
+ *
+ *   members.c   who is there
+ *   wake.c      waking waiters and the progress thread
+ *   deliver.c   what runs handlers and hooks
+ *   wait.c      waiting
+ *   patience.c  waiting for other nodes' doing
+ *   stash.c     messages that wait for their handler
+ *   fabric.c    the operations
+ *   now.c       operations that are started and waited for in one call
+ *   side.c      the side connection of two nodes
+ *   peer.c      heartbeats, and the end of a peer
+ *   progress.c  the progress thread
+ *   node.c      the node's handle
  */
 #ifndef WEFT_FABRIC_ROOM_H
 #define WEFT_FABRIC_ROOM_H
@@ -222,115 +235,17 @@ struct weft {
     void *cluster, *sync, *queues; /* of the rooms above */
 };
 
-/* --- fabric.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
-struct fab_config {
-    uint32_t rank, size;
-    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
-     * that its waiters sleep on. */
-    const struct fab_transport *const *transports;
-    int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
-    bool bounded; /* somebody has set the deadline */
-    int64_t say_after_ns;
-    const char *transport; /* NULL: choose */
-    const char *device;    /* of verbs; NULL: choose */
-    uint32_t rails;        /* of rc; 0: choose */
-    const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
-    uint32_t copy_threads; /* 0: choose */
-    uint64_t stripe_bytes;
-    int gid_index;         /* -1: choose */
-    const char *guard;     /* NULL or "": none */
-    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
-    const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
-    uint32_t lane_count;
-    bool check_frames;
-    uint64_t system_bytes; /* of each pool, for the words of the rooms above */
-    struct mem_options pool;
-};
-int fab_create(struct weft **out, const struct fab_config *config);
-void fab_destroy(struct weft *w); /* after fab_stop() */
-
-/* The link to oneself. */
-int fab_connect_self(struct weft *w, int64_t deadline);
-/* The best transport to a peer of that host; NULL: none reaches it. */
-const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
-
-/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
-struct fab_look {
-    bool done;
-    int failed;    /* with this errno, */
-    char why[960]; /* for this reason */
-};
-bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
-
-/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
-int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
- * above. */
-int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
-/* Read one. Waits, for `timeout_ns` at most. */
-int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* Complete an op (NULL allowed). */
-void fab_complete(weft_op *op, int status);
-/* Mark an op pending, before a transport may complete it. */
-static inline void fab_pending(weft_op *op, uint32_t node)
-{
-    op->node = node;
-    __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
-}
-/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
-int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-             size_t payload_len, weft_op *op);
-int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
-int fab_hook(struct weft *w, const struct fab_hook *hook);
-void fab_now_free(struct weft *w); /* the transports are closed */
-
-/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
-/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
- * refused. */
-bool fab_at_once(const struct weft *w, weft_gaddr where);
-struct fab_now;
-int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
- * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
-int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
-void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
-void fab_run_close(struct weft *w); /* the close hooks, last installed first */
-
-/* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
-void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
-void fab_run_gone(struct weft *w, uint32_t node, bool died);
-
-/* --- peer.c: liveness --- */
-/* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
-void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
-/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
-void fab_give_up(struct weft *w, uint32_t node, const char *why);
+/* --- members.c --- */
 bool fab_alive(const struct weft *w, uint32_t node);
 uint32_t fab_count_dead(const struct weft *w);
 int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
-static inline void fab_heard(struct fab_link *l)
-{
-    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
-        atomic_store_explicit(&l->heard, true, memory_order_relaxed);
-}
-int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
-void fab_pulse_stop(struct weft *w);
-int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
 
-/* --- side.c: the side connection, once the pair is connected --- */
-/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
-int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
-#define FAB_SIDE_MESSAGE_MAX 512u
-/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
-int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
-bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
-void fab_side_read(struct weft *w, struct fab_link *l);
-/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
-bool fab_side_answered(struct fab_link *l);
+/* --- wake.c --- */
+void fab_wake_here(struct weft *w); /* this node's own waiters, after changing what they wait for */
+void fab_wake(struct weft *w, uint32_t node); /* the waiters of a node, after putting to its memory */
+void fab_kick(struct weft *w); /* the progress thread of this node */
 
-/* --- progress.c --- */
+/* --- deliver.c --- */
 /* Is this thread inside a handler or hook? Waiting is refused then. */
 bool fab_in_handler(void);
 /* Deliver messages if nobody else does just now; events handled. */
@@ -354,18 +269,79 @@ void fab_last_look(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);
+/* For peer.c and the progress thread: the last messages of a peer, the `gone` hooks, and the periodic ones; as inside a handler. */
+void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
+void fab_run_gone(struct weft *w, uint32_t node, bool died);
+int64_t fab_run_ticks(struct weft *w); /* ns until they want to be called again */
+
+/* --- fabric.c --- */
+/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
+int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
+/* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
+ * above. */
+int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
+/* Read one. Waits, for `timeout_ns` at most. */
+int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
+/* Complete an op (NULL allowed). */
+void fab_complete(weft_op *op, int status);
+/* Mark an op pending, before a transport may complete it. */
+static inline void fab_pending(weft_op *op, uint32_t node)
+{
+    op->node = node;
+    __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
+}
+/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
+int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op);
+
+/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
+/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
+ * refused. */
+bool fab_at_once(const struct weft *w, weft_gaddr where);
+struct fab_now;
+int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
+/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
+ * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
+int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
+void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
+void fab_now_free(struct weft *w); /* the transports are closed */
+
+/* --- peer.c: liveness --- */
+/* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
+void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
+/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
+void fab_give_up(struct weft *w, uint32_t node, const char *why);
+static inline void fab_heard(struct fab_link *l)
+{
+    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
+        atomic_store_explicit(&l->heard, true, memory_order_relaxed);
+}
+int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
+void fab_pulse_stop(struct weft *w);
+int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
+
+/* --- side.c: the side connection, once the pair is connected --- */
+/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
+int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
+#define FAB_SIDE_MESSAGE_MAX 512u
+/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
+int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
+void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
+bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
+void fab_side_read(struct weft *w, struct fab_link *l);
+/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
+bool fab_side_answered(struct fab_link *l);
+
+/* --- progress.c: the progress thread --- */
 int fab_start(struct weft *w); /* the progress thread; links are connected */
 int fab_settle(struct weft *w, int64_t deadline); /* until it is known that all can be reached */
 void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
-void fab_kick(struct weft *w); /* wake the progress thread of this node */
 
 /* --- wait.c --- */
 /* Wait until ready(arg) is true: spin a little (making progress), then sleep. -ETIMEDOUT at the deadline
  * (absolute), without a sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
-void fab_wake_here(struct weft *w); /* wake this node's own waiters, after changing what they wait for */
-void fab_wake(struct weft *w, uint32_t node); /* wake the waiters of a node, after putting to its memory */
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
 /* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
  * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
@@ -407,5 +383,50 @@ uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t
 void fab_name_living(const struct weft *w, char *buf, size_t len);
 /* Why a wait is over whose end nobody knew: the rest of a sentence for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
+
+/* --- node.c --- */
+/* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
+struct fab_config {
+    uint32_t rank, size;
+    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
+     * that its waiters sleep on. */
+    const struct fab_transport *const *transports;
+    int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
+    bool bounded; /* somebody has set the deadline */
+    int64_t say_after_ns;
+    const char *transport; /* NULL: choose */
+    const char *device;    /* of verbs; NULL: choose */
+    uint32_t rails;        /* of rc; 0: choose */
+    const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
+    uint32_t copy_threads; /* 0: choose */
+    uint64_t stripe_bytes;
+    int gid_index;         /* -1: choose */
+    const char *guard;     /* NULL or "": none */
+    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
+    const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
+    uint32_t lane_count;
+    bool check_frames;
+    uint64_t system_bytes; /* of each pool, for the words of the rooms above */
+    struct mem_options pool;
+};
+int fab_create(struct weft **out, const struct fab_config *config);
+void fab_destroy(struct weft *w); /* after fab_stop() */
+
+/* The link to oneself. */
+int fab_connect_self(struct weft *w, int64_t deadline);
+/* The best transport to a peer of that host; NULL: none reaches it. */
+const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
+
+/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
+struct fab_look {
+    bool done;
+    int failed;    /* with this errno, */
+    char why[960]; /* for this reason */
+};
+bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
+
+int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
+int fab_hook(struct weft *w, const struct fab_hook *hook);
+void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 #endif

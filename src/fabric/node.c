@@ -217,34 +217,6 @@ int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg)
     return fab_handle(w, id, fn, arg);
 }
 
-uint32_t weft_rank(const weft *w)
-{
-    return w->rank;
-}
-
-uint32_t weft_size(const weft *w)
-{
-    return w->size;
-}
-
-uint64_t weft_epoch(const weft *w)
-{
-    return atomic_load_explicit(&w->epoch, memory_order_acquire);
-}
-
-bool weft_alive(const weft *w, uint32_t node)
-{
-    return fab_alive(w, node);
-}
-
-uint32_t weft_alive_count(const weft *w)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < w->size; i++)
-        n += fab_alive(w, i);
-    return n;
-}
-
 int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
 {
     uint64_t offset;

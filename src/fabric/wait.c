@@ -28,22 +28,6 @@ int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
     return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
-void fab_wake_here(struct weft *w)
-{
-    atomic_thread_fence(memory_order_seq_cst); /* what changed before the look; pairs with sleep_once() */
-    if (atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed)) {
-        atomic_fetch_add_explicit(&w->bell->seq, 1, memory_order_seq_cst);
-        base_futex_wake(&w->bell->seq, INT32_MAX);
-    }
-}
-
-void fab_wake(struct weft *w, uint32_t node)
-{
-    struct fab_link *l = &w->links[node];
-    if (atomic_load_explicit(&l->state, memory_order_acquire) == FAB_ALIVE)
-        l->transport->wake(w, l);
-}
-
 /* One sleep, unless it is ready now. `rung`: somebody has ended it. */
 static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
 {
