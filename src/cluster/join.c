@@ -147,7 +147,7 @@ static void card_make(struct wire_card *c, const struct join *j)
     /* An interface's name means something on its own host only. */
     const char *away = j->away.bound, *rest = strchr(away, ']');
     snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
-    c->liveness_ns = j->w->liveness_ns;
+    c->liveness_ns = j->w->options.liveness_ns;
     base_cpu_set(c->cpus);
 }
 

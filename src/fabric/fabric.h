@@ -59,6 +59,27 @@ struct fab_lane {
 /* Threads that copy together over shm. */
 #define FAB_COPY_THREADS_MAX 16u
 
+/* What a node is told about its fabric. Who fills it has checked it: the cluster's settings (cluster/settings_table.c) do. */
+struct fab_options {
+    int64_t deadline_ns;  /* so long an operation waits that is not told how long */
+    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
+    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
+    int64_t spin_ns;      /* so long a wait spins before it sleeps */
+    int64_t liveness_ns;  /* a node on another host that is silent for so long is dead */
+    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
+    char transport[16];   /* the one to use for peers; "rdma": any over devices; "": the best */
+    char device[64];      /* the verbs device to use; "": the best */
+    int gid_index;        /* of its table; -1: choose (verbs_choose_gid()) */
+    uint32_t rails;       /* rc: devices that are used together; 0: all as good as the best, or only `device` */
+    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
+    uint64_t stripe_bytes; /* rc: puts and gets from so many bytes on are spread over them */
+    uint32_t copy_threads; /* shm: that copy large data together, the caller included; 0: by the processors */
+    char guard[FAB_GUARD_MAX]; /* tb: the command weft, which is to own the devices in a process of its own; "": this process does */
+    struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
+    uint32_t lane_count;
+    bool check_frames;    /* tb: looks at a part of every frame of bulk data; else at all of it */
+};
+
 #define FAB_TRANSPORTS_MAX 4u
 #define FAB_TRANSPORT_FDS  16u
 
@@ -175,10 +196,7 @@ struct fab_handler {
 
 struct weft {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
-    int64_t deadline_ns, spin_ns, liveness_ns;
-    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
-    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
-    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
+    struct fab_options options;
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
@@ -190,18 +208,7 @@ struct weft {
     void *shm, *rc, *tb; /* the transports' state */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char only[16];  /* the one transport to use for peers; "rdma": any but shm; "": the best */
-    char device[64]; /* the verbs device to use; "": the best */
-    uint32_t rails;  /* devices that rc uses together; 0: all as good as the best, or only `device` */
-    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
-    uint32_t copy_threads; /* that copy large data together over shm, the caller included; 0: by the processors */
-    uint64_t stripe_bytes; /* rc spreads puts and gets from so many bytes on over them */
-    int gid_index;   /* of its table; -1: choose */
-    char guard[FAB_GUARD_MAX]; /* the command weft, which is to own tb's devices in a process of its own; "": this process owns them */
     char **towards;  /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
-    struct fab_lane lanes[FAB_LANES_MAX]; /* of tb */
-    uint32_t lane_count;
-    bool check_frames; /* tb looks at a part of every frame of bulk data; else at all of it */
 
     struct fab_link *links; /* [size] */
     struct fab_bell *bell;  /* this node's */
@@ -391,21 +398,8 @@ struct fab_config {
     /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
      * that its waiters sleep on. */
     const struct fab_transport *const *transports;
-    int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
-    bool bounded; /* somebody has set the deadline */
-    int64_t say_after_ns;
-    const char *transport; /* NULL: choose */
-    const char *device;    /* of verbs; NULL: choose */
-    uint32_t rails;        /* of rc; 0: choose */
-    const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
-    uint32_t copy_threads; /* 0: choose */
-    uint64_t stripe_bytes;
-    int gid_index;         /* -1: choose */
-    const char *guard;     /* NULL or "": none */
+    const struct fab_options *options; /* copied */
     const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
-    const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
-    uint32_t lane_count;
-    bool check_frames;
     uint64_t system_bytes; /* of each pool, for the words of the rooms above */
     struct mem_options pool;
 };

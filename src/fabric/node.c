@@ -12,9 +12,10 @@
 
 /* All of them are opened: shared memory also carries what a node says to itself, and the bell its waiters sleep on. The
  * setting says which is used for peers. */
-static int pick_transports(struct weft *w, const struct fab_transport *const *all, const char *only)
+static int pick_transports(struct weft *w, const struct fab_transport *const *all)
 {
-    bool known = !only || !*only || strcmp(only, "rdma") == 0;
+    const char *only = w->options.transport;
+    bool known = !*only || strcmp(only, "rdma") == 0;
     char names[64] = "";
     for (uint32_t i = 0; i < FAB_TRANSPORTS_MAX && all[i]; i++) {
         size_t n = strlen(names);
@@ -22,7 +23,6 @@ static int pick_transports(struct weft *w, const struct fab_transport *const *al
         known = known || strcmp(all[i]->name, only) == 0;
         snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", all[i]->name);
     }
-    snprintf(w->only, sizeof w->only, "%s", only ? only : "");
     return known ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has %s, and rdma for those over devices (WEFT_TRANSPORT)",
                                  only, names);
 }
@@ -36,7 +36,7 @@ const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_
 {
     char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
     for (const struct fab_transport **t = w->transports; *t; t++) {
-        bool allowed = strcmp(w->only, "rdma") == 0 ? (*t)->rdma : !w->only[0] || strcmp((*t)->name, w->only) == 0;
+        bool allowed = strcmp(w->options.transport, "rdma") == 0 ? (*t)->rdma : !w->options.transport[0] || strcmp((*t)->name, w->options.transport) == 0;
         if (!allowed)
             continue;
         base_error_clear();
@@ -73,29 +73,12 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->rank = config->rank;
     w->size = config->size;
     w->size_here = 1;
-    w->deadline_ns = config->deadline_ns;
-    w->bounded = config->bounded;
-    w->say_after_ns = config->say_after_ns;
-    w->spin_ns = config->spin_ns;
-    w->liveness_ns = config->liveness_ns;
-    w->reconnect_ns = config->reconnect_ns;
-    snprintf(w->device, sizeof w->device, "%s", config->device ? config->device : "");
-    w->gid_index = config->gid_index;
-    snprintf(w->guard, sizeof w->guard, "%s", config->guard ? config->guard : "");
-    w->rails = config->rails < FAB_RAILS_MAX ? config->rails : FAB_RAILS_MAX;
-    for (uint32_t i = 0; i < w->rails && config->rail_names; i++)
-        snprintf(w->rail_names[i], sizeof w->rail_names[i], "%s", config->rail_names[i]);
-    w->copy_threads = config->copy_threads;
-    w->stripe_bytes = config->stripe_bytes;
-    w->lane_count = config->lane_count < FAB_LANES_MAX ? config->lane_count : FAB_LANES_MAX;
-    for (uint32_t i = 0; i < w->lane_count; i++)
-        w->lanes[i] = config->lanes[i];
-    w->check_frames = config->check_frames;
+    w->options = *config->options;
     w->wake_fd[0] = w->wake_fd[1] = -1;
     atomic_init(&w->epoch, 1);
     pthread_mutex_init(&w->member_lock, NULL);
 
-    int rc = pick_transports(w, config->transports, config->transport);
+    int rc = pick_transports(w, config->transports);
     if (!rc)
         rc = base_pipe(w->wake_fd, O_NONBLOCK);
     if (rc)

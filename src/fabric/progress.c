@@ -209,7 +209,7 @@ static bool needed(struct weft *w)
 void fab_stop(struct weft *w)
 {
     if (w->thread_started) {
-        for (int64_t end = base_deadline(w->deadline_ns); needed(w) && base_now_ns() < end;)
+        for (int64_t end = base_deadline(w->options.deadline_ns); needed(w) && base_now_ns() < end;)
             base_sleep_ns(WEFT_MS);
         atomic_store_explicit(&w->stopping, true, memory_order_release);
         fab_kick(w);

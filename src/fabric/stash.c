@@ -78,7 +78,7 @@ int stash_retry(struct weft *w, struct stash *s)
         if (fab_deliver(w, s->from, m->id, m->body, m->header_len, m->body + payload_at(m->header_len), m->payload_len))
             continue;
         int64_t waits = base_now_ns() - m->since;
-        if (waits >= w->deadline_ns) {
+        if (waits >= w->options.deadline_ns) {
             base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
                      s->from, m->id);
             continue;

@@ -24,7 +24,7 @@ int64_t fab_limit(int64_t deadline)
 
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
 {
-    int64_t end = base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    int64_t end = base_deadline(timeout_ns < 0 ? w->options.deadline_ns : timeout_ns);
     return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
@@ -59,7 +59,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
         /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
          * others come soon. */
         int64_t start = base_now_ns(), now = start;
-        while (!done && now < deadline && now - start < YIELD_FOR * w->spin_ns) {
+        while (!done && now < deadline && now - start < YIELD_FOR * w->options.spin_ns) {
             fab_progress(w);
             done = ready(arg);
             if (!done)
@@ -68,7 +68,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
         }
     } else {
         int64_t start = base_now_ns(), now = start;
-        while (!done && now < deadline && now - start < w->spin_ns) {
+        while (!done && now < deadline && now - start < w->options.spin_ns) {
             bool moving = false;
             for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
                 int n = fab_service(w);
@@ -112,7 +112,7 @@ static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t dead
         if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
             fab_kick(w);
         bool rung = false;
-        while (!rung || w->oversubscribed || w->spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+        while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             fab_service(w); /* the progress thread may be in a handler that takes its time */
             if (ready(arg))
                 return 0;

@@ -299,11 +299,11 @@ static void given_up(weft *w, void *arg)
             bytes[i] = (uint8_t)i;
         memset(back, 0x55, sizeof back);
         stop_asleep(stage->pid); /* who needs its help has none; shm never does, rc only for some */
-        const int64_t deadline_ns = w->deadline_ns;
-        w->deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
+        const int64_t deadline_ns = w->options.deadline_ns;
+        w->options.deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
         int added = weft_fetch_add_now(w, on_node(area, 1) + 64, 5, &old);
         int put = weft_put_now(w, there, bytes, LEN), got = weft_get_now(w, back, there, LEN);
-        w->deadline_ns = deadline_ns;
+        w->options.deadline_ns = deadline_ns;
         kill(stage->pid, SIGCONT);
         memset(bytes, 0xEE, sizeof bytes);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(area, 1), 1, NULL));

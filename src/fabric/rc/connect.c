@@ -16,7 +16,7 @@
  * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
  *
  * A queue pair breaks when a request or a receive fails, when a request comes to no end, or when the peer calls for a newer
- * one. With w->reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
+ * one. With w->options.reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
  * passed without one that works; then, and without it at once, the peer counts as dead. Time in which a call waits for its
  * answer does not count: whether the peer lives is judged by its heartbeats (peer.c). The call says how many frames were
  * received: see again.c.
@@ -69,8 +69,8 @@ static int make(struct rc_link *l)
     err = verbs_qp_create(&qp, rc->device, &options);
     if (err)
         return err;
-    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
-    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->reconnect_ns);
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->options.reconnect_ns);
     if (l->depth && (qp.send_depth < l->depth || qp.inline_bytes < l->inline_bytes)) {
         verbs_qp_destroy(&qp);
         return base_fail(-EIO, "%s: a queue pair with less room than the one before", rc->device->name);
@@ -176,7 +176,7 @@ static int say(struct rc_link *l, enum call_kind kind, const char *text)
 /* There is none that works, for `why`: another attempt, later, or the end. */
 static void failed(struct rc_link *l, const char *why)
 {
-    int64_t now = base_now_ns(), limit = l->w->reconnect_ns;
+    int64_t now = base_now_ns(), limit = l->w->options.reconnect_ns;
     if (l->state != RC_COLD)
         drop(l);
     base_spin_lock(&l->lock);
@@ -209,7 +209,7 @@ static void lost(struct rc_link *l, const char *why)
         l->since_ns = base_now_ns();
         l->tries = 0;
     }
-    if (l->w->reconnect_ns && l->tries == 0)
+    if (l->w->options.reconnect_ns && l->tries == 0)
         base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; it is being built anew (WEFT_RECONNECT)", l->link->node,
                  l->link->pid, l->link->host, why);
     failed(l, why);

@@ -91,19 +91,19 @@ int rc_rails_open(struct rc *rc)
 {
     struct weft *w = rc->w;
     struct verbs_device *found[RC_TRACKS];
-    uint32_t most = w->rails ? w->rails : w->device[0] ? 1 : FAB_RAILS_MAX, n = 0;
-    bool named = w->rails && w->rail_names[0][0];
+    uint32_t most = w->options.rails ? w->options.rails : w->options.device[0] ? 1 : FAB_RAILS_MAX, n = 0;
+    bool named = w->options.rails && w->options.rail_names[0][0];
     if (most <= 1)
         return 0;
     rc->rails = calloc(1, sizeof *rc->rails);
     if (!rc->rails)
         return base_fail(-ENOMEM, "no memory for further devices");
-    if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->gid_index))
+    if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->options.gid_index))
         base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
     for (uint32_t i = 1; named && i < most; i++) {
-        int err = verbs_device_open(&found[n], w->rail_names[i], w->gid_index);
+        int err = verbs_device_open(&found[n], w->options.rail_names[i], w->options.gid_index);
         if (err)
-            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->rail_names[i], base_error());
+            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->options.rail_names[i], base_error());
         n += !err;
     }
     for (uint32_t i = 0; i < n; i++)

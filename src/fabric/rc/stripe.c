@@ -36,7 +36,7 @@ void rc_stripe_look(struct rc_link *l)
         n += tracks->track[i].up;
     if (tracks)
         tracks->up = n;
-    l->stripe = n ? l->w->stripe_bytes : UINT64_MAX;
+    l->stripe = n ? l->w->options.stripe_bytes : UINT64_MAX;
 }
 
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...)

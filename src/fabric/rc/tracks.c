@@ -79,7 +79,7 @@ static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
         return base_fail(-ENOSPC, "%s: a queue pair with room for %u requests; a rail needs %u", r->device->name, qp.send_depth,
                          2 * RC_TRACK_DEPTH);
     }
-    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* others carry on: no need to be patient */
     r->tracks++;
     base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
@@ -127,7 +127,7 @@ static void over(struct rc_link *l, struct rc_track *t)
 static void later(struct rc_link *l, struct rc_track *t, const char *why)
 {
     uint32_t choices = l->tracks->peer_count;
-    if (t->was_up && l->w->reconnect_ns == 0)
+    if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
     else /* at once, as long as there is another one to choose */
         t->retry_ns = base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));

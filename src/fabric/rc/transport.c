@@ -48,8 +48,8 @@ static int make_memory(struct rc *rc)
 static int look_for_device(struct weft *w)
 {
     struct rc *rc = w->rc;
-    const char *first = w->rails && w->rail_names[0][0] ? w->rail_names[0] : w->device;
-    int err = verbs_device_open(&rc->device, first[0] ? first : NULL, w->gid_index);
+    const char *first = w->options.rails && w->options.rail_names[0][0] ? w->options.rail_names[0] : w->options.device;
+    int err = verbs_device_open(&rc->device, first[0] ? first : NULL, w->options.gid_index);
     if (err)
         return err;
     struct verbs_device *d = rc->device;

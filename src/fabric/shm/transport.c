@@ -68,10 +68,10 @@ static int shm_settle(struct weft *w, int64_t deadline)
     (void)deadline;
     struct shm *s = w->shm;
     struct copy_team *team;
-    uint32_t threads = w->copy_threads ? w->copy_threads : copy_team_default(base_cpus(), w->size_here);
+    uint32_t threads = w->options.copy_threads ? w->options.copy_threads : copy_team_default(base_cpus(), w->size_here);
     if (threads < 2)
         return 0;
-    int rc = copy_team_new(&team, threads, w->spin_ns);
+    int rc = copy_team_new(&team, threads, w->options.spin_ns);
     if (!rc)
         atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy_much() */
     return rc;

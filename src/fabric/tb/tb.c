@@ -35,10 +35,10 @@ static int tb_open(struct weft *w)
     tb->w = w;
     w->tb = tb;
     atomic_init(&tb->due, INT64_MAX);
-    for (uint32_t i = 0; i < w->lane_count; i++)
-        tb->lanes[i] = (struct tb_lane_option){w->lanes[i].message, w->lanes[i].depth};
-    tb->lane_count = w->lane_count;
-    tb->check = w->check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
+    for (uint32_t i = 0; i < w->options.lane_count; i++)
+        tb->lanes[i] = (struct tb_lane_option){w->options.lanes[i].message, w->options.lanes[i].depth};
+    tb->lane_count = w->options.lane_count;
+    tb->check = w->options.check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
     tb->links = calloc(w->size, sizeof(struct tb_link *));
     if (!tb->links)
         return base_fail(-ENOMEM, "no memory for %u links", w->size);
