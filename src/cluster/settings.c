@@ -9,14 +9,6 @@
 
 #include "cluster/settings.h"
 
-bool cluster_setting_in_hostfile(const char *name)
-{
-    for (int i = 0; i < COUNT; i++)
-        if (settings_table[i].in_hostfile && strcmp(settings_table[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 /* --- where the values come from --- */
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where,

@@ -5,6 +5,7 @@
 #include "cluster/settings.h"
 
 #include <stddef.h>
+#include <string.h>
 
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
@@ -93,3 +94,11 @@ const struct setting settings_table[COUNT] = {
     [LOG] = {.name = "log", .variable = "WEFT_LOG", .fallback = "warn", .kind = CHOICE,
              .choices = "error|warn|info|debug", .in_hostfile = true, .help = "how much is said on stderr"},
 };
+
+bool cluster_setting_in_hostfile(const char *name)
+{
+    for (int i = 0; i < COUNT; i++)
+        if (settings_table[i].in_hostfile && strcmp(settings_table[i].name, name) == 0)
+            return true;
+    return false;
+}
