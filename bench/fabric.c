@@ -357,7 +357,7 @@ int main(int argc, char **argv)
     }
 
     struct bench b = {.pauses = 1};
-    weft_config config = {.pool_bytes = largest + (64u << 20)};
+    weft_config config = {.bytes = sizeof config, .pool_bytes = largest + (64u << 20)};
     int rc = 1;
     if (failed("open", weft_open(&b.w, &config)))
         return 1;
@@ -375,7 +375,7 @@ int main(int argc, char **argv)
     b.memory = weft_ptr(b.w, b.mine, WORDS + largest);
     memset(b.memory, 1, WORDS + largest);
     uint64_t all[2];
-    if (failed("exchange", weft_exchange(b.w, b.mine, all, WEFT_DEFAULT)))
+    if (failed("exchange", weft_exchange(b.w, &b.mine, 1, all, NULL, WEFT_DEFAULT)))
         goto out;
     b.theirs = all[b.peer];
     rc = 0;

@@ -40,7 +40,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s links:BYTES:ITERATIONS:WARMUP\n", argv[0]);
         return 2;
     }
-    if (failed("open", weft_open(&w, &(weft_config){.pool_bytes = spec.bytes + (32u << 20)})))
+    if (failed("open", weft_open(&w, &(weft_config){.bytes = sizeof(weft_config), .pool_bytes = spec.bytes + (32u << 20)})))
         return 1;
     int rc = 1;
     uint32_t peers = weft_size(w) - 1;
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
     uint64_t *over = (void *)(memory + spec.bytes);
     memset(memory, 1, spec.bytes);
     *over = 0;
-    if (failed("exchange", weft_exchange(w, mine, all, WEFT_DEFAULT)))
+    if (failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT)))
         goto out;
     for (uint32_t p = 1; weft_rank(w) == 0 && p <= peers; p++) {
         if (put_all(w, all, p, memory, spec.bytes, spec.warmup))

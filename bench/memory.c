@@ -52,13 +52,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s peer_memory:0:MESSAGES:0\n", argv[0]);
         return 2;
     }
-    weft_config config = {.pool_bytes = 8u << 20};
+    weft_config config = {.bytes = sizeof config, .pool_bytes = 8u << 20};
     if (failed("open", weft_open(&w, &config)))
         return 1;
     uint32_t size = weft_size(w), rank = weft_rank(w);
     weft_gaddr mine, *all = calloc(size, sizeof *all);
     if (!all || failed("handle", weft_handle(w, ON_HELLO, on_hello, NULL)) || failed("alloc", weft_alloc(w, 8, &mine)) ||
-        failed("exchange", weft_exchange(w, mine, all, WEFT_DEFAULT)))
+        failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT)))
         goto out;
     for (uint32_t i = 1; i < size; i++) {
         uint32_t to = (rank + i) % size;

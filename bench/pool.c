@@ -223,7 +223,7 @@ int main(void)
         return 1;
     }
 #else
-    weft_config config = {.pool_bytes = UINT64_C(256) << 20};
+    weft_config config = {.bytes = sizeof config, .pool_bytes = UINT64_C(256) << 20};
     if (weft_open(&pool, &config)) {
         fprintf(stderr, "bench pool: %s\n", weft_error());
         return 1;

@@ -112,7 +112,7 @@ int main(int argc, char **argv)
         return 2;
     }
     /* The submitter of the pair serves no shard: its tasks lie with the worker. */
-    weft_queue_config config = {.submit_only = pair && weft_rank(w) == 0};
+    weft_queue_config config = {.bytes = sizeof config, .submit_only = pair && weft_rank(w) == 0};
     int rc = weft_queue_open(w, "bench", &config, &q);
     if (!rc)
         rc = weft_barrier(w, WEFT_DEFAULT);

@@ -162,7 +162,7 @@ int main(int argc, char **argv)
     memset(weft_ptr(w, mine, sizeof(struct words)), 0, sizeof(struct words));
     must("handle", weft_handle(w, ON_WAKE, on_wake, NULL));
     uint64_t all[2];
-    must("exchange", weft_exchange(w, mine, all, WEFT_DEFAULT));
+    must("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT));
     theirs = all[1 - weft_rank(w)];
     for (int i = 1; i < argc; i++) {
         struct spec s;

@@ -36,7 +36,7 @@ int main(void)
         check(weft_alloc(w, sizeof(uint64_t), &counter), "alloc");
         memset(weft_ptr(w, counter, sizeof(uint64_t)), 0, sizeof(uint64_t));
     }
-    check(weft_exchange(w, counter, all, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &counter, 1, all, NULL, WEFT_DEFAULT), "exchange");
     counter = all[0];
 
     for (int i = 0; i < TIMES; i++)

@@ -39,7 +39,7 @@ int main(void)
         check(weft_alloc(w, bytes, &board), "alloc");
         memset(weft_ptr(w, board, bytes), 0, bytes);
     }
-    check(weft_exchange(w, board, all, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &board, 1, all, NULL, WEFT_DEFAULT), "exchange");
     board = all[0];
 
     char line[LINE];

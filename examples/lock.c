@@ -58,7 +58,7 @@ int main(void)
         check(weft_alloc(w, sizeof(struct bank), &bank), "alloc");
         *(struct bank *)weft_ptr(w, bank, sizeof(struct bank)) = (struct bank){.account = {1000, 1000}};
     }
-    check(weft_exchange(w, bank, all, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &bank, 1, all, NULL, WEFT_DEFAULT), "exchange");
     bank = all[0];
 
     for (int i = 0; i < TRANSFERS; i++)

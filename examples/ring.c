@@ -49,7 +49,7 @@ int main(void)
     check(weft_alloc(w, sizeof(struct place), &mine), "alloc");
     struct place *place = weft_ptr(w, mine, sizeof *place);
     memset(place, 0, sizeof *place);
-    check(weft_exchange(w, mine, all, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT), "exchange");
     weft_gaddr next = all[(me + 1) % nodes];
 
     for (uint64_t lap = 1; lap <= LAPS; lap++) {

@@ -82,7 +82,8 @@ void run()
     span<uint64_t> mine(w.get(), NUMBERS);
     std::iota(mine.begin(), mine.end(), me * NUMBERS);
     std::vector<weft_gaddr> spans(nodes); /* where that of each node is */
-    check(weft_exchange(w.get(), mine.at(), spans.data(), WEFT_DEFAULT), "exchange");
+    const weft_gaddr at = mine.at();
+    check(weft_exchange(w.get(), &at, 1, spans.data(), nullptr, WEFT_DEFAULT), "exchange");
 
     if (me == 0) {
         uint64_t sum = 0;

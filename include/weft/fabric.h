@@ -8,6 +8,11 @@
  *
  * A call that returns an error has started nothing: its op is not pending, and may be used again at once.
  *
+ * A call waits in one case: when so much is kept for that node already that it has to make room first. That is 16 KiB of requests for puts
+ * and gets (some 100), and 1 MiB for messages and the rest, over rc and tb; over shm only messages wait. It waits up to the default
+ * deadline, then it is -ETIMEDOUT, and delivers messages meanwhile. weft_put_nowait(), weft_get_nowait() and weft_send_nowait() never
+ * wait: -EAGAIN.
+ *
  * Order: puts are unordered until a weft_fence() to that node; messages to one node arrive in order, once.
  * Every weft_gaddr is checked before anything happens: -EFAULT for a node, space or range that does not exist.
  * An operation to a node that is gone ends with -ECONNRESET; one over Thunderbolt to a node that lives, and to which no cable
@@ -45,6 +50,10 @@ typedef struct weft_op {
 /* Copy `len` bytes to / from remote memory. Any length, any alignment; local memory may be outside the pool. */
 WEFT_API int weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
+/* The same, and -EAGAIN instead of waiting for room: nothing was started, and weft_error() has no sentence for it. Such a call delivers
+ * messages first: calling it again and again is enough. */
+WEFT_API int weft_put_nowait(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+WEFT_API int weft_get_nowait(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
 /* 64-bit atomics on an 8-byte aligned word (-EINVAL else), atomic against every other weft atomic on that word,
  * the owner's included. The word's former value is stored to `*old` (may be NULL). */
@@ -67,6 +76,10 @@ WEFT_API int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t le
 #define WEFT_PAYLOAD_MAX  3840u /* bytes */
 WEFT_API int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
                        const void *payload, size_t payload_len, weft_op *op);
+
+/* The same, and -EAGAIN instead of waiting for room, as weft_put_nowait(). */
+WEFT_API int weft_send_nowait(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
+                              const void *payload, size_t payload_len, weft_op *op);
 
 /* A handler runs on whichever thread makes progress, one at a time a node. `header` and `payload` are private
  * copies, valid during the call. It may start operations and send; waiting in it is refused (-EDEADLK). */
@@ -118,8 +131,8 @@ typedef struct weft_link_stats {
     uint64_t rail_bytes[4];  /* rc: of puts and gets that were spread over them (WEFT_STRIPE), what went by each */
 } weft_link_stats;
 
-/* -EFAULT: no such node; -ECONNRESET: it is gone. */
-WEFT_API int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out);
+/* `bytes`: sizeof *out. What this library does not know is 0. -EFAULT: no such node; -ECONNRESET: it is gone. */
+WEFT_API int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out, size_t bytes);
 
 /* Start and wait, with the default deadline. On -ETIMEDOUT the operation may still happen: nothing of the caller's is touched
  * then any more but by a put or get of more than WEFT_NOW_BYTES, or in the pool, whose memory belongs to it until

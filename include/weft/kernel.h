@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Kernels of the `host` back end: named C functions over a span of bytes, run inside the nodes.
+ *
+ * weft has some of its own, a program can add others (weft_kernel_register()), and `weft map --kernel-from FILE.so:NAME` runs the
+ * weft_kernel that a shared object defines under that name: see examples/kernel.c.
  */
 #ifndef WEFT_KERNEL_H
 #define WEFT_KERNEL_H
@@ -13,6 +16,7 @@ extern "C" {
 
 /* A growing output buffer. Owned by weft; append with weft_out_write(). */
 typedef struct weft_out weft_out;
+/* 0, or what keeps the output from growing: -ENOMEM, -ENOSPC. A kernel returns it. */
 WEFT_API int weft_out_write(weft_out *out, const void *bytes, size_t len);
 
 typedef struct weft_span {
@@ -22,6 +26,7 @@ typedef struct weft_span {
 } weft_span;
 
 typedef struct weft_kernel {
+    size_t bytes;       /* sizeof(weft_kernel): tells a later library how many fields there are */
     const char *name;   /* as given to `weft map --kernel NAME[:ARG]` */
     const char *help;   /* one line */
     bool takes_arg;     /* NAME:ARG */
@@ -35,8 +40,19 @@ typedef struct weft_kernel {
     int (*finish)(const void *state, weft_out *out);
 } weft_kernel;
 
-/* The built-in kernels; `*count` receives how many. */
-WEFT_API const weft_kernel *weft_kernels(size_t *count);
+/* Add a kernel of the program's to those that weft_kernel_find() and weft_kernel_next() know, on this node alone. It is not copied: it
+ * lives as long as the process. Errors: -EINVAL a field is missing or wrong, -EEXIST the name is taken, -ENOSPC 64 were added. */
+WEFT_API int weft_kernel_register(const weft_kernel *kernel);
+
+/* The kernel NAME that a shared object defines: WEFT_API extern const weft_kernel NAME. The object stays loaded; nothing is registered. Errors: -ENOENT
+ * the file cannot be loaded, or has no such symbol; -EINVAL as above. */
+WEFT_API int weft_kernel_load(const char *file, const char *name, const weft_kernel **out);
+
+/* By name; NULL: there is none. */
+WEFT_API const weft_kernel *weft_kernel_find(const char *name);
+
+/* One after the other, the built-in ones first: NULL begins, and is the end. */
+WEFT_API const weft_kernel *weft_kernel_next(const weft_kernel *after);
 
 #ifdef __cplusplus
 }

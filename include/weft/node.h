@@ -19,9 +19,10 @@ extern "C" {
 #define WEFT_POOL_LOCK      0x2u /* mlock: never swapped; refused past RLIMIT_MEMLOCK */
 #define WEFT_POOL_PREFAULT  0x4u /* touch every page at open, so that no first use pays for it */
 
-/* What weft_open() may be told. Zero-fill it; a field left zero is taken from the environment (WEFT_...),
+/* What weft_open() may be told. Fill it with zeros but for `bytes`: weft_config c = {.bytes = sizeof c}. A field left zero is taken from the environment (WEFT_...),
  * then from the hostfile, then from the default. `weft config` lists them all. */
 typedef struct weft_config {
+    size_t bytes;            /* sizeof(weft_config): later libraries have more fields, and know by this which a program has */
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
     const char *hostfile;    /* path (WEFT_HOSTFILE) */
     const char *secret;      /* cluster secret; prefer WEFT_SECRET_FILE */
@@ -37,7 +38,7 @@ typedef struct weft_config {
 
 /* Join. Blocks until all nodes are connected with all or the join deadline has passed; then the error names the nodes
  * that are missing. It ends at all nodes together: what a program does first meets none that still connects. `config` may be NULL.
- * Errors: -EINVAL a setting is wrong (weft_error() names it), -ETIMEDOUT nodes missing, -EACCES refused by the
+ * Errors: -EINVAL a setting is wrong, or `bytes` (weft_error() names it), -E2BIG the program sets fields that this library does not know, -ETIMEDOUT nodes missing, -EACCES refused by the
  * coordinator, -ECONNRESET a node has failed or ended meanwhile, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
  * weft of this version. Nothing is left behind. */
 WEFT_API int weft_open(weft **out, const weft_config *config);

@@ -39,7 +39,8 @@ typedef struct weft_pool_stats {
     uint32_t regions_budget;     /* regions the device allows; 0 without a device */
 } weft_pool_stats;
 
-WEFT_API int weft_pool_stat(weft *w, weft_pool_stats *out);
+/* `bytes`: sizeof *out. What this library does not know is 0. */
+WEFT_API int weft_pool_stat(weft *w, weft_pool_stats *out, size_t bytes);
 
 #ifdef __cplusplus
 }

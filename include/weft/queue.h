@@ -20,6 +20,7 @@ extern "C" {
 typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
+    size_t bytes;      /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
     uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
     int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal, at least; 0: 60 s. It ends when
                         * this node next looks: after up to 50 ms more, with 2^20 slots after a few seconds (a look at them takes
@@ -56,7 +57,7 @@ typedef struct weft_done {
 
 /* Open a queue by name (at most 31 bytes). Collective: every node of the cluster opens it, in any order; it is
  * usable at once, and shards appear as nodes open. `config` may be NULL.
- * Errors: -EINVAL a name, a number of slots or a lease is wrong, -ENOMEM no room for the shard in the pool,
+ * Errors: -EINVAL a name, a number of slots, a lease or `bytes` is wrong, -E2BIG fields are set that this library does not know, -ENOMEM no room for the shard in the pool,
  * -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a handler. */
 WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
@@ -123,7 +124,8 @@ typedef struct weft_queue_stats {
     uint64_t duplicates;  /* completions of this node's tasks that came a second time, dropped */
     uint64_t ready;       /* tasks waiting in this node's shard, about */
 } weft_queue_stats;
-WEFT_API int weft_queue_stat(weft_queue *q, weft_queue_stats *out);
+/* `bytes`: sizeof *out. What this library does not know is 0. -EBADF: the queue is closed. */
+WEFT_API int weft_queue_stat(weft_queue *q, weft_queue_stats *out, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -20,10 +20,13 @@ extern "C" {
  * timed out and does not call again. -EBUSY: another thread of this node is in one. */
 WEFT_API int weft_barrier(weft *w, int64_t timeout_ns);
 
-/* Give a word, and get every node's: all[i] is node i's, 0 for one that is gone. A barrier, with its errors; `all` has
- * room for weft_size() words, which say nothing after an error. This is how nodes learn each other's first addresses. One that
- * timed out is entered again like a barrier; then the word of the first call stands, which others may have already. */
-WEFT_API int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns);
+/* Give a few words, and get every node's: all[i * words] is the first of node i's. `words`: 1 to WEFT_EXCHANGE_WORDS, the same on all
+ * nodes. `all` has room for weft_size() * words words, and `gave` (may be NULL) for weft_size(): gave[i] is false, and node i's words are
+ * 0, when it is gone. This is how nodes learn each other's first addresses. A barrier, with its errors; after an error `all` and `gave`
+ * say nothing. One that timed out is entered again like a barrier; then the words of the first call stand, which others may have
+ * already. -EINVAL: `words` is out of range. */
+#define WEFT_EXCHANGE_WORDS 7
+WEFT_API int weft_exchange(weft *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns);
 
 /* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
  * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the

@@ -51,7 +51,7 @@ int cli_config(int argc, char **argv)
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
-    weft_config config = {0};
+    weft_config config = {.bytes = sizeof config};
     bool as_json = false, started = false;
     int c;
     while ((c = cli_option("config", argc, argv, "h", longs, &started)) != -1) {

@@ -124,7 +124,7 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
 static int prepare_remote(struct hosts *r, struct launch *l, const struct cluster_hostfile *h, const char *path)
 {
     struct cluster_settings s;
-    const weft_config c = {.hostfile = path, .rank = 0, .size = h->count};
+    const weft_config c = {.bytes = sizeof c, .hostfile = path, .rank = 0, .size = h->count};
     int status = tell_settings(r, l, h);
     if (status)
         return status;

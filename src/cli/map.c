@@ -18,6 +18,7 @@
 static const char help[] =
     "Usage: weft map [OPTIONS] FILE... -- COMMAND [ARG...]\n"
     "       weft map [OPTIONS] --kernel NAME[:TEXT] FILE...\n"
+    "       weft map [OPTIONS] --kernel-from OBJECT.so:NAME[:TEXT] FILE...\n"
     "\n"
     "Cuts the FILEs in pieces, runs COMMAND on every piece (the piece is its standard input), several at once on the\n"
     "nodes of a cluster made for it, and prints the outputs in the order of the input. FILE - is standard input.\n"
@@ -34,6 +35,7 @@ static const char help[] =
     "  --kernel NAME      run a built-in function instead of a command, inside the nodes:\n";
 
 static const char help_more[] =
+    "  --kernel-from OBJECT.so:NAME   the same with a weft_kernel of your own, which a shared object defines\n"
     "  --nodes N          processes that share the work, this one included (2 to 4, by the processors)\n"
     "  --slots N          commands at once on a node (processors / nodes)\n"
     "  --memory SIZE      of all nodes together (1G, at most an eighth of the machine's); what does not fit goes\n"
@@ -66,20 +68,18 @@ static const char help_more[] =
 
 static int print_help(void)
 {
-    size_t count;
-    const weft_kernel *k = weft_kernels(&count);
     fputs(help, stdout);
-    for (size_t i = 0; i < count; i++) {
+    for (const weft_kernel *k = weft_kernel_next(NULL); k; k = weft_kernel_next(k)) {
         char name[32];
-        snprintf(name, sizeof name, "%s%s", k[i].name, k[i].takes_arg ? ":TEXT" : "");
-        printf("                       %-13s %s\n", name, k[i].help);
+        snprintf(name, sizeof name, "%s%s", k->name, k->takes_arg ? ":TEXT" : "");
+        printf("                       %-13s %s\n", name, k->help);
     }
     fputs(help_more, stdout);
     return cli_flush("map");
 }
 
 enum {
-    BLOCK = 256, SEPARATOR, EXACT, DRY_RUN, KERNEL, NODES, SLOTS, MEMORY, RETRIES, TIMEOUT, LITERAL, OUTPUT, UNORDERED,
+    BLOCK = 256, SEPARATOR, EXACT, DRY_RUN, KERNEL, KERNEL_FROM, NODES, SLOTS, MEMORY, RETRIES, TIMEOUT, LITERAL, OUTPUT, UNORDERED,
     STATS, JSON, STATS_FILE, PROGRESS, NO_PROGRESS, HOSTFILE, REMOTE_WEFT, SOFTVERBS, GUARD, HELP
 };
 
@@ -88,6 +88,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"exact", no_argument, NULL, EXACT},
                                       {"dry-run", no_argument, NULL, DRY_RUN},
                                       {"kernel", required_argument, NULL, KERNEL},
+                                      {"kernel-from", required_argument, NULL, KERNEL_FROM},
                                       {"nodes", required_argument, NULL, NODES},
                                       {"slots", required_argument, NULL, SLOTS},
                                       {"memory", required_argument, NULL, MEMORY},
@@ -159,6 +160,23 @@ static size_t unescape(char *to, const char *text)
 }
 
 /* One option; 0, or the exit status. `*own` is to be freed. */
+/* OBJECT.so:NAME[:TEXT]. The whole path: nodes on other hosts, and those that are started elsewhere, look for it there. */
+static int kernel_from(struct map_options *o, const char *arg)
+{
+    static char path[PATH_MAX]; /* the last one counts */
+    char file[PATH_MAX];
+    size_t n = strcspn(arg, ":");
+    if (!arg[n] || n == 0 || n >= sizeof file)
+        return cli_usage("map", "--kernel-from %s: expected OBJECT.so:NAME or OBJECT.so:NAME:TEXT", arg);
+    memcpy(file, arg, n);
+    file[n] = '\0';
+    if (!realpath(file, path))
+        return cli_usage("map", "--kernel-from %s: %s: %s", arg, file, base_strerror(errno));
+    o->kernel = arg + n + 1;
+    o->kernel_file = path;
+    return 0;
+}
+
 static int take_option(struct map_options *o, struct launch *l, char **own, int c)
 {
     switch (c) {
@@ -189,7 +207,8 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
             return cli_usage("map", "--timeout: %s", base_error());
         return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: no command is that quick");
     case DRY_RUN: o->dry_run = true; return 0;
-    case KERNEL: o->kernel = optarg; return 0;
+    case KERNEL: o->kernel = optarg; o->kernel_file = NULL; return 0;
+    case KERNEL_FROM: return kernel_from(o, optarg);
     case LITERAL: o->literal = true; return 0;
     case OUTPUT: o->output = strcmp(optarg, "-") ? optarg : NULL; return 0;
     case UNORDERED: o->unordered = true; return 0;

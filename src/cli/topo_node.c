@@ -74,7 +74,7 @@ static int whole(const struct measurer *m)
 static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
-    if (weft_link_stat(m->w, node, &s) == 0 && s.via == UINT32_MAX)
+    if (weft_link_stat(m->w, node, &s, sizeof s) == 0 && s.via == UINT32_MAX)
         return base_fail(-ENETDOWN, "no way leads to node %u: its cables are pulled, or their ports down", node);
     return 0;
 }
@@ -298,7 +298,7 @@ static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link 
 {
     uint64_t row = (uint64_t)m->size * sizeof *links;
     for (uint32_t i = 0; i < m->size; i++)
-        weft_link_stat(m->w, i, &links[i].stats);
+        weft_link_stat(m->w, i, &links[i].stats, sizeof links[i].stats);
     int rc = weft_put_now(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
     node->reported = true;
     return rc ? rc : weft_put_now(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
@@ -356,13 +356,13 @@ static int meet(struct measurer *m)
         m->desk = weft_ptr(m->w, desk, sizeof(struct desk));
         memset(m->desk, 0, offsetof(struct desk, from));
         memset(m->desk->from, 1, sizeof m->desk->from);
-        rc = weft_exchange(m->w, desk, m->desks, PATIENCE);
+        rc = weft_exchange(m->w, &desk, 1, m->desks, NULL, PATIENCE);
     }
     if (!rc)
-        rc = weft_exchange(m->w, report, words, PATIENCE);
+        rc = weft_exchange(m->w, &report, 1, words, NULL, PATIENCE);
     m->report = words[0];
     if (!rc)
-        rc = weft_exchange(m->w, (uint64_t)m->time_ns, words, PATIENCE);
+        rc = weft_exchange(m->w, &(uint64_t){(uint64_t)m->time_ns}, 1, words, NULL, PATIENCE);
     m->time_ns = words[0] <= (uint64_t)TOPO_TIME_MAX ? (int64_t)words[0] : TOPO_TIME_MAX;
     free(words);
     return rc;
@@ -394,7 +394,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     m.samples = calloc(SAMPLES, sizeof *m.samples);
     links = calloc(m.size, sizeof *links);
     weft_pool_stats pool;
-    if (weft_pool_stat(m.w, &pool) == 0)
+    if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for %u links", m.size);
     if (!rc)

@@ -78,6 +78,22 @@ int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
     return l->transport->get(w, l, dst, weft_gaddr_offset(src), len, op);
 }
 
+int weft_put_nowait(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+{
+    bool before = fab_nowait(true);
+    int rc = weft_put(w, dst, src, len, op);
+    fab_nowait(before);
+    return rc;
+}
+
+int weft_get_nowait(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
+{
+    bool before = fab_nowait(true);
+    int rc = weft_get(w, dst, src, len, op);
+    fab_nowait(before);
+    return rc;
+}
+
 static inline int atomic_op(weft *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old,
                             weft_op *op)
 {
@@ -144,6 +160,15 @@ int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t he
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
         return base_fail(-EINVAL, "message to handler %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
+}
+
+int weft_send_nowait(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                     size_t payload_len, weft_op *op)
+{
+    bool before = fab_nowait(true);
+    int rc = weft_send(w, node, id, header, header_len, payload, payload_len, op);
+    fab_nowait(before);
+    return rc;
 }
 
 struct flush_wait {
@@ -238,15 +263,16 @@ void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
     return l->transport->pointer(w, l, offset);
 }
 
-int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out)
+int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out, size_t bytes)
 {
     struct fab_link *l = living(w, node);
     if (!l)
         return fab_refuse_node(w, node);
-    *out = (weft_link_stats){.via = node};
-    snprintf(out->transport, sizeof out->transport, "%s", l->transport->name);
+    weft_link_stats stats = {.via = node};
+    snprintf(stats.transport, sizeof stats.transport, "%s", l->transport->name);
     if (l->transport->stat)
-        l->transport->stat(w, l, out);
+        l->transport->stat(w, l, &stats);
+    base_give_struct(out, bytes, &stats, sizeof stats);
     return 0;
 }
 

@@ -350,6 +350,10 @@ void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
+/* For operations, before they keep more for a peer that takes nothing just now: wait for room, up to the node's deadline; -EAGAIN, at
+ * once, in a call that is not to wait for it. Both without a sentence. */
+int fab_wait_for_room(struct weft *w, fab_ready_fn has_room, void *arg);
+bool fab_nowait(bool on); /* from now on this thread's operations do not wait for room; what it was before */
 /* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
  * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
 int64_t fab_limit(int64_t deadline);

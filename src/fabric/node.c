@@ -233,7 +233,7 @@ weft_gaddr weft_addr(weft *w, const void *p)
     return weft_gaddr_make(w->rank, 0, at - base);
 }
 
-int weft_pool_stat(weft *w, weft_pool_stats *out)
+int weft_pool_stat(weft *w, weft_pool_stats *out, size_t bytes)
 {
     struct mem_stats s;
     uint32_t on_device = 0, budget = 0;
@@ -241,7 +241,7 @@ int weft_pool_stat(weft *w, weft_pool_stats *out)
     for (const struct fab_transport **t = w->transports; *t && !on_device; t++)
         if ((*t)->regions)
             (*t)->regions(w, &on_device, &budget);
-    *out = (weft_pool_stats){
+    const weft_pool_stats stats = {
         .reserved_bytes = s.reserved_bytes,
         .live_bytes = s.live_bytes,
         .live_buffers = s.live_buffers,
@@ -249,5 +249,6 @@ int weft_pool_stat(weft *w, weft_pool_stats *out)
         .regions_used = on_device ? on_device : s.segments,
         .regions_budget = budget,
     };
+    base_give_struct(out, bytes, &stats, sizeof stats);
     return 0;
 }

@@ -126,6 +126,24 @@ static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t dead
     }
 }
 
+static BASE_THREAD_LOCAL bool nowait; /* fab_nowait() */
+
+bool fab_nowait(bool on)
+{
+    bool before = nowait;
+    nowait = on;
+    return before;
+}
+
+int fab_wait_for_room(struct weft *w, fab_ready_fn has_room, void *arg)
+{
+    if (!nowait)
+        return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_DEFAULT));
+    fab_polled(w);
+    fab_progress(w); /* a program that only tries looks nowhere else */
+    return has_room(arg) ? 0 : -EAGAIN;
+}
+
 int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     if (ready(arg))

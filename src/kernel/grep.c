@@ -67,6 +67,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
 }
 
 const weft_kernel kernel_grep = {
+    .bytes = sizeof(weft_kernel),
     .name = "grep",
     .help = "the lines that contain TEXT, as grep -F prints them",
     .takes_arg = true,

@@ -17,6 +17,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
 }
 
 const weft_kernel kernel_xxh64 = {
+    .bytes = sizeof(weft_kernel),
     .name = "xxh64",
     .help = "the XXH64 hash of each piece: 'offset length hash'",
     .run = run,

@@ -67,6 +67,7 @@ static int finish(const void *state, weft_out *out)
 }
 
 const weft_kernel kernel_histogram = {
+    .bytes = sizeof(weft_kernel),
     .name = "histogram",
     .help = "how often each byte value occurs: 'byte count', a line each",
     .run = run,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel: functions over a span of bytes, by name. One file a kernel; adding one is a file and a row in table.c.
+ * kernel: functions over a span of bytes, by name. One file a kernel; adding a built-in one is a file and a row in table.c.
  */
 #ifndef WEFT_KERNEL_ROOM_H
 #define WEFT_KERNEL_ROOM_H
@@ -13,9 +13,6 @@ struct weft_out {
     int (*write)(void *arg, const void *bytes, size_t len); /* 0 or a negative errno */
     void *arg;
 };
-
-/* By name; NULL when there is none. */
-const weft_kernel *kernel_find(const char *name, size_t name_len);
 
 extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
 

@@ -1,33 +1,95 @@
 /* SPDX-License-Identifier: MIT
  *
- * The built-in kernels, by name.
+ * The kernels by name: the built-in ones, those that the program has added, and those of shared objects.
  */
 #include "kernel/kernel.h"
 
+#include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
-/* A table of values, not of pointers, is what the API promises; so it is filled at the first call. The values are
- * the same whoever writes them, but two writers would still be a race: hence the lock. */
-const weft_kernel *weft_kernels(size_t *count)
+#define ADDED_MAX 64u
+
+static const weft_kernel *const built_in[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
+#define BUILT_IN (sizeof built_in / sizeof built_in[0])
+
+static base_spin adding;
+static const weft_kernel *added[ADDED_MAX];
+static _Atomic uint32_t added_count; /* release when one was added: who sees the count sees the kernel */
+
+static const weft_kernel *at(size_t i)
 {
-    static const weft_kernel *const all[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
-    static weft_kernel table[sizeof all / sizeof all[0]];
-    static base_spin lock;
-    base_spin_lock(&lock);
-    if (!table[0].name)
-        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-            table[i] = *all[i];
-    base_spin_unlock(&lock);
-    *count = sizeof all / sizeof all[0];
-    return table;
+    uint32_t more = atomic_load_explicit(&added_count, memory_order_acquire);
+    return i < BUILT_IN ? built_in[i] : i - BUILT_IN < more ? added[i - BUILT_IN] : NULL;
 }
 
-const weft_kernel *kernel_find(const char *name, size_t name_len)
+/* Fields of the first version are all there; of what a later one has, a kernel built earlier has none. */
+static int check(const weft_kernel *k)
 {
-    size_t count;
-    const weft_kernel *table = weft_kernels(&count);
-    for (size_t i = 0; i < count; i++)
-        if (strlen(table[i].name) == name_len && memcmp(table[i].name, name, name_len) == 0)
-            return &table[i];
+    if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish)
+        return base_fail(-EINVAL, "a kernel whose field bytes is %zu: set it to sizeof(weft_kernel)", k->bytes);
+    if (!k->name || !k->name[0] || strchr(k->name, ':'))
+        return base_fail(-EINVAL, "a kernel's name must not be empty, nor have a colon");
+    if (!k->help || !k->run || (k->fold && (!k->finish || !k->state_bytes)) || (!k->fold && k->finish))
+        return base_fail(-EINVAL, "kernel %s: it needs help and run, and of fold, finish and state_bytes all or none", k->name);
+    return 0;
+}
+
+int weft_kernel_register(const weft_kernel *kernel)
+{
+    int rc = check(kernel);
+    if (rc)
+        return rc;
+    base_spin_lock(&adding);
+    uint32_t n = atomic_load_explicit(&added_count, memory_order_relaxed);
+    if (weft_kernel_find(kernel->name)) {
+        rc = base_fail(-EEXIST, "kernel %s: there is one of that name", kernel->name);
+    } else if (n == ADDED_MAX) {
+        rc = base_fail(-ENOSPC, "kernel %s: a program adds %u at most", kernel->name, ADDED_MAX);
+    } else {
+        added[n] = kernel;
+        atomic_store_explicit(&added_count, n + 1, memory_order_release);
+    }
+    base_spin_unlock(&adding);
+    return rc;
+}
+
+int weft_kernel_load(const char *file, const char *name, const weft_kernel **out)
+{
+    char path[4096];
+    /* Without a slash the loader would look in its own folders. */
+    int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return base_fail(-ENAMETOOLONG, "kernel %s: the name of its file is too long", name);
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!object)
+        return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());
+    const weft_kernel *k = dlsym(object, name);
+    int rc = k ? check(k) : base_fail(-ENOENT, "%s defines no kernel: const weft_kernel %s", file, name);
+    if (rc) {
+        dlclose(object);
+        return k ? base_context(rc, "%s", file) : rc;
+    }
+    *out = k;
+    return 0;
+}
+
+const weft_kernel *weft_kernel_find(const char *name)
+{
+    const weft_kernel *k;
+    for (size_t i = 0; (k = at(i)) != NULL; i++)
+        if (strcmp(k->name, name) == 0)
+            return k;
     return NULL;
+}
+
+const weft_kernel *weft_kernel_next(const weft_kernel *after)
+{
+    const weft_kernel *k;
+    for (size_t i = 0; after && (k = at(i)) != NULL; i++)
+        if (k == after)
+            return at(i + 1);
+    return after ? NULL : at(0);
 }

@@ -198,6 +198,7 @@ static int finish(const void *state, weft_out *out)
 }
 
 const weft_kernel kernel_wc = {
+    .bytes = sizeof(weft_kernel),
     .name = "wc",
     .help = "lines, words and bytes, as wc prints them in the C locale",
     .run = run,

@@ -160,6 +160,7 @@ static int give_order(struct map_job *job)
                               .names = name ? job->input_count : 0,
                               .argc = argc,
                               .kernel = o->command ? NULL : o->kernel,
+                              .kernel_file = o->kernel_file,
                               .argv = (char **)(uintptr_t)o->command,
                               .name = name};
     void *bytes = NULL;
@@ -190,7 +191,7 @@ int map_apart_start(struct map_job *job)
     sigemptyset(&told);
     sigaddset(&told, SIGUSR2);
     pthread_sigmask(SIG_UNBLOCK, &told, NULL);
-    weft_config config = {.pool_bytes = job->pool_bytes};
+    weft_config config = {.bytes = sizeof config, .pool_bytes = job->pool_bytes};
     rc = map_node_open(job, &config);
     atomic_store_explicit(&joined, true, memory_order_relaxed);
     map_nodes_prepare_owner(job);
@@ -243,7 +244,7 @@ static void give_up_unreachable(struct map_job *job)
     a->looked_ns = now;
     for (uint32_t node = 1; node < job->nodes; node++) {
         weft_link_stats s;
-        if (a->out_of_reach >> node & 1 || weft_link_stat(job->w, node, &s))
+        if (a->out_of_reach >> node & 1 || weft_link_stat(job->w, node, &s, sizeof s))
             continue;
         bool cut = s.via == UINT32_MAX;
         if (!home_unsure(job->owner, node, cut) && !cut) {
@@ -377,6 +378,7 @@ static int follow_order(struct map_job *job)
                                       .timeout_ns = o->timeout_ns,
                                       .literal = o->literal,
                                       .kernel = o->kernel,
+                                      .kernel_file = o->kernel_file,
                                       .command = o->kernel ? NULL : o->argv,
                                       .apart = true};
     job->options = &a->options;
@@ -385,7 +387,7 @@ static int follow_order(struct map_job *job)
     atomic_store_explicit(&job->board->given, o->given, memory_order_relaxed);
     a->tallies = o->tallies;
     weft_pool_stats pool;
-    int rc = weft_pool_stat(job->w, &pool);
+    int rc = weft_pool_stat(job->w, &pool, sizeof pool);
     if (rc)
         return rc;
     job->pool_bytes = pool.reserved_bytes;
@@ -405,12 +407,8 @@ static int follow_order(struct map_job *job)
         for (uint32_t i = 0; i < o->inputs; i++)
             job->inputs[i] = (struct map_input){.name = o->name[i], .fd = -1};
     }
-    if (o->kernel) {
-        size_t name_len = strcspn(o->kernel, ":");
-        job->kernel = kernel_find(o->kernel, name_len);
-        job->kernel_arg = o->kernel[name_len] ? o->kernel + name_len + 1 : NULL;
-        return job->kernel ? 0 : base_fail(-EINVAL, "there is no kernel '%.*s' here", (int)name_len, o->kernel);
-    }
+    if (o->kernel)
+        return map_choose_kernel(job);
     if (map_command_resolve(&job->command, o->argv, o->literal)) /* the pieces will tell */
         snprintf(job->command.path, sizeof job->command.path, "%s", o->argv[0]);
     return 0;
@@ -456,7 +454,7 @@ static int serve(struct map_job *job)
     map_on_signal(SIGXFSZ, SIG_IGN);
     map_cut_off();
     map_scratch_open(&job->spill);
-    weft_config config = {0};
+    weft_config config = {.bytes = sizeof config};
     if ((rc = map_node_open(job, &config)))
         return rc;
     map_on_signal(SIGTERM, on_end);

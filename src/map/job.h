@@ -383,6 +383,9 @@ struct map_job {
     char feed_text[512];
 };
 
+/* --- run.c: the options' kernel. -EINVAL with a sentence --- */
+int map_choose_kernel(struct map_job *job);
+
 /* --- owner.c: the work of node 0, from the first node's start to the last one's end. The exit status, or a negative
  * errno with a sentence not yet said; then, and while job->over is not set, threads and nodes are still at work. --- */
 int map_owner_run(struct map_job *job);

@@ -277,14 +277,14 @@ int map_node_open(struct map_job *job, const weft_config *config)
 
 int map_queue_open(struct map_job *job)
 {
-    weft_queue_config q = {.slots = 2 * MAP_WINDOW, .lease_ns = job->lease_ns, .submit_only = job->rank != 0};
+    weft_queue_config q = {.bytes = sizeof q, .slots = 2 * MAP_WINDOW, .lease_ns = job->lease_ns, .submit_only = job->rank != 0};
     return weft_queue_open(job->w, "map", &q, &job->queue);
 }
 
 /* A fork, or the owner of some. */
 static int open_fork(struct map_job *job, int64_t timeout_ns)
 {
-    weft_config config = {.coord = job->coord,
+    weft_config config = {.bytes = sizeof config, .coord = job->coord,
                           .secret = job->coord,
                           .rank = job->rank,
                           .size = job->nodes,

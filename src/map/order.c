@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order as bytes: a head, then zero-terminated strings: the kernel or the command's words, then the inputs' names.
+ * The order as bytes: a head, then zero-terminated strings: the kernel (and its file, if it has one) or the command's words,
+ * then the inputs' names.
  */
 #include "map/order.h"
 
@@ -12,7 +13,7 @@
 struct head {
     char magic[8];
     uint32_t bytes; /* of the strings */
-    uint32_t slots, retries, inputs, names, argc, literal, kernel; /* the last two: 0 or 1 */
+    uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: its strings, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;
 };
@@ -27,7 +28,7 @@ static void put(char **at, const char *text)
 
 int map_order_write(const struct map_order *o, void **out, size_t *len)
 {
-    uint64_t bytes = o->kernel ? strlen(o->kernel) + 1 : 0;
+    uint64_t bytes = (o->kernel ? strlen(o->kernel) + 1 : 0) + (o->kernel && o->kernel_file ? strlen(o->kernel_file) + 1 : 0);
     for (uint32_t i = 0; i < o->argc; i++)
         bytes += strlen(o->argv[i]) + 1;
     for (uint32_t i = 0; i < o->names; i++)
@@ -42,7 +43,7 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
                      .names = o->names,
                      .argc = o->argc,
                      .literal = o->literal,
-                     .kernel = o->kernel != NULL,
+                     .kernel = !o->kernel ? 0 : o->kernel_file ? 2 : 1,
                      .timeout_ns = o->timeout_ns,
                      .lease_ns = o->lease_ns,
                      .given = o->given,
@@ -56,6 +57,8 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     at += sizeof h;
     if (o->kernel)
         put(&at, o->kernel);
+    if (o->kernel && o->kernel_file)
+        put(&at, o->kernel_file);
     for (uint32_t i = 0; i < o->argc; i++)
         put(&at, o->argv[i]);
     for (uint32_t i = 0; i < o->names; i++)
@@ -86,7 +89,7 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     for (size_t i = 0; i < len - sizeof h; i++)
         strings += text[i] == '\0';
     if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names ||
-        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 1 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
+        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 2 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
         h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
         return base_fail(-EPROTO, "the order of node 0 makes no sense");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
@@ -95,11 +98,12 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
         map_order_free(o);
         return base_fail(-ENOMEM, "no memory for what node 0 says");
     }
-    char *kernel = NULL;
-    text = take(text, &kernel, h.kernel);
+    char *kernel[2] = {NULL, NULL};
+    text = take(text, kernel, h.kernel);
     text = take(text, o->argv, h.argc);
     take(text, o->name, h.names);
-    o->kernel = kernel;
+    o->kernel = kernel[0];
+    o->kernel_file = kernel[1];
     o->slots = h.slots;
     o->retries = h.retries;
     o->inputs = h.inputs;

@@ -17,6 +17,7 @@ struct map_order {
     bool literal;
     uint32_t inputs, names, argc;
     const char *kernel; /* NULL: a command */
+    const char *kernel_file; /* as map_options has it; NULL: one of weft's */
     char **argv;        /* [argc], NULL behind them */
     char **name;        /* [names]: of the inputs; 0 of them when no argument needs them */
 };

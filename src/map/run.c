@@ -123,6 +123,31 @@ static void choose_lease(struct map_job *job)
 }
 
 /* Everything that can be wrong with the options, before anything starts. */
+/* NAME[:TEXT], of weft's own or in a file. */
+int map_choose_kernel(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    size_t n = strcspn(o->kernel, ":");
+    char name[128], names[256] = "";
+    if (n >= sizeof name)
+        return base_fail(-EINVAL, "there is no kernel with so long a name");
+    memcpy(name, o->kernel, n);
+    name[n] = '\0';
+    job->kernel_arg = o->kernel[n] ? o->kernel + n + 1 : NULL;
+    if (o->kernel_file) {
+        int rc = weft_kernel_load(o->kernel_file, name, &job->kernel);
+        return rc ? base_context(-EINVAL, "--kernel-from") : 0;
+    }
+    job->kernel = weft_kernel_find(name);
+    if (job->kernel)
+        return 0;
+    for (const weft_kernel *k = weft_kernel_next(NULL); k; k = weft_kernel_next(k)) {
+        size_t len = strlen(names);
+        snprintf(names + len, sizeof names - len, "%s%s%s", len ? ", " : "", k->name, k->takes_arg ? ":TEXT" : "");
+    }
+    return base_fail(-EINVAL, "there is no kernel '%s'; there are %s, and --kernel-from has those of shared objects", name, names);
+}
+
 static int prepare(struct map_job *job)
 {
     const struct map_options *o = job->options;
@@ -159,18 +184,9 @@ static int prepare(struct map_job *job)
     job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : o->separator_len;
     job->progress = o->progress == MAP_ALWAYS || (o->progress == MAP_AUTO && isatty(STDERR_FILENO));
     if (o->kernel) {
-        size_t name_len = strcspn(o->kernel, ":");
-        job->kernel = kernel_find(o->kernel, name_len);
-        job->kernel_arg = o->kernel[name_len] ? o->kernel + name_len + 1 : NULL;
-        if (!job->kernel) {
-            char names[256] = "";
-            size_t count, n = 0;
-            const weft_kernel *all = weft_kernels(&count);
-            for (size_t i = 0; i < count && n < sizeof names; i++)
-                n += (size_t)snprintf(names + n, sizeof names - n, "%s%s%s", i ? ", " : "", all[i].name,
-                                      all[i].takes_arg ? ":TEXT" : "");
-            return base_fail(-EINVAL, "there is no kernel '%.*s'; there are %s", (int)name_len, o->kernel, names);
-        }
+        int rc = map_choose_kernel(job);
+        if (rc)
+            return rc;
         if (!job->kernel->takes_arg && job->kernel_arg)
             return base_fail(-EINVAL, "kernel %s takes nothing behind a colon", job->kernel->name);
         if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))

@@ -2,6 +2,7 @@
  *
  * weft_open() and weft_close(): the rooms put together, and taken apart in the opposite order.
  */
+#include <stddef.h>
 #include <stdio.h>
 
 #include "cluster/cluster.h"
@@ -9,6 +10,9 @@
 #include "fabric/transports.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
+
+/* The fields of version 0.1. */
+#define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
 /* Best first. A new one is a line here (see fabric/transports.h). */
 static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, NULL};
@@ -65,8 +69,11 @@ int weft_open(weft **out, const weft_config *config)
 {
     struct cluster_settings s;
     struct weft *w = NULL;
+    weft_config c;
     *out = NULL;
-    int rc = cluster_settings_resolve(&s, config);
+    int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
+    if (!rc)
+        rc = cluster_settings_resolve(&s, config ? &c : NULL);
     if (rc)
         return rc;
     char name[32];

@@ -5,6 +5,7 @@
 #include "queue/queue.h"
 
 #include <stdio.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,11 +78,16 @@ static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
     return 0;
 }
 
-int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out)
+/* The fields of version 0.1. */
+#define CONFIG_FIRST (offsetof(weft_queue_config, submit_only) + sizeof((weft_queue_config *)0)->submit_only)
+
+int weft_queue_open(weft *w, const char *name, const weft_queue_config *given, weft_queue **out)
 {
-    static const weft_queue_config none = {0};
-    if (!config)
-        config = &none;
+    weft_queue_config taken = {.bytes = sizeof taken};
+    const weft_queue_config *config = &taken;
+    int rc = given ? base_take_struct(&taken, sizeof taken, given, CONFIG_FIRST, "weft_queue_config") : 0;
+    if (rc)
+        return rc;
     size_t len = name ? strlen(name) : 0;
     uint32_t slots = config->submit_only ? 0 : config->slots ? config->slots : QUEUE_SLOTS;
     if (len == 0 || len >= QUEUE_NAME_BYTES)
@@ -109,7 +115,7 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, 
     q->views = calloc(w->size, sizeof *q->views);
     q->serving = calloc(w->size, sizeof *q->serving);
     q->none = calloc(w->size, sizeof *q->none);
-    int rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
+    rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)
@@ -248,12 +254,12 @@ int weft_queue_shutdown(weft_queue *q)
     return 0;
 }
 
-int weft_queue_stat(weft_queue *q, weft_queue_stats *out)
+int weft_queue_stat(weft_queue *q, weft_queue_stats *out, size_t bytes)
 {
     if (queue_closed(q))
         return queue_refuse_closed(q);
     base_spin_lock(&q->table.lock);
-    *out = (weft_queue_stats){
+    weft_queue_stats s = {
         .submitted = q->table.submitted,
         .completed = q->table.completed,
         .outstanding = q->table.submitted - q->table.completed,
@@ -261,10 +267,11 @@ int weft_queue_stat(weft_queue *q, weft_queue_stats *out)
         .duplicates = q->table.duplicates,
     };
     base_spin_unlock(&q->table.lock);
-    out->claimed = atomic_load_explicit(&q->claimed, memory_order_relaxed);
-    out->stolen = atomic_load_explicit(&q->stolen, memory_order_relaxed);
-    out->refused = atomic_load_explicit(&q->refused, memory_order_relaxed);
-    out->requeued = atomic_load_explicit(&q->requeued, memory_order_relaxed);
-    out->ready = slot_backlog(&q->own->shard);
+    s.claimed = atomic_load_explicit(&q->claimed, memory_order_relaxed);
+    s.stolen = atomic_load_explicit(&q->stolen, memory_order_relaxed);
+    s.refused = atomic_load_explicit(&q->refused, memory_order_relaxed);
+    s.requeued = atomic_load_explicit(&q->requeued, memory_order_relaxed);
+    s.ready = slot_backlog(&q->own->shard);
+    base_give_struct(out, bytes, &s, sizeof s);
     return 0;
 }

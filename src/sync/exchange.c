@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * Exchange: a word from every node to every node, and a barrier. Each node writes its word into the pools of the
- * others, with a tag that says which barrier it belongs to, into one of two places in turn: who is an exchange ahead
+ * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the
+ * others, with a tag that says which barrier they belong to, into one of two places in turn: who is an exchange ahead
  * does not overwrite what others have yet to read, and to be two ahead it would have to pass a barrier that they have
  * not come to. Only one that has begun with a smaller set may be that far; its tag shows it.
  */
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "sync/state.h"
 
 struct given {
-    uint64_t tag, word;
+    uint64_t tag, words[WEFT_EXCHANGE_WORDS];
 };
 
 struct exchange {
-    uint64_t mine, *all;
+    const uint64_t *mine;
+    uint32_t words;
+    uint64_t *all;
+    bool *gave; /* NULL: nobody asks */
 };
 
 static uint64_t tag_now(const struct sync *s)
@@ -53,7 +58,7 @@ static int flush(struct weft *w, struct fab_patience *p, uint32_t node)
     return rc == -ECONNRESET ? 0 : rc;
 }
 
-/* The tag is taken away while the word changes. */
+/* The tag is taken away while the words change. */
 static int give(struct weft *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
@@ -61,8 +66,8 @@ static int give(struct weft *w, struct fab_patience *p, void *arg)
     uint64_t at = place(w, s, w->rank);
     for (uint32_t i = 0; i < s->member_count && !s->put; i++) {
         int rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), 0);
-        if (!rc)
-            rc = put_word(w, p, s->members[i], at + offsetof(struct given, word), x->mine);
+        for (uint32_t k = 0; k < x->words && !rc; k++)
+            rc = put_word(w, p, s->members[i], at + offsetof(struct given, words) + 8 * k, x->mine[k]);
         if (!rc)
             rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), tag_now(s));
         if (rc && rc != -ECONNRESET)
@@ -101,8 +106,9 @@ static int take(struct weft *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
-    for (uint32_t i = 0; i < w->size; i++)
-        x->all[i] = 0;
+    memset(x->all, 0, (size_t)w->size * x->words * sizeof *x->all);
+    for (uint32_t i = 0; i < w->size && x->gave; i++)
+        x->gave[i] = false;
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + place(w, s, s->members[i])), s->members[i]};
         int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
@@ -114,17 +120,23 @@ static int take(struct weft *w, struct fab_patience *p, void *arg)
     for (uint32_t i = 0; i < s->member_count; i++) {
         uint32_t from = s->members[i];
         const struct given *g = (const struct given *)(const void *)(w->pool_base + place(w, s, from));
-        /* The second look at the tag comes after the word: it was whole. */
+        /* The second look at the tag comes after the words: they were whole. */
         uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
-        x->all[from] = __atomic_load_n(&g->word, __ATOMIC_ACQUIRE);
+        for (uint32_t k = 0; k < x->words; k++)
+            x->all[(size_t)from * x->words + k] = __atomic_load_n(&g->words[k], __ATOMIC_ACQUIRE);
+        if (x->gave)
+            x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
             return base_fail(-ECONNRESET, "exchange: a node has gone, and node %u is at the next one already", from);
     }
     return 0;
 }
 
-int weft_exchange(weft *w, uint64_t mine, uint64_t *all, int64_t timeout_ns)
+int weft_exchange(weft *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns)
 {
-    struct exchange x = {mine, all};
+    struct exchange x = {mine, words, all, gave};
+    if (words < 1 || words > WEFT_EXCHANGE_WORDS)
+        return base_fail(-EINVAL, "exchange of %u words: a node gives 1 to %d; put what is larger, and exchange its address", words,
+                         WEFT_EXCHANGE_WORDS);
     return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
 }

@@ -14,10 +14,10 @@ static inline uint64_t sync_barrier_offset(uint32_t from)
 {
     return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
 }
-/* Then half a line for each node: what it gives in weft_exchange(). */
+/* Then two times a tag and WEFT_EXCHANGE_WORDS words for each node: what it gives in weft_exchange(). */
 static inline uint64_t sync_exchange_offset(uint32_t nodes, uint32_t from)
 {
-    return sync_barrier_offset(nodes) + (uint64_t)from * 32;
+    return sync_barrier_offset(nodes) + (uint64_t)from * 2 * (1 + WEFT_EXCHANGE_WORDS) * 8;
 }
 static inline uint64_t sync_system_bytes(uint32_t nodes)
 {

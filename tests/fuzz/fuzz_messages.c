@@ -49,8 +49,8 @@ static void odd_messages(const uint8_t *data, size_t size)
     static weft *w;
     static weft_queue *q;
     if (!w) {
-        weft_config c = {.pool_bytes = 16 << 20, .size = 1};
-        weft_queue_config qc = {.slots = 64};
+        weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
+        weft_queue_config qc = {.bytes = sizeof qc, .slots = 64};
         if (weft_open(&w, &c) || weft_queue_open(w, "fuzz", &qc, &q))
             abort();
         base_log_set("error");

@@ -259,7 +259,7 @@ weft_gaddr symmetric_alloc(weft *w, size_t bytes)
     /* For the thread sanitizer alone, which does not see that others tell of the exchange: handlers run with this lock. */
     base_spin_lock(&w->progress);
     base_spin_unlock(&w->progress);
-    OK(weft_exchange(w, a, all, WEFT_DEFAULT));
+    OK(weft_exchange(w, &a, 1, all, NULL, WEFT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: gone */
     return a;

@@ -63,7 +63,7 @@ static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 static inline weft_link_stats stats(weft *w, uint32_t node)
 {
     weft_link_stats s;
-    OK(weft_link_stat(w, node, &s));
+    OK(weft_link_stat(w, node, &s, sizeof s));
     return s;
 }
 

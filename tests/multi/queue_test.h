@@ -15,7 +15,7 @@
 static inline weft_queue *open_queue(weft *w, uint32_t slots, int64_t lease_ns, bool submit_only, uint32_t force)
 {
     weft_queue *q;
-    weft_queue_config c = {.slots = slots, .lease_ns = lease_ns, .submit_only = submit_only};
+    weft_queue_config c = {.bytes = sizeof c, .slots = slots, .lease_ns = lease_ns, .submit_only = submit_only};
     CHECK(weft_queue_open(w, "work", &c, &q) == 0);
     CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
     /* After the barrier every HELLO is delivered or about to be: wait for the answers, to have all shards. */

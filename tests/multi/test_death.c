@@ -246,7 +246,7 @@ static void stopped(weft *w, void *arg)
         uint64_t v = 7, back = 0;
         weft_op put, get;
         weft_link_stats s;
-        OK(weft_link_stat(w, 1, &s));
+        OK(weft_link_stat(w, 1, &s, sizeof s));
         OK(weft_put(w, on_node(area, 1) + 64, &v, 8, &put));
         OK(weft_fence(w, 1));
         OK(weft_get(w, &back, on_node(area, 1) + 64, 8, &get));

@@ -522,6 +522,10 @@ static void backpressure(weft *w, void *arg)
         weft_op ops[2];
         OK(weft_send(w, 1, 4, NULL, 0, NULL, 0, &ops[0]));
         OK(weft_wait(w, &ops[0], WEFT_DEFAULT));
+        for (int i = 0; i < 2000 && rc == 0; i++)
+            rc = weft_send_nowait(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
+        CHECK(rc == -EAGAIN);
+        rc = 0;
         const int64_t deadline_ns = w->options.deadline_ns;
         w->options.deadline_ns = 500 * WEFT_MS; /* for what cannot be in time; all else may take as long as ever */
         for (int i = 0; i < 2000 && rc == 0; i++)

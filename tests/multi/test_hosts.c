@@ -47,7 +47,7 @@ static void new_coord(struct place *p, const char *host)
 static weft *join_at(int rank, const struct place *p, int *failed)
 {
     weft *w = NULL;
-    weft_config c = {.coord = p->coord, .rank = (uint32_t)rank, .size = (uint32_t)p->size, .pool_bytes = 32 << 20,
+    weft_config c = {.bytes = sizeof c, .coord = p->coord, .rank = (uint32_t)rank, .size = (uint32_t)p->size, .pool_bytes = 32 << 20,
                      .join_timeout_ns = 40 * WEFT_SECOND, .secret = "of the test"};
     if (rank >= p->host_b)
         CHECK(own_host());

@@ -42,7 +42,7 @@ static int port(void)
 static int attempt(uint32_t rank, uint32_t size, int64_t timeout, const char *secret)
 {
     weft *w;
-    weft_config c = {.coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout,
+    weft_config c = {.bytes = sizeof c, .coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout,
                      .secret = secret};
     int rc = weft_open(&w, &c);
     if (rc == 0) {
@@ -126,7 +126,7 @@ static int one_connects_late(int rank, void *arg)
     struct held_up *h = arg;
     held_up = rank == 2 ? h : NULL;
     weft *w;
-    weft_config c = {.coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
+    weft_config c = {.bytes = sizeof c, .coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
     int rc = weft_open(&w, &c);
     if (h->dies) {
         CHECK(rc == -ECONNRESET && strstr(weft_error(), "node 2 ") && w == NULL);
@@ -568,7 +568,7 @@ static void test_alone(void **state)
     assert_int_equal(weft_barrier(w, WEFT_DEFAULT), 0);
     assert_int_equal(weft_close(w), 0);
     assert_int_equal(weft_close(NULL), 0);
-    weft_config c = {.transport = "pigeon"};
+    weft_config c = {.bytes = sizeof c, .transport = "pigeon"};
     assert_int_equal(weft_open(&w, &c), -EINVAL);
     assert_null(w);
     /* many times: nothing is left behind that would run out */

@@ -249,7 +249,7 @@ static void test_endless(void **state)
 
 static void barrier_words(weft *w, struct told *t, bool exchange)
 {
-    enum { LINE_WORDS = 8, GIVEN_WORDS = 4 };
+    enum { LINE_WORDS = 8, GIVEN_WORDS = 2 * (1 + WEFT_EXCHANGE_WORDS) };
     uint64_t all[NODES_MAX];
     OK(weft_barrier(w, WEFT_DEFAULT));
     meet(&t->here, NODES);
@@ -266,7 +266,7 @@ static void barrier_words(weft *w, struct told *t, bool exchange)
         return;
     }
     while (!t->over) {
-        int rc = exchange ? weft_exchange(w, 1, all, 2 * WEFT_MS) : weft_barrier(w, 2 * WEFT_MS);
+        int rc = exchange ? weft_exchange(w, &(uint64_t){1}, 1, all, NULL, 2 * WEFT_MS) : weft_barrier(w, 2 * WEFT_MS);
         CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
     }
 }

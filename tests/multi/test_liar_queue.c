@@ -48,7 +48,7 @@ static void work_meanwhile(weft_queue *q, uint64_t *tag)
     weft_result results[8] = {0};
     weft_queue_stats s;
     memset(tasks, 0, sizeof tasks);
-    OK(weft_queue_stat(q, &s));
+    OK(weft_queue_stat(q, &s, sizeof s));
     for (int i = 0; i < 8; i++)
         tasks[i].tag = ++*tag;
     if (s.outstanding < KEEP)
@@ -71,7 +71,7 @@ static void work_afterwards(weft *w, struct told *t)
     enum { TASKS = 300 };
     static bool seen[TASKS];
     weft_queue *q;
-    OK(weft_queue_open(w, "after", &(weft_queue_config){.slots = SLOTS}, &q));
+    OK(weft_queue_open(w, "after", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS}, &q));
     meet(&t->opened, NODES - 1);
     uint32_t submitted = 0, reaped = 0;
     while (reaped < TASKS || t->done < NODES - 1) {
@@ -113,7 +113,7 @@ typedef void (*liar_fn)(weft *w, struct told *t, weft_queue *q);
 static void with_queue(weft *w, struct told *t, liar_fn lie)
 {
     weft_queue *q;
-    OK(weft_queue_open(w, "lies", &(weft_queue_config){.slots = SLOTS, .lease_ns = 100 * WEFT_MS}, &q));
+    OK(weft_queue_open(w, "lies", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS, .lease_ns = 100 * WEFT_MS}, &q));
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
         for (uint32_t node = 0; node < LIAR; node++)
@@ -283,7 +283,7 @@ static void opened_anew(weft *w, void *arg)
 {
     struct told *t = arg;
     weft_queue *q;
-    OK(weft_queue_open(w, "lies", &(weft_queue_config){.slots = SLOTS}, &q));
+    OK(weft_queue_open(w, "lies", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS}, &q));
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
         while (!queue_view_of(q, 0))

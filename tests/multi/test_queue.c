@@ -49,12 +49,12 @@ static void all_to_all(weft *w, void *arg)
     weft_done none;
     CHECK(weft_reap(q, &none, 1, 0) == -ENOENT);
     weft_queue_stats s;
-    CHECK(weft_queue_stat(q, &s) == 0);
+    CHECK(weft_queue_stat(q, &s, sizeof s) == 0);
     CHECK(s.submitted == a->count && s.completed == a->count && s.outstanding == 0);
     CHECK(s.duplicates == 0 && s.refused == 0 && s.requeued == 0 && s.resubmitted == 0);
     CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
     /* Only now: tasks of others may have been in this node's shard until they were done too. */
-    CHECK(weft_queue_stat(q, &s) == 0 && s.ready == 0);
+    CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.ready == 0);
     CHECK(weft_queue_close(q) == 0);
     free(seen);
 }
@@ -162,13 +162,13 @@ static void steal(weft *w, void *arg)
         for (uint32_t n = 0; n < COUNT;)
             n += reap(q, seen, COUNT, WEFT_DEFAULT);
         CHECK(weft_queue_shutdown(q) == 0);
-        CHECK(weft_queue_stat(q, &s) == 0 && s.claimed == 0);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.claimed == 0);
         free(seen);
     } else {
         int n;
         while ((n = work(q, 8, WEFT_DEFAULT)) != -ESHUTDOWN)
             CHECK(n > 0);
-        CHECK(weft_queue_stat(q, &s) == 0 && s.claimed == s.stolen);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.claimed == s.stolen);
     }
     CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
 }
@@ -193,7 +193,7 @@ static void full(weft *w, void *arg)
     CHECK(weft_submit(q, tasks + 8, 12, ids + 8, 0) == -ETIMEDOUT);
     CHECK(weft_submit(q, tasks + 8, 12, ids + 8, 20 * WEFT_MS) == -ETIMEDOUT);
     weft_queue_stats s;
-    CHECK(weft_queue_stat(q, &s) == 0 && s.outstanding == 8 && s.ready == 8);
+    CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.outstanding == 8 && s.ready == 8);
     CHECK(work(q, 3, 0) == 3);
     CHECK(weft_submit(q, tasks + 8, 12, ids + 8, 0) == 3);
     uint32_t sent = 11, done = 0;
@@ -284,7 +284,7 @@ static void leases(weft *w, void *arg)
         lease_is(w, q, SHORT);
         lease_is(w, q, NO_END);
         CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.status == 2 && d.tag == 5 && d.worker == 1);
-        CHECK(weft_queue_stat(q, &s) == 0 && s.requeued == *attempt && s.duplicates == 0);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.requeued == *attempt && s.duplicates == 0);
         CHECK(weft_submit(q, &t, 1, NULL, 0) == 1);
         lease_is(w, q, SHORT);
         lease_is(w, q, NO_END);
@@ -304,7 +304,7 @@ static void leases(weft *w, void *arg)
         r.status = 2;
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 0 && !accepted);
-        CHECK(weft_queue_stat(q, &s) == 0 && s.refused == 2);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.refused == 2);
         /* 2: renewed for two leases */
         lease_is(w, q, SHORT);
         CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
@@ -379,11 +379,11 @@ static void opening(weft *w, void *arg)
     weft_queue *q, *other;
     CHECK(weft_queue_open(w, "", NULL, &q) == -EINVAL);
     CHECK(weft_queue_open(w, "a name of more than thirty-one bytes", NULL, &q) == -EINVAL);
-    CHECK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 3}, &q) == -EINVAL);
-    CHECK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1u << 19}, &q) == -ENOMEM);
+    CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 3}, &q) == -EINVAL);
+    CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1u << 19}, &q) == -ENOMEM);
     weft_done d;
     if (weft_rank(w) == 0) { /* alone at first */
-        CHECK(weft_queue_open(w, "work", &(weft_queue_config){.submit_only = true}, &q) == 0);
+        CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .submit_only = true}, &q) == 0);
         CHECK(weft_queue_open(w, "work", NULL, &other) == -EALREADY);
         CHECK(weft_queue_open(w, "other", NULL, &other) == 0);
         weft_task t = numbered(9);
@@ -396,7 +396,7 @@ static void opening(weft *w, void *arg)
         CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
         CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
         weft_queue_stats s;
-        CHECK(weft_queue_stat(q, &s) == 0 && s.resubmitted == 1 && s.completed == 2);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.resubmitted == 1 && s.completed == 2);
         CHECK(weft_queue_close(other) == 0);
     } else {
         CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);

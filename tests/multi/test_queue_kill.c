@@ -61,7 +61,7 @@ static void under_fire(weft *w, void *arg)
             last = base_now_ns();
         else if (sent != back && base_now_ns() - last > 20 * WEFT_SECOND) {
             weft_queue_stats s;
-            weft_queue_stat(q, &s);
+            weft_queue_stat(q, &s, sizeof s);
             fprintf(stderr, "node %u: nothing came back for 20 s: %lu of %lu, outstanding %lu, pending %u, ready %lu\n", me,
                     (unsigned long)back, (unsigned long)sent, (unsigned long)s.outstanding,
                     (unsigned)q->pending, (unsigned long)s.ready);
@@ -76,7 +76,7 @@ static void under_fire(weft *w, void *arg)
     for (uint64_t i = 0; i < sent; i++)
         CHECK(seen[i] == 1);
     weft_queue_stats s;
-    CHECK(weft_queue_stat(q, &s) == 0);
+    CHECK(weft_queue_stat(q, &s, sizeof s) == 0);
     CHECK(s.submitted == sent && s.completed == sent);
     atomic_store(&a->node[me].submitted, sent);
     atomic_store(&a->node[me].reaped, back);

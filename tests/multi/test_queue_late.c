@@ -51,7 +51,7 @@ static void handlers(weft *w, struct late *l)
 static weft_queue *open_slots(weft *w, uint32_t slots)
 {
     weft_queue *q;
-    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = slots, .submit_only = slots == 0}, &q));
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = slots, .submit_only = slots == 0}, &q));
     return q;
 }
 
@@ -150,7 +150,7 @@ static void late_close(weft *w, void *arg)
             n += more;
         }
         weft_queue_stats s;
-        CHECK(weft_queue_stat(q, &s) == 0 && s.completed == 4 && s.resubmitted == 0 && s.duplicates == 0);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.completed == 4 && s.resubmitted == 0 && s.duplicates == 0);
     } else {
         meet_here(w, &l->met[0]);
         q = open_slots(w, 64);
@@ -197,7 +197,7 @@ static void late_close_of_worker(weft *w, void *arg)
             n += more;
         }
         weft_queue_stats s;
-        CHECK(weft_queue_stat(q, &s) == 0 && s.requeued == 1 && s.duplicates == 0);
+        CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.requeued == 1 && s.duplicates == 0);
     } else {
         q = open_slots(w, 0);
         wait_for_view(q, 0);
@@ -327,7 +327,7 @@ static void stale_renewal(weft *w, void *arg)
 {
     (void)arg;
     weft_queue *q;
-    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1, .lease_ns = 20 * WEFT_MS}, &q));
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1, .lease_ns = 20 * WEFT_MS}, &q));
     weft_task t = {.tag = 111};
     weft_claim stale, next;
     weft_result r = {0};
@@ -363,7 +363,7 @@ static void short_lease(weft *w, void *arg)
 {
     (void)arg;
     weft_queue *q;
-    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = 1u << 16, .lease_ns = WEFT_MS}, &q));
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1u << 16, .lease_ns = WEFT_MS}, &q));
     weft_task t = {.tag = 1};
     weft_claim c;
     CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
@@ -409,7 +409,7 @@ static void stopped_home(weft *w, void *arg)
     struct late *l = arg;
     const int64_t usual = w->options.deadline_ns, soon = 200 * WEFT_MS;
     weft_queue *q;
-    OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)}, &q));
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)}, &q));
     wait_for_view(q, !weft_rank(w));
     if (weft_rank(w) == 1)
         l->pid = getpid();
@@ -558,7 +558,7 @@ static void closed_twice(weft *w, void *arg)
     CHECK(weft_submit(q, &t, 1, NULL, 0) == -EBADF && weft_claim_tasks(q, &c, 1, 0) == -EBADF);
     CHECK(weft_complete(q, &c, &r, 1, NULL) == -EBADF && weft_renew(q, &c) == -EBADF && weft_release(q, &c) == -EBADF);
     CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == -EBADF && weft_drain(q, WEFT_DEFAULT) == -EBADF);
-    CHECK(weft_queue_shutdown(q) == -EBADF && weft_queue_stat(q, &s) == -EBADF);
+    CHECK(weft_queue_shutdown(q) == -EBADF && weft_queue_stat(q, &s, sizeof s) == -EBADF);
     CHECK(weft_complete(next, &c, &r, 1, NULL) == 1 && weft_drain(next, WEFT_DEFAULT) == 0);
 }
 

@@ -39,7 +39,7 @@ static void outside(weft *w, void *arg)
     uint8_t *out = malloc(10 << 20), *back = malloc(10 << 20);
     CHECK(out && back);
     weft_link_stats s;
-    OK(weft_link_stat(w, peer, &s));
+    OK(weft_link_stat(w, peer, &s, sizeof s));
     CHECK(strcmp(s.transport, "rc") == 0 && s.staged_puts == 0 && s.staged_gets == 0);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         size_t n = lengths[i], at = i * 13;
@@ -49,18 +49,18 @@ static void outside(weft *w, void *arg)
         OK(weft_get_now(w, back, on_node(there, peer) + at, n));
         CHECK(memcmp(out, back, n) == 0 && back[n] == 0xee);
     }
-    OK(weft_link_stat(w, peer, &s));
+    OK(weft_link_stat(w, peer, &s, sizeof s));
     CHECK(s.staged_puts > 0 && s.staged_gets > 0);
     uint64_t puts = s.staged_puts, gets = s.staged_gets;
     OK(weft_put_now(w, on_node(there, peer), weft_ptr(w, here, 9000), 9000));
     OK(weft_get_now(w, weft_ptr(w, here, 9000), on_node(there, peer), 9000));
-    OK(weft_link_stat(w, peer, &s));
+    OK(weft_link_stat(w, peer, &s, sizeof s));
     CHECK(s.staged_puts == puts && s.staged_gets == gets);
-    CHECK(weft_link_stat(w, 2, &s) == -EFAULT);
-    OK(weft_link_stat(w, weft_rank(w), &s));
+    CHECK(weft_link_stat(w, 2, &s, sizeof s) == -EFAULT);
+    OK(weft_link_stat(w, weft_rank(w), &s, sizeof s));
     CHECK(strcmp(s.transport, "shm") == 0);
     weft_pool_stats pool;
-    OK(weft_pool_stat(w, &pool));
+    OK(weft_pool_stat(w, &pool, sizeof pool));
     CHECK(pool.regions_used > 0 && pool.regions_budget >= pool.regions_used);
     /* With no op and a flush: many at once, more than there are stages and slots. */
     for (int i = 0; i < 500; i++)
@@ -387,7 +387,7 @@ static void atomics(weft *w, void *arg)
                                          &seen));
             while (seen != (uint64_t)i * 2 + (weft_rank(w) - 1));
         }
-        OK(weft_link_stat(w, 0, &s));
+        OK(weft_link_stat(w, 0, &s, sizeof s));
         CHECK(native ? s.native_atomics >= MANY + CHAIN : s.native_atomics == 0);
     }
     OK(weft_barrier(w, WEFT_DEFAULT));

@@ -467,23 +467,23 @@ static void standstill(weft *w, void *arg)
         OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
         OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
         CHECK(back == 2);
-        OK(weft_link_stat(w, 1, &stats));
+        OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 1 && stats.connects == 2);
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
-        OK(weft_link_stat(w, 1, &stats));
+        OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 2);
         /* A message is the oldest. It asked for no completion, and was received. */
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
         OK(weft_flush(w, 1, WEFT_DEFAULT));
-        OK(weft_link_stat(w, 1, &stats));
+        OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 3);
         /* Nothing is behind it that would tell. */
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
         for (int64_t end = now_ns() + 30 * WEFT_SECOND; stats.breaks == 3 && now_ns() < end; usleep(1000))
-            OK(weft_link_stat(w, 1, &stats));
+            OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 4);
         OK(weft_flush(w, 1, WEFT_DEFAULT));
         atomic_store(&stage->done, 1);
@@ -549,6 +549,53 @@ static void test_no_receives(void **state)
     assert_int_equal(nodes_failed_with(SENDERS + 1, no_receives, shared_words(4096), settings), 0);
 }
 
+/* --- no room, and no wish to wait for it --- */
+
+static void no_room(weft *w, void *arg)
+{
+    struct stage *stage = arg;
+    weft_gaddr mine;
+    OK(weft_alloc(w, 4096, &mine));
+    meet(&stage->here, 2);
+    if (weft_rank(w) == 0) {
+        static uint64_t values[2000], back;
+        int rc = 0, n = 0;
+        weft_op op;
+        for (uint64_t i = 0; i < 2000; i++)
+            values[i] = i;
+        OK(weft_put_now(w, on_node(mine, 1), values, 8));
+        softverbs("fault pull 1:sv0");
+        while (n < 2000 && (rc = weft_put_nowait(w, on_node(mine, 1), &values[n], 8, NULL)) == 0)
+            n++;
+        CHECK(rc == -EAGAIN && n > 0);
+        memset(&op, 0x5a, sizeof op);
+        const weft_op untouched = op;
+        CHECK(weft_get_nowait(w, &back, on_node(mine, 1), 8, &op) == -EAGAIN);
+        CHECK(memcmp(&op, &untouched, sizeof op) == 0);
+        softverbs("fault plug 1:sv0");
+        for (int64_t end = now_ns() + patience_ns(30); n < 2000 && now_ns() < end;) {
+            rc = weft_put_nowait(w, on_node(mine, 1), &values[n], 8, NULL);
+            CHECK(rc == 0 || rc == -EAGAIN);
+            OK(weft_fence(w, 1));
+            n += rc == 0;
+        }
+        OK(weft_flush(w, 1, patience_ns(30)));
+        OK(weft_get_now(w, &back, on_node(mine, 1), 8));
+        CHECK(n == 2000 && back == 1999);
+        atomic_store(&stage->done, 1);
+    }
+    wait_for(&stage->done, 1);
+}
+
+static void test_no_room(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"WEFT_LOG=error", "WEFT_RECONNECT=100s", NULL};
+    int failed = nodes_failed_with(2, no_room, shared_words(4096), settings);
+    softverbs("fault plug 1:sv0");
+    assert_int_equal(failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -563,6 +610,7 @@ int main(void)
         cmocka_unit_test(test_gives_up),
         cmocka_unit_test(test_standstill),
         cmocka_unit_test(test_no_receives),
+        cmocka_unit_test(test_no_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

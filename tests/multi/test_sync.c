@@ -153,23 +153,30 @@ static void test_hear_late(void **state)
 static void exchange(weft *w, void *arg)
 {
     uint32_t me = weft_rank(w), n = weft_size(w);
-    uint64_t all[NODES_MAX];
+    uint64_t all[NODES_MAX * WEFT_EXCHANGE_WORDS], mine[WEFT_EXCHANGE_WORDS];
+    bool gave[NODES_MAX];
     for (uint64_t round = 0; round < repeats(2000); round++) {
-        OK(weft_exchange(w, round * 100 + me, all, WEFT_DEFAULT));
+        uint32_t words = 1 + (uint32_t)(round % WEFT_EXCHANGE_WORDS);
+        for (uint32_t k = 0; k < words; k++)
+            mine[k] = round * 100 + me * 10 + k;
+        OK(weft_exchange(w, mine, words, all, gave, WEFT_DEFAULT));
         for (uint32_t i = 0; i < n; i++)
-            CHECK(all[i] == round * 100 + i);
+            for (uint32_t k = 0; k < words; k++)
+                CHECK(gave[i] && all[i * words + k] == round * 100 + i * 10 + k);
     }
+    CHECK(weft_exchange(w, mine, 0, all, NULL, WEFT_DEFAULT) == -EINVAL);
+    CHECK(weft_exchange(w, mine, WEFT_EXCHANGE_WORDS + 1, all, NULL, WEFT_DEFAULT) == -EINVAL);
     OK(weft_barrier(w, WEFT_DEFAULT));
     meet(arg, n);
     if (me == 2)
         raise(SIGKILL);
     int rc;
     do
-        rc = weft_exchange(w, 7 + me, all, WEFT_DEFAULT);
+        rc = weft_exchange(w, &(uint64_t){7 + me}, 1, all, gave, WEFT_DEFAULT);
     while (rc == -ECONNRESET || (rc == 0 && n > 2 && weft_alive(w, 2)));
     OK(rc);
     for (uint32_t i = 0; i < n; i++)
-        CHECK(all[i] == (i == 2 ? 0 : 7 + i));
+        CHECK(gave[i] == (i != 2) && all[i] == (i == 2 ? 0 : 7 + i));
 }
 
 static void test_exchange(void **state)

@@ -44,7 +44,7 @@ static int meet_again(weft *w, bool exchange)
     uint64_t all[NODES_MAX];
     int rc;
     do
-        rc = exchange ? weft_exchange(w, 7, all, 100 * WEFT_SECOND) : weft_barrier(w, 100 * WEFT_SECOND);
+        rc = exchange ? weft_exchange(w, &(uint64_t){7}, 1, all, NULL, 100 * WEFT_SECOND) : weft_barrier(w, 100 * WEFT_SECOND);
     while (rc == -ECONNRESET);
     return rc;
 }
@@ -332,11 +332,11 @@ static void no_room(weft *w, void *arg)
         for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(2, 0) + 8, 0, false) == 0; i++)
             ;
         w->options.deadline_ns = 1000 * WEFT_SECOND;
-        CHECK(weft_exchange(w, 1, all, LITTLE) == -ETIMEDOUT);
-        CHECK(weft_exchange(w, 1, all, 0) == -ETIMEDOUT);
+        CHECK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, LITTLE) == -ETIMEDOUT);
+        CHECK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, 0) == -ETIMEDOUT);
         CHECK(kill(s->pid, SIGCONT) == 0);
     }
-    OK(weft_exchange(w, 1 + weft_rank(w), all, 100 * WEFT_SECOND));
+    OK(weft_exchange(w, &(uint64_t){1 + weft_rank(w)}, 1, all, NULL, 100 * WEFT_SECOND));
     CHECK(all[0] == 1 && all[1] == 2);
     if (weft_rank(w) == 1)
         wait_for(&s->through, 2);

@@ -343,14 +343,14 @@ static void uncopied(weft *w, void *arg)
     for (uint32_t i = 0; i < BYTES; i++)
         mine[i] = (uint8_t)(i * 31 + weft_rank(w));
     weft_link_stats before, after;
-    OK(weft_link_stat(w, other, &before));
+    OK(weft_link_stat(w, other, &before, sizeof before));
     OK(weft_barrier(w, WEFT_DEFAULT));
     if (weft_rank(w) == 0) {
         OK(weft_put_now(w, on_node(area, 1) + BYTES, mine, BYTES));
         OK(weft_get_now(w, mine + BYTES, on_node(area, 1), BYTES));
     }
     OK(weft_barrier(w, WEFT_DEFAULT));
-    OK(weft_link_stat(w, other, &after));
+    OK(weft_link_stat(w, other, &after, sizeof after));
     uint64_t sent = after.bulk_sent_bytes - before.bulk_sent_bytes;
     CHECK(after.bulk_came_bytes - before.bulk_came_bytes == BYTES);
     /* More are sent only where the other end has asked again: it cannot know what is lost and what is late. */

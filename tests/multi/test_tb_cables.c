@@ -53,7 +53,7 @@ static int opens(int rank, void *arg)
         return 0;
     }
     OK(m->node[rank].opened);
-    OK(weft_link_stat(w, 1 - (uint32_t)rank, &s));
+    OK(weft_link_stat(w, 1 - (uint32_t)rank, &s, sizeof s));
     snprintf(m->node[rank].devices, sizeof m->node[rank].devices, "%s", s.devices);
     m->node[rank].cables = s.cables;
     OK(weft_barrier(w, LONG));
@@ -153,7 +153,7 @@ static void until(weft *w, weft_gaddr area, uint8_t *mine, uint32_t cables, cons
     weft_link_stats s = {.cables = UINT32_MAX};
     for (uint8_t i = 1; s.cables != cables || strcmp(s.devices, devices) != 0; i = (uint8_t)(i % 250 + 1)) {
         traffic(w, area, mine, i);
-        OK(weft_link_stat(w, 1 - weft_rank(w), &s));
+        OK(weft_link_stat(w, 1 - weft_rank(w), &s, sizeof s));
     }
     while (cables && traffic(w, area, mine, 77) != 2) /* it works */
         usleep(1000);
@@ -228,7 +228,7 @@ static void spared(weft *w, void *arg)
             added++;
             OK(weft_get_now(w, mine + BIG, on_node(to, other), BIG));
             CHECK(memcmp(mine, mine + BIG, BIG) == 0);
-            OK(weft_link_stat(w, other, &s));
+            OK(weft_link_stat(w, other, &s, sizeof s));
         }
         meet(&m->step, 2 * (2 * i + 2));
     }

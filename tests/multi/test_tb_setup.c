@@ -55,7 +55,7 @@ static int opens(int rank, void *arg)
 {
     struct opening *o = arg;
     weft *w = NULL;
-    weft_config c = {.coord = o->coord, .rank = (uint32_t)rank, .size = o->nodes, .pool_bytes = 16 << 20,
+    weft_config c = {.bytes = sizeof c, .coord = o->coord, .rank = (uint32_t)rank, .size = o->nodes, .pool_bytes = 16 << 20,
                      .join_timeout_ns = o->patience, .deadline_ns = 20 * WEFT_SECOND};
     setenv("WEFT_LOG", "error", 0);
     pid_t end = rank == 1 && o->how ? strike(o) : 0;
@@ -236,7 +236,7 @@ static void pipeline(weft *w, void *arg)
                 if (node != me)
                     OK(weft_put(w, on_node(area, node) + (uint64_t)me * (1u << 20) + (size % 2) * (512u << 10),
                                 from[node][size][k], 4096u << size, &ops[node][size][k]));
-    OK(weft_pool_stat(w, &s));
+    OK(weft_pool_stat(w, &s, sizeof s));
     regions[me] = s.regions_used;
     CHECK(s.reserved_bytes == UINT64_C(4) << 30 && s.regions_budget == 100);
     for (uint32_t node = 0; node < n; node++)

@@ -90,7 +90,7 @@ static void late(weft *w, void *arg)
     struct late *l = arg;
     uint32_t me = weft_rank(w);
     uint64_t all[NODES_MAX];
-    OK(weft_exchange(w, 1, all, WEFT_DEFAULT)); /* all pairs have used their links */
+    OK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, WEFT_DEFAULT)); /* all pairs have used their links */
     OK(weft_barrier(w, WEFT_DEFAULT));
     w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
     meet(&l->here, weft_size(w));
@@ -110,7 +110,7 @@ static void late(weft *w, void *arg)
     }
     if (me == 3)
         wait_until_said("exchange: node 0 has waited 0.2 s for ");
-    OK(weft_exchange(w, 10 + me, all, WEFT_DEFAULT));
+    OK(weft_exchange(w, &(uint64_t){10 + me}, 1, all, NULL, WEFT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 10 + i);
     if (me == 0) {
@@ -234,7 +234,7 @@ static void bounded(weft *w, void *arg)
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
         CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "the next call goes on with this one"));
-        CHECK(weft_exchange(w, 1, all, b->timeout) == -ETIMEDOUT);
+        CHECK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, b->timeout) == -ETIMEDOUT);
         CHECK(weft_lock(w, on_node(area, 1), b->timeout, NULL) == -ETIMEDOUT);
         CHECK(weft_wait_until(w, area + 8, WEFT_NE, 0, NULL, b->timeout) == -ETIMEDOUT);
         CHECK(weft_counter_wait(w, area + 8, 1, b->timeout) == -ETIMEDOUT);
@@ -275,7 +275,7 @@ static void again(weft *w, void *arg)
         int rc;
         do {
             int64_t timeout = (int64_t)(random_next(&random) % 3) * 300 * WEFT_US;
-            rc = round % 3 ? weft_barrier(w, timeout) : weft_exchange(w, round * 100 + me, all, timeout);
+            rc = round % 3 ? weft_barrier(w, timeout) : weft_exchange(w, &(uint64_t){round * 100 + me}, 1, all, NULL, timeout);
         } while (rc == -ETIMEDOUT);
         OK(rc);
         CHECK(atomic_load(arrived) >= round * n);
@@ -345,14 +345,14 @@ static void given(weft *w, void *arg)
     if (me == 0) {
         const struct sync *s = w->sync;
         do
-            CHECK(weft_exchange(w, 100, all, LITTLE) == -ETIMEDOUT);
+            CHECK(weft_exchange(w, &(uint64_t){100}, 1, all, NULL, LITTLE) == -ETIMEDOUT);
         while (!s->sent);
         *stage = 1;
         wait_for(stage, 2);
-        OK(weft_exchange(w, 999, all, WEFT_DEFAULT)); /* too late: it has given its word */
+        OK(weft_exchange(w, &(uint64_t){999}, 1, all, NULL, WEFT_DEFAULT)); /* too late: it has given its word */
     } else {
         wait_for(stage, 1);
-        OK(weft_exchange(w, 101, all, WEFT_DEFAULT));
+        OK(weft_exchange(w, &(uint64_t){101}, 1, all, NULL, WEFT_DEFAULT));
         *stage = 2;
     }
     CHECK(all[0] == 100 && all[1] == 101);

@@ -94,7 +94,7 @@ static void wc_counts(void **unused)
         snprintf(expected, sizeof expected, "%7llu %7llu %7zu\n", (unsigned long long)lines,
                  (unsigned long long)words, len);
         for (int cut = 0; cut < 2; cut++) {
-            run(kernel_find("wc", 2), NULL, p, len, cut, &out);
+            run(weft_kernel_find("wc"), NULL, p, len, cut, &out);
             assert_string_equal(out.bytes, expected);
         }
     }
@@ -104,7 +104,7 @@ static void wc_counts(void **unused)
 static void wc_inputs(void **unused)
 {
     (void)unused;
-    const weft_kernel *k = kernel_find("wc", 2);
+    const weft_kernel *k = weft_kernel_find("wc");
     _Alignas(16) uint8_t state[64] = {0};
     static struct text part, out;
     for (int i = 0; i < 3; i++) {
@@ -134,7 +134,7 @@ static void histogram_counts(void **unused)
         if (n[b])
             expected.len += (size_t)sprintf(expected.bytes + expected.len, "%d %u\n", b, n[b]);
     for (int cut = 0; cut < 2; cut++) {
-        run(kernel_find("histogram", 9), NULL, p, sizeof p, cut, &out);
+        run(weft_kernel_find("histogram"), NULL, p, sizeof p, cut, &out);
         assert_string_equal(out.bytes, expected.bytes);
     }
 }
@@ -145,7 +145,7 @@ static void grep_lines(void **unused)
     (void)unused;
     static char hay[3000];
     static struct text out, expected;
-    const weft_kernel *k = kernel_find("grep", 4);
+    const weft_kernel *k = weft_kernel_find("grep");
     for (int round = 0; round < 2000; round++) {
         size_t len = next() % sizeof hay, n = 1 + next() % (round % 2 ? 3 : 40);
         for (size_t i = 0; i < len; i++)
@@ -180,31 +180,62 @@ static void hash_of_known(void **unused)
     static struct text out;
     /* XXH64 of nothing with seed 0, from the algorithm's own test values. */
     weft_out o = {take, &out};
-    assert_int_equal(kernel_find("xxh64", 5)->run(&(weft_span){(const uint8_t *)"", 0, 7}, NULL, &o), 0);
+    assert_int_equal(weft_kernel_find("xxh64")->run(&(weft_span){(const uint8_t *)"", 0, 7}, NULL, &o), 0);
     out.bytes[out.len] = '\0';
     assert_string_equal(out.bytes, "7 0 ef46db3751d8e999\n");
 }
 
-static void table(void **unused)
+static int run_nothing(const weft_span *in, const char *arg, weft_out *out)
+{
+    (void)in, (void)arg, (void)out;
+    return 0;
+}
+
+static void names(void **unused)
 {
     (void)unused;
-    size_t count;
-    const weft_kernel *k = weft_kernels(&count);
+    static const weft_kernel mine = {.bytes = sizeof mine, .name = "mine", .help = "nothing", .run = run_nothing};
+    int count = 0;
+    for (const weft_kernel *k = weft_kernel_next(NULL); k; k = weft_kernel_next(k), count++)
+        assert_ptr_equal(weft_kernel_find(k->name), k);
     assert_true(count >= 4);
-    for (size_t i = 0; i < count; i++) {
-        assert_ptr_equal(kernel_find(k[i].name, strlen(k[i].name)), &k[i]);
-        assert_non_null(k[i].help);
-        assert_non_null(k[i].run);
-    }
-    assert_null(kernel_find("w", 1));
-    assert_null(kernel_find("wcx", 3));
+    assert_null(weft_kernel_find("w"));
+    assert_null(weft_kernel_find("wcx"));
+    assert_null(weft_kernel_find("mine"));
+    assert_int_equal(weft_kernel_register(&mine), 0);
+    assert_ptr_equal(weft_kernel_find("mine"), &mine);
+    assert_int_equal(weft_kernel_register(&mine), -EEXIST);
+    for (const weft_kernel *k = weft_kernel_next(NULL); k; k = weft_kernel_next(k))
+        count--;
+    assert_int_equal(count, -1);
+}
+
+/* What a program may get wrong. */
+static void wrong_kernels(void **unused)
+{
+    (void)unused;
+    const weft_kernel good = {.bytes = sizeof good, .name = "good", .help = "nothing", .run = run_nothing};
+    weft_kernel bad[] = {good, good, good, good, good, good};
+    bad[0].bytes = 0;
+    bad[1].name = "";
+    bad[2].name = "a:b";
+    bad[3].run = NULL;
+    bad[4].help = NULL;
+    bad[5].finish = (int (*)(const void *, weft_out *))(void (*)(void))run_nothing; /* and no fold */
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(weft_kernel_register(&bad[i]), -EINVAL);
+    const weft_kernel *k = NULL;
+    assert_int_equal(weft_kernel_load("/nonexistent.so", "good", &k), -ENOENT);
+    assert_non_null(strstr(weft_error(), "/nonexistent.so"));
+    assert_null(k);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wc_counts),  cmocka_unit_test(wc_inputs),     cmocka_unit_test(histogram_counts),
-        cmocka_unit_test(grep_lines), cmocka_unit_test(hash_of_known), cmocka_unit_test(table),
+        cmocka_unit_test(grep_lines), cmocka_unit_test(hash_of_known), cmocka_unit_test(names),
+        cmocka_unit_test(wrong_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

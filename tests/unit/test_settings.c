@@ -104,7 +104,7 @@ static void option_environment_hostfile_default(void **state)
     assert_non_null(s.hosts);
     cluster_settings_clear(&s);
 
-    weft_config config = {.deadline_ns = 5 * WEFT_SECOND, .pool_bytes = 3 << 20, .pool_flags = WEFT_POOL_PREFAULT,
+    weft_config config = {.bytes = sizeof config, .deadline_ns = 5 * WEFT_SECOND, .pool_bytes = 3 << 20, .pool_flags = WEFT_POOL_PREFAULT,
                           .size = 2, .rank = 0, .coord = "localhost:99"};
     s = good(&config);
     assert_int_equal(s.rank, 0);
@@ -274,7 +274,7 @@ static void names_the_wrong_one(void **state)
              "hostfile %s: pool='much': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G", hosts);
     bad(sentence);
     unsetenv("WEFT_HOSTFILE");
-    weft_config config = {.deadline_ns = -5};
+    weft_config config = {.bytes = sizeof config, .deadline_ns = -5};
     struct cluster_settings s;
     assert_int_equal(cluster_settings_resolve(&s, &config), -EINVAL);
     assert_string_equal(base_error(), "deadline='-5ns': expected a duration from 1ms to 1000h, as in 500ms or 2s");
@@ -297,7 +297,7 @@ static void secrets(void **state)
 
     setenv("WEFT_SECRET", "text", 1);
     bad("WEFT_SECRET and WEFT_SECRET_FILE are both set: unset one");
-    weft_config config = {.secret = "option"};
+    weft_config config = {.bytes = sizeof config, .secret = "option"};
     s = good(&config);
     assert_int_equal(s.secret_len, 6);
     cluster_settings_clear(&s);

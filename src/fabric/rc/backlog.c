@@ -164,7 +164,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX ? 0 :
                base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, RC_BACKLOG_MAX >> 20);
-    int err = fab_wait(l->w, has_room, &r, fab_timeout(l->w, WEFT_DEFAULT));
-    return err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
+    int err = fab_wait_for_room(l->w, has_room, &r);
+    return err == -EAGAIN ? err : err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
                            (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED)) : 0;
 }

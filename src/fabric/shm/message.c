@@ -131,7 +131,9 @@ static BASE_COLD int send_slow(struct weft *w, struct shm_link *s, uint32_t id, 
                                const void *payload, size_t payload_len, weft_op *op)
 {
     if (!fab_in_handler() && !has_room(s)) {
-        int rc = fab_wait(w, has_room, s, fab_timeout(w, WEFT_DEFAULT));
+        int rc = fab_wait_for_room(w, has_room, s);
+        if (rc == -EAGAIN)
+            return rc;
         if (rc)
             return base_fail(rc, "message to node %u: it takes no messages (is it stopped?), %llu bytes wait for it",
                              s->link->node, (unsigned long long)atomic_load(&s->backlog_bytes));

@@ -29,8 +29,8 @@ static BASE_COLD int wait_for_room(struct tb_link *l, bool message)
     struct room r = {l, message};
     if (fab_in_handler())
         return backlog(l, message) < TB_BACKLOG_MAX ? 0 : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
-    int err = fab_wait(l->tb->w, has_room, &r, fab_timeout(l->tb->w, WEFT_DEFAULT));
-    return err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
+    int err = fab_wait_for_room(l->tb->w, has_room, &r);
+    return err == -EAGAIN ? err : err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
                            (unsigned long long)backlog(l, message)) : 0;
 }
 
