@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * tb: the transport over devices that can only send and receive. This file: links, progress. What goes over a link
- * is the business of its machine (peer.h); here it is given what the completion queues tell, and the time.
+ * is the business of its machine (endpoint.h); here it is given what the completion queues tell, and the time.
  */
 #include "fabric/tb/tb.h"
 
@@ -158,9 +158,9 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     struct tb *tb = l->tb;
     struct weft *w = tb->w;
     uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
-    struct tb_peer_env env = {.ctx = l, .emit = emit, .lane_receive = lane_receive, .lane_send = lane_send, .message = keep_message,
+    struct tb_endpoint_env env = {.ctx = l, .emit = emit, .lane_receive = lane_receive, .lane_send = lane_send, .message = keep_message,
                               .complete = completed};
-    struct tb_peer_config config = {
+    struct tb_endpoint_config config = {
         .here = (uint16_t)w->rank, .node = (uint16_t)node, .session = session,
         .frames = tb->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES, .pool = w->pool_base, .pool_bytes = w->pool_bytes,
         .first_byte = FAB_NULL_BYTES, .segment = segment, .check = tb->check,
@@ -168,10 +168,10 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     l->inbox = malloc(TB_MESSAGES * sizeof *l->inbox);
     if (!l->inbox)
         return base_fail(-ENOMEM, "no memory for messages of node %u", node);
-    tb_peer_init(&l->peer, &env, &config);
+    tb_endpoint_init(&l->peer, &env, &config);
     for (uint32_t i = 0; i < l->cable_count; i++)
         for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)
-            tb_peer_add_lane(&l->peer, tb->lanes[k].message, tb->lanes[k].depth);
+            tb_endpoint_add_lane(&l->peer, tb->lanes[k].message, tb->lanes[k].depth);
     l->peer.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
     if (l->cable_count) {
         for (uint32_t i = 0; i < l->cable_count; i++)
@@ -191,8 +191,8 @@ void tb_pump_locked(struct tb_link *l, int64_t now)
 {
     struct tb *tb = l->tb;
     atomic_store_explicit(&l->starved, false, memory_order_relaxed);
-    tb_peer_pump(&l->peer, now);
-    int64_t due = tb_peer_due(&l->peer);
+    tb_endpoint_pump(&l->peer, now);
+    int64_t due = tb_endpoint_due(&l->peer);
     atomic_store_explicit(&l->due, due, memory_order_relaxed);
     if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
         atomic_store_explicit(&tb->due, due, memory_order_relaxed);
@@ -216,7 +216,7 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
     if (!l)
         return false; /* damaged, or of nobody we know: it will be sent again if it matters */
     base_spin_lock(&l->lock);
-    int rc = l->closed ? -EBADMSG : tb_peer_frame(&l->peer, frame, bytes, now);
+    int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->peer, frame, bytes, now);
     if (rc == 0 && alone)
         tb_pump_locked(l, now);
     base_spin_unlock(&l->lock);
@@ -299,11 +299,11 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alo
     base_spin_lock(&l->lock);
     if (!l->closed) {
         if (what == TB_REQUEST_FRAME)
-            tb_peer_left(&l->peer, slot);
+            tb_endpoint_left(&l->peer, slot);
         else if (what == TB_REQUEST_LANE_SEND)
-            tb_peer_lane_left(&l->peer, c->lane_base + slot);
+            tb_endpoint_lane_left(&l->peer, c->lane_base + slot);
         else
-            tb_peer_lane_landed(&l->peer, c->lane_base + slot, now);
+            tb_endpoint_lane_landed(&l->peer, c->lane_base + slot, now);
     }
     base_spin_unlock(&l->lock);
     l->touched = true;
@@ -522,7 +522,7 @@ static void granted(struct tb_link *l, uint32_t messages)
 {
     base_spin_lock(&l->lock);
     if (!l->closed) {
-        tb_peer_granted(&l->peer, messages);
+        tb_endpoint_granted(&l->peer, messages);
         tb_pump_locked(l, base_now_ns());
     }
     base_spin_unlock(&l->lock);
@@ -657,7 +657,7 @@ static void tb_disconnect(struct weft *w, struct fab_link *link)
     }
     base_spin_lock(&l->lock);
     if (end)
-        tb_peer_end(&l->peer, -ECONNRESET);
+        tb_endpoint_end(&l->peer, -ECONNRESET);
     atomic_store_explicit(&l->due, INT64_MAX, memory_order_relaxed);
     base_spin_unlock(&l->lock);
     base_spin_unlock(&tb->receiving);

@@ -3,7 +3,7 @@
  * What the files of the tb transport share: device.c (devices, their memory and completion queues), cable.c (the queue pairs to a
  * neighbour), connect.c (finding and connecting cables), routes.c (ways through other nodes), watch.c (cables
  * that go and come back), ending.c (signals), operations.c, tb.c (the transport's table: links, progress).
- * The protocol itself is peer.c, stream.c and bulk.c, which know no device.
+ * The protocol itself is endpoint.c, stream.c and bulk.c, which know no device.
  *
  * Locks, outer first: tb->receiving (who polls), a link's lock (its machine). Cables post under the lock of whichever link emits,
  * and count with atomics.
@@ -13,7 +13,7 @@
 
 #include "fabric/fabric.h"
 #include "fabric/stash.h"
-#include "fabric/tb/peer.h"
+#include "fabric/tb/endpoint.h"
 #include "verbs/verbs.h"
 
 #define TB_DEVICES     8u    /* of a node */
@@ -92,7 +92,7 @@ struct tb_link {
     struct tb *tb;
     struct fab_link *link;
     base_spin lock;          /* of the machine */
-    struct tb_peer peer;
+    struct tb_endpoint peer;
     uint32_t crowded;        /* operations that began while much was under way, ever */
     bool closed;
     bool touched;            /* something happened since the last pump; under tb->receiving */

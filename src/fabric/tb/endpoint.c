@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * See peer.h.
+ * See endpoint.h.
  */
-#include "fabric/tb/peer.h"
+#include "fabric/tb/endpoint.h"
 #include "fabric/copy.h"
 
 #include <errno.h>
@@ -42,7 +42,7 @@ struct tb_work {
     _Alignas(8) uint8_t body[];
 };
 
-static int nonsense(struct tb_peer *p, const char *what)
+static int nonsense(struct tb_endpoint *p, const char *what)
 {
     if (!p->broken[0])
         snprintf(p->broken, sizeof p->broken, "it sent %s", what);
@@ -60,7 +60,7 @@ static struct tb_work *new_work(enum work_kind kind, weft_op *op, uint32_t bytes
 }
 
 /* Of this node's own, and not for the peer. */
-static struct tb_work *new_op(struct tb_peer *p, enum work_kind kind, weft_op *op, uint32_t bytes)
+static struct tb_work *new_op(struct tb_endpoint *p, enum work_kind kind, weft_op *op, uint32_t bytes)
 {
     struct tb_work *k = new_work(kind, op, bytes);
     if (k) {
@@ -71,7 +71,7 @@ static struct tb_work *new_op(struct tb_peer *p, enum work_kind kind, weft_op *o
     return k;
 }
 
-static void free_work(struct tb_peer *p, struct tb_work *k)
+static void free_work(struct tb_endpoint *p, struct tb_work *k)
 {
     if (k->counted)
         p->under_way[k->turn]--;
@@ -79,13 +79,13 @@ static void free_work(struct tb_peer *p, struct tb_work *k)
 }
 
 /* Which of the two backlogs a list belongs to. */
-static void account(struct tb_peer *p, struct tb_work **const *end, uint64_t bytes)
+static void account(struct tb_endpoint *p, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &p->messages_end ? &p->message_bytes : &p->backlog_bytes;
     __atomic_store_n(sum, *sum + bytes, __ATOMIC_RELAXED);
 }
 
-static void append(struct tb_peer *p, struct tb_work ***end, struct tb_work *k)
+static void append(struct tb_endpoint *p, struct tb_work ***end, struct tb_work *k)
 {
     k->next = NULL;
     k->linked = true;
@@ -94,7 +94,7 @@ static void append(struct tb_peer *p, struct tb_work ***end, struct tb_work *k)
     account(p, end, sizeof *k + k->bytes);
 }
 
-static struct tb_work *unlink_first(struct tb_peer *p, struct tb_work **first, struct tb_work ***end)
+static struct tb_work *unlink_first(struct tb_endpoint *p, struct tb_work **first, struct tb_work ***end)
 {
     struct tb_work *k = *first;
     *first = k->next;
@@ -105,7 +105,7 @@ static struct tb_work *unlink_first(struct tb_peer *p, struct tb_work **first, s
     return k;
 }
 
-static void complete(struct tb_peer *p, weft_op *op, int status)
+static void complete(struct tb_endpoint *p, weft_op *op, int status)
 {
     if (op)
         p->env.complete(p->env.ctx, op, status);
@@ -113,7 +113,7 @@ static void complete(struct tb_peer *p, weft_op *op, int status)
 
 /* --- records going out --- */
 
-static bool say(struct tb_peer *p, const struct tb_words *m)
+static bool say(struct tb_endpoint *p, const struct tb_words *m)
 {
     void *room = tb_stream_room(&p->stream, sizeof *m);
     if (!room)
@@ -129,7 +129,7 @@ static struct tb_words words(enum tb_record_kind kind, uint32_t detail)
 }
 
 /* Of the bytes at `src`, as many as the open frame takes: how many. A small rest is not split. */
-static uint32_t say_bytes(struct tb_peer *p, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
+static uint32_t say_bytes(struct tb_endpoint *p, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&p->stream);
     if (fits < PUT_HEAD + (len < 256 ? len : 256)) /* a fresh frame, then; or no room */
@@ -148,7 +148,7 @@ static uint32_t say_bytes(struct tb_peer *p, enum tb_record_kind kind, uint64_t 
     return n;
 }
 
-static bool say_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
+static bool say_message(struct tb_endpoint *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                         uint32_t payload_len)
 {
     uint32_t bytes = MESSAGE_HEAD + tb_padded(header_len) + payload_len;
@@ -175,7 +175,7 @@ static bool say_message(struct tb_peer *p, uint32_t id, const void *header, uint
 
 /* --- asks --- */
 
-static struct tb_ask *take_ask(struct tb_peer *p, const struct tb_work *work, uint32_t *token)
+static struct tb_ask *take_ask(struct tb_endpoint *p, const struct tb_work *work, uint32_t *token)
 {
     if (p->free_ask == TB_ASKS)
         return NULL;
@@ -188,7 +188,7 @@ static struct tb_ask *take_ask(struct tb_peer *p, const struct tb_work *work, ui
     return ask;
 }
 
-static void free_ask(struct tb_peer *p, struct tb_ask *ask)
+static void free_ask(struct tb_endpoint *p, struct tb_ask *ask)
 {
     ask->used = false;
     ask->next_free = p->free_ask;
@@ -197,7 +197,7 @@ static void free_ask(struct tb_peer *p, struct tb_ask *ask)
     p->under_way[ask->turn]--;
 }
 
-static bool say_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
+static bool say_atomic(struct tb_endpoint *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                        weft_op *op, const struct tb_work *work)
 {
     struct tb_words m = words(TB_ATOMIC, kind);
@@ -218,7 +218,7 @@ static bool say_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uin
 }
 
 /* A piece of a get as a question. */
-static bool say_get(struct tb_peer *p, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work)
+static bool say_get(struct tb_endpoint *p, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work)
 {
     struct tb_words m = words(TB_GET, 0);
     m.offset = from;
@@ -239,7 +239,7 @@ static bool say_get(struct tb_peer *p, uint8_t *to, uint64_t from, uint32_t len,
 /* --- works --- */
 
 /* How many of these bytes go together, and whether by a lane (then `offset` is where they are in the pool). */
-static uint64_t run(const struct tb_peer *p, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane, uint64_t *offset)
+static uint64_t run(const struct tb_endpoint *p, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane, uint64_t *offset)
 {
     uintptr_t at = (uintptr_t)local, base = (uintptr_t)p->pool;
     uint64_t least = tb_bulk_least(&p->bulk), segment = p->bulk.segment, n = len < TB_TRANSFER_MAX ? len : TB_TRANSFER_MAX;
@@ -255,7 +255,7 @@ static uint64_t run(const struct tb_peer *p, const uint8_t *local, uint64_t remo
 }
 
 /* Ahead of all that waits, so that no fence is passed. */
-static void put_first(struct tb_peer *p, struct tb_work *k)
+static void put_first(struct tb_endpoint *p, struct tb_work *k)
 {
     k->next = p->works;
     k->linked = true;
@@ -266,7 +266,7 @@ static void put_first(struct tb_peer *p, struct tb_work *k)
 }
 
 /* A transfer or an ask of this work is done; with the last, unless some have not begun, so is the work. */
-static void piece_done(struct tb_peer *p, struct tb_work *k, int status)
+static void piece_done(struct tb_endpoint *p, struct tb_work *k, int status)
 {
     if (--k->pieces)
         return;
@@ -287,7 +287,7 @@ static void piece_done(struct tb_peer *p, struct tb_work *k, int status)
 }
 
 /* What is left of a put, as far as it goes. True: all has begun. */
-static bool push_put(struct tb_peer *p, struct tb_work *k)
+static bool push_put(struct tb_endpoint *p, struct tb_work *k)
 {
     uint64_t offset;
     bool lane;
@@ -322,7 +322,7 @@ static bool push_put(struct tb_peer *p, struct tb_work *k)
     return true;
 }
 
-static bool push_get(struct tb_peer *p, struct tb_work *k)
+static bool push_get(struct tb_endpoint *p, struct tb_work *k)
 {
     uint64_t offset;
     bool lane;
@@ -349,7 +349,7 @@ static bool push_get(struct tb_peer *p, struct tb_work *k)
 
 /* Take the first work out of the list: all of it has begun. Where it has pieces the last of them ends it, else the record
  * that was just said. */
-static void begun(struct tb_peer *p)
+static void begun(struct tb_endpoint *p)
 {
     struct tb_work *k = unlink_first(p, &p->works, &p->works_end);
     if (k->pieces)
@@ -359,7 +359,7 @@ static void begun(struct tb_peer *p)
     free_work(p, k);
 }
 
-static void push_messages(struct tb_peer *p)
+static void push_messages(struct tb_endpoint *p)
 {
     while (p->messages) {
         struct tb_work *k = p->messages;
@@ -371,7 +371,7 @@ static void push_messages(struct tb_peer *p)
     }
 }
 
-static void push_works(struct tb_peer *p)
+static void push_works(struct tb_endpoint *p)
 {
     while (p->works) {
         struct tb_work *k = p->works;
@@ -406,14 +406,14 @@ static void push_works(struct tb_peer *p)
 
 /* --- operations --- */
 
-static int begin(struct tb_peer *p, struct tb_work *k)
+static int begin(struct tb_endpoint *p, struct tb_work *k)
 {
     append(p, &p->works_end, k);
     push_works(p);
     return 0;
 }
 
-static struct tb_work *new_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, weft_op *op)
+static struct tb_work *new_put(struct tb_endpoint *p, uint64_t to, const void *src, uint64_t len, weft_op *op)
 {
     struct tb_work *k = new_op(p, WORK_PUT, op, len <= COPY_BYTES ? (uint32_t)len : 0);
     if (!k)
@@ -428,7 +428,7 @@ static struct tb_work *new_put(struct tb_peer *p, uint64_t to, const void *src, 
     return k;
 }
 
-int tb_peer_put_signal(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op)
+int tb_endpoint_put_signal(struct tb_endpoint *p, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op)
 {
     struct tb_words m = words(TB_SIGNAL, 0);
     if (!p->works && len && len <= TB_PAYLOAD_BYTES && tb_stream_fits(&p->stream) >= PUT_HEAD + tb_padded((uint32_t)len) + sizeof m) {
@@ -449,7 +449,7 @@ int tb_peer_put_signal(struct tb_peer *p, uint64_t to, const void *src, uint64_t
     return begin(p, k);
 }
 
-int tb_peer_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, weft_op *op)
+int tb_endpoint_put(struct tb_endpoint *p, uint64_t to, const void *src, uint64_t len, weft_op *op)
 {
     if (len == 0) {
         complete(p, op, 0);
@@ -465,7 +465,7 @@ int tb_peer_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, w
     return k ? begin(p, k) : -ENOMEM;
 }
 
-int tb_peer_get(struct tb_peer *p, void *dst, uint64_t from, uint64_t len, weft_op *op)
+int tb_endpoint_get(struct tb_endpoint *p, void *dst, uint64_t from, uint64_t len, weft_op *op)
 {
     if (len == 0) {
         complete(p, op, 0);
@@ -482,7 +482,7 @@ int tb_peer_get(struct tb_peer *p, void *dst, uint64_t from, uint64_t len, weft_
     return begin(p, k);
 }
 
-int tb_peer_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
+int tb_endpoint_atomic(struct tb_endpoint *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                    weft_op *op)
 {
     if (!p->works && say_atomic(p, kind, at, a, b, answer, old, op, NULL))
@@ -499,7 +499,7 @@ int tb_peer_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_
     return begin(p, k);
 }
 
-int tb_peer_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
+int tb_endpoint_message(struct tb_endpoint *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                     uint32_t payload_len, weft_op *op)
 {
     if (!p->works && !p->messages && say_message(p, id, header, header_len, payload, payload_len)) {
@@ -523,7 +523,7 @@ int tb_peer_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t
     return 0;
 }
 
-int tb_peer_fence(struct tb_peer *p)
+int tb_endpoint_fence(struct tb_endpoint *p)
 {
     if (!p->works && !p->messages && !p->tracked)
         return 0;
@@ -535,14 +535,14 @@ int tb_peer_fence(struct tb_peer *p)
 }
 
 /* All works and asks of turns up to this one are over. The counts are of two turns: the next begins when the one before this is over. */
-static bool turn_over(struct tb_peer *p, uint32_t turn)
+static bool turn_over(struct tb_endpoint *p, uint32_t turn)
 {
     if (p->turn == turn && p->under_way[1 - (turn & 1)] == 0)
         p->turn++;
     return p->turn - turn > 1 || (p->turn != turn && p->under_way[turn & 1] == 0);
 }
 
-bool tb_peer_flushed(struct tb_peer *p, struct fab_flush *f)
+bool tb_endpoint_flushed(struct tb_endpoint *p, struct fab_flush *f)
 {
     if (!f->begun) {
         f->begun = true;
@@ -557,7 +557,7 @@ bool tb_peer_flushed(struct tb_peer *p, struct fab_flush *f)
 
 /* --- records that come --- */
 
-static bool serve_data(struct tb_peer *p, struct tb_work *k)
+static bool serve_data(struct tb_endpoint *p, struct tb_work *k)
 {
     while (k->begun < k->len) {
         uint32_t n = say_bytes(p, TB_DATA, k->token, p->pool + k->remote + k->begun, k->len - k->begun);
@@ -568,7 +568,7 @@ static bool serve_data(struct tb_peer *p, struct tb_work *k)
     return true;
 }
 
-static bool serve_answer(struct tb_peer *p, uint32_t token, uint64_t value)
+static bool serve_answer(struct tb_endpoint *p, uint32_t token, uint64_t value)
 {
     struct tb_words m = words(TB_ANSWER, 0);
     m.token = token;
@@ -576,7 +576,7 @@ static bool serve_answer(struct tb_peer *p, uint32_t token, uint64_t value)
     return say(p, &m);
 }
 
-static void push_serves(struct tb_peer *p)
+static void push_serves(struct tb_endpoint *p)
 {
     while (p->serves) {
         struct tb_work *k = p->serves;
@@ -587,7 +587,7 @@ static void push_serves(struct tb_peer *p)
     }
 }
 
-static int later(struct tb_peer *p, const struct tb_work *what)
+static int later(struct tb_endpoint *p, const struct tb_work *what)
 {
     if (p->serve_count == TB_ASKS)
         return nonsense(p, "more questions than it may have open");
@@ -600,17 +600,17 @@ static int later(struct tb_peer *p, const struct tb_work *what)
     return 0;
 }
 
-static bool in_pool(const struct tb_peer *p, uint64_t offset, uint64_t bytes)
+static bool in_pool(const struct tb_endpoint *p, uint64_t offset, uint64_t bytes)
 {
     return offset >= p->first_byte && offset <= p->pool_bytes && bytes <= p->pool_bytes - offset;
 }
 
-static uint64_t *word_at(const struct tb_peer *p, uint64_t offset)
+static uint64_t *word_at(const struct tb_endpoint *p, uint64_t offset)
 {
     return (offset & 7) == 0 && in_pool(p, offset, 8) ? (uint64_t *)(void *)(p->pool + offset) : NULL;
 }
 
-static int on_put(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
+static int on_put(struct tb_endpoint *p, const uint8_t *at, uint32_t bytes)
 {
     uint64_t offset, word;
     if (bytes < PUT_HEAD)
@@ -628,7 +628,7 @@ static int on_put(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
     return 0;
 }
 
-static int on_get(struct tb_peer *p, const struct tb_words *m)
+static int on_get(struct tb_endpoint *p, const struct tb_words *m)
 {
     if (m->a == 0 || m->a > TB_ASK_BYTES || !in_pool(p, m->offset, m->a) || m->token >= TB_ASKS)
         return nonsense(p, "a get that makes no sense");
@@ -638,12 +638,12 @@ static int on_get(struct tb_peer *p, const struct tb_words *m)
     return later(p, &k);
 }
 
-static struct tb_ask *asked(struct tb_peer *p, uint64_t token, bool get)
+static struct tb_ask *asked(struct tb_endpoint *p, uint64_t token, bool get)
 {
     return token < TB_ASKS && p->asks[token].used && p->asks[token].get == get ? &p->asks[token] : NULL;
 }
 
-static int on_data(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
+static int on_data(struct tb_endpoint *p, const uint8_t *at, uint32_t bytes)
 {
     uint64_t token;
     if (bytes <= DATA_HEAD)
@@ -671,7 +671,7 @@ static int on_data(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
     return 0;
 }
 
-static int on_answer(struct tb_peer *p, const struct tb_words *m)
+static int on_answer(struct tb_endpoint *p, const struct tb_words *m)
 {
     struct tb_ask *ask = asked(p, m->token, false);
     if (!ask)
@@ -684,7 +684,7 @@ static int on_answer(struct tb_peer *p, const struct tb_words *m)
     return 0;
 }
 
-static int on_atomic(struct tb_peer *p, const struct tb_words *m)
+static int on_atomic(struct tb_endpoint *p, const struct tb_words *m)
 {
     uint64_t *word = word_at(p, m->offset), before;
     if (!word || m->token > TB_ASKS)
@@ -699,7 +699,7 @@ static int on_atomic(struct tb_peer *p, const struct tb_words *m)
     return later(p, &k);
 }
 
-static int on_signal(struct tb_peer *p, uint64_t offset, uint64_t add)
+static int on_signal(struct tb_endpoint *p, uint64_t offset, uint64_t add)
 {
     uint64_t *word = word_at(p, offset);
     if (!word)
@@ -708,7 +708,7 @@ static int on_signal(struct tb_peer *p, uint64_t offset, uint64_t add)
     return 0;
 }
 
-static int on_message(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
+static int on_message(struct tb_endpoint *p, const uint8_t *at, uint32_t bytes)
 {
     struct tb_record r;
     uint32_t lengths[2];
@@ -725,7 +725,7 @@ static int on_message(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
     return 0;
 }
 
-static int on_words(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
+static int on_words(struct tb_endpoint *p, const uint8_t *at, uint32_t bytes)
 {
     struct tb_words m;
     if (bytes != sizeof m)
@@ -749,7 +749,7 @@ static int on_words(struct tb_peer *p, const uint8_t *at, uint32_t bytes)
 
 static int on_records(void *ctx, const uint8_t *payload, uint32_t bytes)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     uint32_t at = 0;
     int rc = 0;
     while (rc == 0 && at < bytes) {
@@ -787,58 +787,58 @@ static void transfer_came(void *ctx, uint64_t word, uint64_t add, uint32_t what)
 
 static void transfer_done(void *ctx, void *cookie)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     p->tracked--;
     piece_done(p, cookie, 0);
 }
 
 static void transfer_again(void *ctx, void *cookie)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     struct tb_work *k = cookie;
     p->tracked--;
     k->restart = true;
     piece_done(p, k, 0);
 }
 
-void tb_peer_reroute(struct tb_peer *p)
+void tb_endpoint_reroute(struct tb_endpoint *p)
 {
     tb_bulk_reroute(&p->bulk);
 }
 
 /* --- events --- */
 
-int tb_peer_frame(struct tb_peer *p, const void *frame, uint32_t bytes, int64_t now)
+int tb_endpoint_frame(struct tb_endpoint *p, const void *frame, uint32_t bytes, int64_t now)
 {
     p->now = now;
     return tb_stream_receive(&p->stream, frame, bytes, now);
 }
 
-void tb_peer_left(struct tb_peer *p, uint32_t slot)
+void tb_endpoint_left(struct tb_endpoint *p, uint32_t slot)
 {
     tb_stream_left(&p->stream, slot);
 }
 
-void tb_peer_lane_landed(struct tb_peer *p, uint32_t lane, int64_t now)
+void tb_endpoint_lane_landed(struct tb_endpoint *p, uint32_t lane, int64_t now)
 {
     if (lane < p->bulk.lane_count)
         tb_bulk_landed(&p->bulk, lane, now);
 }
 
-void tb_peer_lane_left(struct tb_peer *p, uint32_t lane)
+void tb_endpoint_lane_left(struct tb_endpoint *p, uint32_t lane)
 {
     if (lane < p->bulk.lane_count)
         tb_bulk_left(&p->bulk, lane);
 }
 
-void tb_peer_granted(struct tb_peer *p, uint32_t messages)
+void tb_endpoint_granted(struct tb_endpoint *p, uint32_t messages)
 {
     p->stream.grant += messages;
     if (p->stream.grant - p->stream.grant_said >= TELL_GRANT)
         p->stream.ack_now = true;
 }
 
-void tb_peer_pump(struct tb_peer *p, int64_t now)
+void tb_endpoint_pump(struct tb_endpoint *p, int64_t now)
 {
     p->now = now;
     push_serves(p);
@@ -848,12 +848,12 @@ void tb_peer_pump(struct tb_peer *p, int64_t now)
     tb_stream_pump(&p->stream, now);
 }
 
-bool tb_peer_gathers(const struct tb_peer *p)
+bool tb_endpoint_gathers(const struct tb_endpoint *p)
 {
     return !p->works && !p->messages && !p->serves && !p->bulk.active && tb_stream_gathers(&p->stream);
 }
 
-int64_t tb_peer_due(const struct tb_peer *p)
+int64_t tb_endpoint_due(const struct tb_endpoint *p)
 {
     int64_t a = tb_stream_due(&p->stream), b = tb_bulk_due(&p->bulk);
     return a < b ? a : b;
@@ -863,7 +863,7 @@ int64_t tb_peer_due(const struct tb_peer *p)
 
 static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     return p->env.emit(p->env.ctx, slot, frame, bytes);
 }
 
@@ -874,13 +874,13 @@ static void op_complete(void *ctx, weft_op *op, int status)
 
 static bool lane_receive(void *ctx, uint32_t lane, uint64_t offset)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     return p->env.lane_receive(p->env.ctx, lane, offset);
 }
 
 static bool fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     uint32_t ask = p->free_ask;
     if (!say_get(p, p->pool + to, from, bytes, NULL, NULL))
         return false;
@@ -892,13 +892,13 @@ static bool fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to
 
 static bool lane_send(void *ctx, uint32_t lane, uint64_t offset)
 {
-    struct tb_peer *p = ctx;
+    struct tb_endpoint *p = ctx;
     return p->env.lane_send(p->env.ctx, lane, offset);
 }
 
-void tb_peer_init(struct tb_peer *p, const struct tb_peer_env *env, const struct tb_peer_config *config)
+void tb_endpoint_init(struct tb_endpoint *p, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config)
 {
-    *p = (struct tb_peer){.env = *env, .pool = config->pool, .pool_bytes = config->pool_bytes, .first_byte = config->first_byte};
+    *p = (struct tb_endpoint){.env = *env, .pool = config->pool, .pool_bytes = config->pool_bytes, .first_byte = config->first_byte};
     p->works_end = &p->works;
     p->messages_end = &p->messages;
     p->serves_end = &p->serves;
@@ -913,22 +913,22 @@ void tb_peer_init(struct tb_peer *p, const struct tb_peer_env *env, const struct
                  config->pool, config->pool_bytes, config->first_byte, config->segment, config->check);
 }
 
-int tb_peer_add_lane(struct tb_peer *p, uint32_t message_bytes, uint32_t depth)
+int tb_endpoint_add_lane(struct tb_endpoint *p, uint32_t message_bytes, uint32_t depth)
 {
     return tb_bulk_add_lane(&p->bulk, message_bytes, depth);
 }
 
-void tb_peer_lane_down(struct tb_peer *p, uint32_t lane)
+void tb_endpoint_lane_down(struct tb_endpoint *p, uint32_t lane)
 {
     tb_bulk_lane_down(&p->bulk, lane);
 }
 
-void tb_peer_lane_up(struct tb_peer *p, uint32_t lane, uint16_t generation)
+void tb_endpoint_lane_up(struct tb_endpoint *p, uint32_t lane, uint16_t generation)
 {
     tb_bulk_lane_up(&p->bulk, lane, generation);
 }
 
-static void drop(struct tb_peer *p, struct tb_work **first, struct tb_work ***end, int status)
+static void drop(struct tb_endpoint *p, struct tb_work **first, struct tb_work ***end, int status)
 {
     while (*first) {
         struct tb_work *k = unlink_first(p, first, end);
@@ -943,7 +943,7 @@ static bool borrows(const struct tb_work *k)
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
 }
 
-void tb_peer_fail(struct tb_peer *p, int status)
+void tb_endpoint_fail(struct tb_endpoint *p, int status)
 {
     for (uint32_t i = 0; i < TB_ASKS; i++) {
         struct tb_ask *ask = &p->asks[i], was = *ask;
@@ -982,7 +982,7 @@ void tb_peer_fail(struct tb_peer *p, int status)
     tb_stream_fail(&p->stream, status);
 }
 
-void tb_peer_end(struct tb_peer *p, int status)
+void tb_endpoint_end(struct tb_endpoint *p, int status)
 {
     /* Pieces first: a work that has some and is in a list stays there, and ends with the list. */
     for (uint32_t i = 0; i < TB_ASKS; i++) {
