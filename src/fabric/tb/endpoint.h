@@ -79,45 +79,45 @@ struct tb_endpoint {
     char broken[96];           /* why the peer makes no sense; "": it does */
 };
 
-/* `p` is large; it stays where it is. */
-void tb_endpoint_init(struct tb_endpoint *p, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config);
+/* `e` is large; it stays where it is. */
+void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config);
 /* Everything pending completes with `status`, everything made is freed; may be followed by tb_endpoint_init(). */
-void tb_endpoint_end(struct tb_endpoint *p, int status);
-int tb_endpoint_add_lane(struct tb_endpoint *p, uint32_t message_bytes, uint32_t depth);
-void tb_endpoint_lane_down(struct tb_endpoint *p, uint32_t lane); /* as tb_bulk_lane_down() and tb_bulk_lane_up() */
-void tb_endpoint_lane_up(struct tb_endpoint *p, uint32_t lane, uint16_t generation);
+void tb_endpoint_end(struct tb_endpoint *e, int status);
+int tb_endpoint_add_lane(struct tb_endpoint *e, uint32_t message_bytes, uint32_t depth);
+void tb_endpoint_lane_down(struct tb_endpoint *e, uint32_t lane); /* as tb_bulk_lane_down() and tb_bulk_lane_up() */
+void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generation);
 
 /* The operations, offsets in the peer's pool, checked by the caller. Ops are pending already (status 1). 0, or -ENOMEM with
  * nothing begun. `src` and `dst` belong to the machine until the op is complete, or, without one, until flushed. Puts of at most
  * 64 bytes and messages are copied. */
-int tb_endpoint_put(struct tb_endpoint *p, uint64_t to, const void *src, uint64_t len, weft_op *op);
-int tb_endpoint_put_signal(struct tb_endpoint *p, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
-int tb_endpoint_get(struct tb_endpoint *p, void *dst, uint64_t from, uint64_t len, weft_op *op);
+int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
+int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
+int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
 /* `answer` false: nobody wants to know what was there (`old` and `op` are NULL). */
-int tb_endpoint_atomic(struct tb_endpoint *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
+int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                    weft_op *op);
-int tb_endpoint_message(struct tb_endpoint *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
+int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                     uint32_t payload_len, weft_op *op);
-int tb_endpoint_fence(struct tb_endpoint *p);
+int tb_endpoint_fence(struct tb_endpoint *e);
 /* All that had begun when `f` was first given, all zeros, has been executed; if not, it is being asked for. */
-bool tb_endpoint_flushed(struct tb_endpoint *p, struct fab_flush *f);
+bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* No way leads to the peer now: what waits for it ends with `status`, and may or may not have happened. What has been copied already
  * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. */
-void tb_endpoint_fail(struct tb_endpoint *p, int status);
+void tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* No lane is up, but there is a way: what went by lanes goes in records. */
-void tb_endpoint_reroute(struct tb_endpoint *p);
+void tb_endpoint_reroute(struct tb_endpoint *e);
 
 /* What happened; each is followed by tb_endpoint_pump() when the batch is over. */
 /* 0; -EBADMSG: a damaged frame, dropped; else the peer makes no sense (`broken`). */
-int tb_endpoint_frame(struct tb_endpoint *p, const void *frame, uint32_t bytes, int64_t now);
-void tb_endpoint_left(struct tb_endpoint *p, uint32_t slot);
-void tb_endpoint_lane_landed(struct tb_endpoint *p, uint32_t lane, int64_t now);
-void tb_endpoint_lane_left(struct tb_endpoint *p, uint32_t lane);
-void tb_endpoint_granted(struct tb_endpoint *p, uint32_t messages); /* so many more messages have been handled */
-void tb_endpoint_pump(struct tb_endpoint *p, int64_t now);
-bool tb_endpoint_gathers(const struct tb_endpoint *p); /* the operation that just began waits for company: nothing to pump */
-int64_t tb_endpoint_due(const struct tb_endpoint *p); /* when pump wants to be called at the latest; INT64_MAX: never */
+int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now);
+void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
+void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
+void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
+void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* so many more messages have been handled */
+void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
+bool tb_endpoint_gathers(const struct tb_endpoint *e); /* the operation that just began waits for company: nothing to pump */
+int64_t tb_endpoint_due(const struct tb_endpoint *e); /* when pump wants to be called at the latest; INT64_MAX: never */
 
 #endif

@@ -14,7 +14,7 @@ struct room {
 
 static uint64_t backlog(struct tb_link *l, bool message)
 {
-    return __atomic_load_n(message ? &l->peer.message_bytes : &l->peer.backlog_bytes, __ATOMIC_RELAXED);
+    return __atomic_load_n(message ? &l->endpoint.message_bytes : &l->endpoint.backlog_bytes, __ATOMIC_RELAXED);
 }
 
 static bool has_room(void *arg)
@@ -69,9 +69,9 @@ static int leave(struct tb_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
         fab_complete(op, rc);
-    if (BASE_LIKELY(rc == 0) && !tb_endpoint_gathers(&l->peer))
+    if (BASE_LIKELY(rc == 0) && !tb_endpoint_gathers(&l->endpoint))
         tb_pump_locked(l, base_recent_ns());
-    bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
+    bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
         tb_make_room(l->tb);
@@ -84,7 +84,7 @@ int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, 
     int rc = enter(l, false, to >= w->heap_offset, op);
     if (rc)
         return rc;
-    return leave(l, tb_endpoint_put(&l->peer, to, src, len, op), op);
+    return leave(l, tb_endpoint_put(&l->endpoint, to, src, len, op), op);
 }
 
 int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
@@ -94,7 +94,7 @@ int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_endpoint_get(&l->peer, dst, from, len, op), op);
+    return leave(l, tb_endpoint_get(&l->endpoint, dst, from, len, op), op);
 }
 
 int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
@@ -106,7 +106,7 @@ int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
         return rc;
     /* A word of the rooms, and nobody asks what was there: they wait for no answer. */
     bool answer = at >= w->heap_offset || old || op;
-    return leave(l, tb_endpoint_atomic(&l->peer, kind, at, a, b, answer, old, op), op);
+    return leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, answer, old, op), op);
 }
 
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -117,7 +117,7 @@ int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_endpoint_put_signal(&l->peer, to, src, len, signal, add, op), op);
+    return leave(l, tb_endpoint_put_signal(&l->endpoint, to, src, len, signal, add, op), op);
 }
 
 int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -128,7 +128,7 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_endpoint_message(&l->peer, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
+    return leave(l, tb_endpoint_message(&l->endpoint, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
 }
 
 bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
@@ -136,7 +136,7 @@ bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    bool yes = l->closed || tb_endpoint_flushed(&l->peer, f);
+    bool yes = l->closed || tb_endpoint_flushed(&l->endpoint, f);
     if (!yes)
         tb_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);
@@ -148,7 +148,7 @@ void tb_fence(struct weft *w, struct fab_link *link)
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    if (!l->closed && tb_endpoint_fence(&l->peer) != 0)
+    if (!l->closed && tb_endpoint_fence(&l->endpoint) != 0)
         tb_break(l, "no memory for a fence");
     base_spin_unlock(&l->lock);
 }

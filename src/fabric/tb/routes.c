@@ -159,10 +159,10 @@ void tb_routes_apply(struct tb *tb)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no way leads to node %u now", i, r->first[i]);
         if (!l->closed && !via && (l->via || (known && !atomic_load_explicit(&l->cut, memory_order_relaxed))) && !has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
-            tb_endpoint_fail(&l->peer, -ENETDOWN);
+            tb_endpoint_fail(&l->endpoint, -ENETDOWN);
         } else if (via) {
             if (!own && l->cable_count && l->via != via)
-                tb_endpoint_reroute(&l->peer);
+                tb_endpoint_reroute(&l->endpoint);
             atomic_store_explicit(&l->cut, false, memory_order_relaxed);
             /* relaxed: nothing is read because of it */
             atomic_store_explicit(&l->led, true, memory_order_relaxed);

@@ -168,11 +168,11 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     l->inbox = malloc(TB_MESSAGES * sizeof *l->inbox);
     if (!l->inbox)
         return base_fail(-ENOMEM, "no memory for messages of node %u", node);
-    tb_endpoint_init(&l->peer, &env, &config);
+    tb_endpoint_init(&l->endpoint, &env, &config);
     for (uint32_t i = 0; i < l->cable_count; i++)
         for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)
-            tb_endpoint_add_lane(&l->peer, tb->lanes[k].message, tb->lanes[k].depth);
-    l->peer.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
+            tb_endpoint_add_lane(&l->endpoint, tb->lanes[k].message, tb->lanes[k].depth);
+    l->endpoint.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
     if (l->cable_count) {
         for (uint32_t i = 0; i < l->cable_count; i++)
             l->cables[i]->ready = true;
@@ -191,8 +191,8 @@ void tb_pump_locked(struct tb_link *l, int64_t now)
 {
     struct tb *tb = l->tb;
     atomic_store_explicit(&l->starved, false, memory_order_relaxed);
-    tb_endpoint_pump(&l->peer, now);
-    int64_t due = tb_endpoint_due(&l->peer);
+    tb_endpoint_pump(&l->endpoint, now);
+    int64_t due = tb_endpoint_due(&l->endpoint);
     atomic_store_explicit(&l->due, due, memory_order_relaxed);
     if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
         atomic_store_explicit(&tb->due, due, memory_order_relaxed);
@@ -216,7 +216,7 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
     if (!l)
         return false; /* damaged, or of nobody we know: it will be sent again if it matters */
     base_spin_lock(&l->lock);
-    int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->peer, frame, bytes, now);
+    int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->endpoint, frame, bytes, now);
     if (rc == 0 && alone)
         tb_pump_locked(l, now);
     base_spin_unlock(&l->lock);
@@ -225,7 +225,7 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
     if (rc == 0)
         fab_heard(l->link);
     else if (rc != -EBADMSG)
-        tb_break(l, "%s", l->peer.broken);
+        tb_break(l, "%s", l->endpoint.broken);
     return false;
 }
 
@@ -299,11 +299,11 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alo
     base_spin_lock(&l->lock);
     if (!l->closed) {
         if (what == TB_REQUEST_FRAME)
-            tb_endpoint_left(&l->peer, slot);
+            tb_endpoint_left(&l->endpoint, slot);
         else if (what == TB_REQUEST_LANE_SEND)
-            tb_endpoint_lane_left(&l->peer, c->lane_base + slot);
+            tb_endpoint_lane_left(&l->endpoint, c->lane_base + slot);
         else
-            tb_endpoint_lane_landed(&l->peer, c->lane_base + slot, now);
+            tb_endpoint_lane_landed(&l->endpoint, c->lane_base + slot, now);
     }
     base_spin_unlock(&l->lock);
     l->touched = true;
@@ -522,7 +522,7 @@ static void granted(struct tb_link *l, uint32_t messages)
 {
     base_spin_lock(&l->lock);
     if (!l->closed) {
-        tb_endpoint_granted(&l->peer, messages);
+        tb_endpoint_granted(&l->endpoint, messages);
         tb_pump_locked(l, base_now_ns());
     }
     base_spin_unlock(&l->lock);
@@ -657,7 +657,7 @@ static void tb_disconnect(struct weft *w, struct fab_link *link)
     }
     base_spin_lock(&l->lock);
     if (end)
-        tb_endpoint_end(&l->peer, -ECONNRESET);
+        tb_endpoint_end(&l->endpoint, -ECONNRESET);
     atomic_store_explicit(&l->due, INT64_MAX, memory_order_relaxed);
     base_spin_unlock(&l->lock);
     base_spin_unlock(&tb->receiving);
@@ -702,10 +702,10 @@ static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving); /* cables come, go and move with it */
     base_spin_lock(&l->lock);
-    const struct tb_stream_counts *s = &l->peer.stream.counts;
-    const struct tb_bulk_counts *b = &l->peer.bulk.counts;
-    out->staged_puts = l->peer.counts.staged_puts;
-    out->staged_gets = l->peer.counts.staged_gets;
+    const struct tb_stream_counts *s = &l->endpoint.stream.counts;
+    const struct tb_bulk_counts *b = &l->endpoint.bulk.counts;
+    out->staged_puts = l->endpoint.counts.staged_puts;
+    out->staged_gets = l->endpoint.counts.staged_gets;
     out->via = l->via ? l->via->node : UINT32_MAX;
     if (l->via && l->via->node != link->node)
         snprintf(out->devices, sizeof out->devices, "%s", l->via->device->d->name);

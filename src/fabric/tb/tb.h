@@ -92,7 +92,7 @@ struct tb_link {
     struct tb *tb;
     struct fab_link *link;
     base_spin lock;          /* of the machine */
-    struct tb_endpoint peer;
+    struct tb_endpoint endpoint;
     uint32_t crowded;        /* operations that began while much was under way, ever */
     bool closed;
     bool touched;            /* something happened since the last pump; under tb->receiving */

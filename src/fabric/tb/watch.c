@@ -67,7 +67,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         /* First their queue pairs, under the lock that all who post on them hold: what is wanted anew must not be written to by them. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->closed; i++)
-            tb_endpoint_lane_down(&l->peer, c->lane_base + i);
+            tb_endpoint_lane_down(&l->endpoint, c->lane_base + i);
         bool other = !l->closed && tb_link_cable(l);
         base_spin_unlock(&l->lock);
         tb_routes_cable(tb, c->node, other);
@@ -85,7 +85,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
             continue;
         base_spin_lock(&of->lock);
         if (!of->closed)
-            tb_endpoint_left(&of->peer, c->flight[c->flight_out % TB_SENDS].slot);
+            tb_endpoint_left(&of->endpoint, c->flight[c->flight_out % TB_SENDS].slot);
         of->touched = true;
         base_spin_unlock(&of->lock);
     }
@@ -186,7 +186,7 @@ static void open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
     base_spin_lock(&l->lock);
     c->ready = true;
     for (uint32_t i = 0; i < c->lane_count; i++)
-        tb_endpoint_lane_up(&l->peer, c->lane_base + i, c->generation);
+        tb_endpoint_lane_up(&l->endpoint, c->lane_base + i, c->generation);
     l->touched = true;
     base_spin_unlock(&l->lock);
     tb_routes_cable(tb, c->node, true);
