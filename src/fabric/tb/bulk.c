@@ -95,25 +95,9 @@ static uint32_t pieces_of(uint64_t length, uint32_t message)
     return (uint32_t)((length + message - 1) / message);
 }
 
-static bool say(struct tb_bulk *b, const struct tb_words *m)
-{
-    void *room = tb_stream_room(b->stream, sizeof *m);
-    if (!room)
-        return false;
-    memcpy(room, m, sizeof *m);
-    tb_stream_commit(b->stream, sizeof *m);
-    return true;
-}
-
-static struct tb_words words(enum tb_record_kind kind, uint32_t lane, uint32_t detail)
-{
-    return (struct tb_words){.r = {.kind = (uint8_t)kind, .lane = (uint8_t)lane, .detail = (uint16_t)detail,
-                                   .length = sizeof(struct tb_words)}};
-}
-
 static struct tb_words lane_words(const struct tb_bulk *b, enum tb_record_kind kind, uint32_t lane, uint32_t detail)
 {
-    struct tb_words m = words(kind, lane, detail);
+    struct tb_words m = tb_words_of(kind, lane, detail);
     m.r.generation = b->lanes[lane].generation;
     return m;
 }
@@ -135,14 +119,14 @@ bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length,
     uint32_t id = free_outgoing(b);
     if (id == TB_NO_TRANSFER || b->drop_count)
         return false;
-    struct tb_words m = words(TB_OPEN, 0, id);
+    struct tb_words m = tb_words_of(TB_OPEN, 0, id);
     m.r.generation = (uint16_t)(b->begun + 1);
     m.offset = to;
     m.a = length;
     m.token = what;
     m.b = word;
     m.more = add;
-    if (!say(b, &m))
+    if (!tb_stream_say(b->stream, &m))
         return false;
     b->out[id] = (struct tb_outgoing){.generation = ++b->begun, .used = true, .message = message_for(b, length), .offset = from,
                                       .length = length, .cookie = cookie};
@@ -174,13 +158,13 @@ bool tb_bulk_get(struct tb_bulk *b, uint64_t to, uint64_t from, uint64_t length,
         id++;
     if (id == TB_TRANSFERS || b->drop_count)
         return false;
-    struct tb_words m = words(TB_FETCH, 0, id);
+    struct tb_words m = tb_words_of(TB_FETCH, 0, id);
     m.r.generation = (uint16_t)(b->begun + 1);
     m.offset = from;
     m.a = length;
     if (!tb_stream_room(b->stream, sizeof m) || begin_in(b, id, true, to, length) != 0)
         return false;
-    say(b, &m);
+    tb_stream_say(b->stream, &m);
     b->in[id].generation = ++b->begun;
     b->in[id].cookie = cookie;
     b->in[id].from = from;
@@ -352,7 +336,7 @@ static bool post_run(struct tb_bulk *b, uint32_t lane, int64_t now)
         return false;
     l->last = now;
     b->turn = (id + 1) % TB_TRANSFERS; /* the next run is another's, if there is one */
-    return say(b, &m);
+    return tb_stream_say(b->stream, &m);
 }
 
 /* Records are copied before they are summed: whatever memory holds then is right. */
@@ -408,7 +392,7 @@ static void repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         return;
     if (l->ask) {
         struct tb_words m = lane_words(b, TB_QUIESCE, lane, 0);
-        if (!say(b, &m))
+        if (!tb_stream_say(b->stream, &m))
             return;
         l->ask = false;
         l->quiet = false;
@@ -427,7 +411,7 @@ static void repair(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_words m = lane_words(b, TB_RESEND, lane, 0);
     m.token = l->in_landed;
     m.a = l->in_next - l->in_landed;
-    if (!say(b, &m))
+    if (!tb_stream_say(b->stream, &m))
         return;
     for (uint32_t i = l->in_landed; i != l->in_next; i++)
         l->in[i % TB_LANE_DEPTH].has_sum = false;
@@ -449,7 +433,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     struct tb_words m = lane_words(b, TB_SUM, lane, 0);
     m.token = number;
     if ((int32_t)(number - l->void_end) < 0) /* its receive has taken something else: 0 says so */
-        return say(b, &m);
+        return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
     l->void_end = number; /* it follows, so that it is never far away */
@@ -460,7 +444,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     }
     m.a = o ? sum_of(b, offset, l->message) : 0;
     b->counts.sent_bytes += l->message;
-    return say(b, &m);
+    return tb_stream_say(b->stream, &m);
 }
 
 /* Half a lane's pieces are told of before the other half leaves: the peer judges them, and posts receives anew, meanwhile. */
@@ -492,7 +476,7 @@ static void answer_quiesce(struct tb_bulk *b, uint32_t lane, int64_t now)
         return; /* 0 must mean all: what only waits for room goes when there is some */
     struct tb_words m = lane_words(b, TB_QUIET, lane, 0);
     m.a = l->unleft;
-    if (say(b, &m)) {
+    if (tb_stream_say(b->stream, &m)) {
         l->quiesce = !all;
         l->quiesce_at = now;
     }
@@ -576,7 +560,7 @@ static int on_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, 
         ready.b++;
     }
     if (ready.b)
-        say(b, &ready);
+        tb_stream_say(b->stream, &ready);
     l->last = now;
     return 0;
 }
@@ -762,32 +746,32 @@ void tb_bulk_pump(struct tb_bulk *b, int64_t now)
     b->pumped = now;
     while (b->done_count) {
         uint32_t id = b->done[b->done_count - 1];
-        struct tb_words m = words(TB_DONE, 0, id);
+        struct tb_words m = tb_words_of(TB_DONE, 0, id);
         m.r.generation = b->in[id].generation;
-        if (!say(b, &m))
+        if (!tb_stream_say(b->stream, &m))
             break;
         b->in[id].used = false;
         b->done_count--;
     }
     while (b->drop_count) {
-        struct tb_words m = words(TB_DROP, 0, b->drops[b->drop_count - 1].transfer);
+        struct tb_words m = tb_words_of(TB_DROP, 0, b->drops[b->drop_count - 1].transfer);
         m.r.generation = b->drops[b->drop_count - 1].generation;
         m.token = b->drops[b->drop_count - 1].fetched;
-        if (!say(b, &m))
+        if (!tb_stream_say(b->stream, &m))
             break;
         b->drop_count--;
     }
     while (b->dropped_count) {
-        struct tb_words m = words(TB_DROPPED, 0, b->dropped[b->dropped_count - 1].transfer);
+        struct tb_words m = tb_words_of(TB_DROPPED, 0, b->dropped[b->dropped_count - 1].transfer);
         m.r.generation = b->dropped[b->dropped_count - 1].generation;
-        if (!say(b, &m))
+        if (!tb_stream_say(b->stream, &m))
             break;
         b->dropped_count--;
     }
     fetch_hot(b);
     for (uint32_t i = 0; i < b->lane_count; i++) {
-        struct tb_words m = words(TB_LANE, i, b->lanes[i].generation);
-        if (b->lanes[i].say_up && say(b, &m))
+        struct tb_words m = tb_words_of(TB_LANE, i, b->lanes[i].generation);
+        if (b->lanes[i].say_up && tb_stream_say(b->stream, &m))
             b->lanes[i].say_up = false;
         if (!b->lanes[i].up)
             continue;

@@ -113,21 +113,6 @@ static void complete(struct tb_endpoint *e, weft_op *op, int status)
 
 /* --- records going out --- */
 
-static bool say(struct tb_endpoint *e, const struct tb_words *m)
-{
-    void *room = tb_stream_room(&e->stream, sizeof *m);
-    if (!room)
-        return false;
-    memcpy(room, m, sizeof *m);
-    tb_stream_commit(&e->stream, sizeof *m);
-    return true;
-}
-
-static struct tb_words words(enum tb_record_kind kind, uint32_t detail)
-{
-    return (struct tb_words){.r = {.kind = (uint8_t)kind, .detail = (uint16_t)detail, .length = sizeof(struct tb_words)}};
-}
-
 /* Of the bytes at `src`, as many as the open frame takes: how many. A small rest is not split. */
 static uint32_t say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
@@ -200,7 +185,7 @@ static void free_ask(struct tb_endpoint *e, struct tb_ask *ask)
 static bool say_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                        weft_op *op, const struct tb_work *work)
 {
-    struct tb_words m = words(TB_ATOMIC, kind);
+    struct tb_words m = tb_words_of(TB_ATOMIC, 0, kind);
     m.offset = at;
     m.a = a;
     m.b = b;
@@ -214,13 +199,13 @@ static bool say_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at,
         ask->op = op;
         ask->old = old;
     }
-    return say(e, &m);
+    return tb_stream_say(&e->stream, &m);
 }
 
 /* A piece of a get as a question. */
 static bool say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work)
 {
-    struct tb_words m = words(TB_GET, 0);
+    struct tb_words m = tb_words_of(TB_GET, 0, 0);
     m.offset = from;
     m.a = len;
     if (!tb_stream_room(&e->stream, sizeof m))
@@ -233,7 +218,7 @@ static bool say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t 
     ask->left = len;
     ask->op = op;
     ask->work = work;
-    return say(e, &m);
+    return tb_stream_say(&e->stream, &m);
 }
 
 /* --- works --- */
@@ -312,10 +297,10 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
             e->counts.staged_puts += n;
     }
     if (k->signal && !k->signalled) {
-        struct tb_words m = words(TB_SIGNAL, 0);
+        struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
         m.offset = k->word;
         m.a = k->add;
-        if (k->pieces || !say(e, &m)) /* the bytes first */
+        if (k->pieces || !tb_stream_say(&e->stream, &m)) /* the bytes first */
             return false;
         k->signalled = true;
     }
@@ -430,12 +415,12 @@ static struct tb_work *new_put(struct tb_endpoint *e, uint64_t to, const void *s
 
 int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op)
 {
-    struct tb_words m = words(TB_SIGNAL, 0);
+    struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
     if (!e->works && len && len <= TB_PAYLOAD_BYTES && tb_stream_fits(&e->stream) >= PUT_HEAD + tb_padded((uint32_t)len) + sizeof m) {
         m.offset = word;
         m.a = add;
         say_bytes(e, TB_PUT, to, src, len);
-        say(e, &m);
+        tb_stream_say(&e->stream, &m);
         if (op)
             tb_stream_op(&e->stream, op);
         return 0;
@@ -570,10 +555,10 @@ static bool serve_data(struct tb_endpoint *e, struct tb_work *k)
 
 static bool serve_answer(struct tb_endpoint *e, uint32_t token, uint64_t value)
 {
-    struct tb_words m = words(TB_ANSWER, 0);
+    struct tb_words m = tb_words_of(TB_ANSWER, 0, 0);
     m.token = token;
     m.a = value;
-    return say(e, &m);
+    return tb_stream_say(&e->stream, &m);
 }
 
 static void push_serves(struct tb_endpoint *e)

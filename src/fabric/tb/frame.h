@@ -74,6 +74,12 @@ struct tb_words {
     uint64_t offset, a, b, more;
 };
 
+static inline struct tb_words tb_words_of(enum tb_record_kind kind, uint32_t lane, uint32_t detail)
+{
+    return (struct tb_words){.r = {.kind = (uint8_t)kind, .lane = (uint8_t)lane, .detail = (uint16_t)detail,
+                                   .length = sizeof(struct tb_words)}};
+}
+
 static inline uint32_t tb_padded(uint32_t bytes)
 {
     return (bytes + 7u) & ~7u;

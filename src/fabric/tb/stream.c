@@ -160,6 +160,16 @@ void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
     }
 }
 
+bool tb_stream_say(struct tb_stream *s, const struct tb_words *m)
+{
+    void *room = tb_stream_room(s, sizeof *m);
+    if (!room)
+        return false;
+    memcpy(room, m, sizeof *m);
+    tb_stream_commit(s, sizeof *m);
+    return true;
+}
+
 void tb_stream_op(struct tb_stream *s, weft_op *op)
 {
     if (s->first == s->next && s->fill == 0) {

@@ -91,6 +91,8 @@ void tb_stream_end(struct tb_stream *s, int status);
  * exactly those bytes. */
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes);
 void tb_stream_commit(struct tb_stream *s, uint32_t bytes);
+/* Both for a record of fixed fields. False: no room. */
+bool tb_stream_say(struct tb_stream *s, const struct tb_words *m);
 /* How many bytes the next record may have at most to fit the open frame (a fresh one if that is nearly full); 0: no room. */
 uint32_t tb_stream_fits(const struct tb_stream *s);
 /* `op` completes when all records that were committed so far have been executed. */
