@@ -326,7 +326,7 @@ static bool post_run(struct tb_bulk *b, uint32_t lane, int64_t now)
     m.a = next_wanted(t);
     while (l->in_next - l->in_first < l->in_depth && next_wanted(t) == m.a + m.b && m.a + m.b < t->pieces) {
         uint32_t piece = t->cursor;
-        if (!b->env.receive(b->env.ctx, lane, piece_offset(t->offset, t->length, t->message, piece)))
+        if (!b->env.lane_receive(b->env.lane_ctx, lane, piece_offset(t->offset, t->length, t->message, piece)))
             break;
         t->wanted[piece / 64] &= ~(UINT64_C(1) << (piece % 64));
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = (uint16_t)id, .piece = piece};
@@ -438,7 +438,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return false;
     l->void_end = number; /* it follows, so that it is never far away */
     l->unleft++;
-    if (!b->env.send(b->env.ctx, lane, offset)) {
+    if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;
         return false;
     }
@@ -555,7 +555,7 @@ static int on_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, 
     ready.token = l->in_next;
     if (l->in_landed != l->in_next || !tb_stream_room(b->stream, sizeof ready))
         return 0; /* the receives that are there take them, or it is said again */
-    while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.receive(b->env.ctx, lane, TB_SCRAP)) {
+    while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.lane_receive(b->env.lane_ctx, lane, TB_SCRAP)) {
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = TB_NO_TRANSFER};
         ready.b++;
     }

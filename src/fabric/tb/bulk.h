@@ -27,11 +27,12 @@
 #define TB_SCRAP        UINT64_MAX /* offset: memory whose contents nobody wants */
 
 struct tb_bulk_env {
-    void *ctx;
+    void *lane_ctx; /* of lane_receive and lane_send */
     /* Post a receive / a send of the lane's size at this offset of the pool (TB_SCRAP: anywhere harmless). False: the queue is
      * full; nothing was posted. */
-    bool (*receive)(void *ctx, uint32_t lane, uint64_t offset);
-    bool (*send)(void *ctx, uint32_t lane, uint64_t offset);
+    bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
+    bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
+    void *ctx; /* of the others */
     /* Ask for bytes of a transfer as records; tb_bulk_fetched() when they are there. False: no room now. */
     bool (*fetch)(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes);
     /* A transfer that came is whole: `what` (of TB_OPEN) is to be done with the word. */

@@ -93,23 +93,6 @@ int64_t tb_endpoint_due(const struct tb_endpoint *e)
 
 /* --- beginning and end --- */
 
-static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
-{
-    struct tb_endpoint *e = ctx;
-    return e->env.emit(e->env.ctx, slot, frame, bytes);
-}
-
-static void op_complete(void *ctx, weft_op *op, int status)
-{
-    tb_endpoint_complete(ctx, op, status);
-}
-
-static bool lane_receive(void *ctx, uint32_t lane, uint64_t offset)
-{
-    struct tb_endpoint *e = ctx;
-    return e->env.lane_receive(e->env.ctx, lane, offset);
-}
-
 static bool fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes)
 {
     struct tb_endpoint *e = ctx;
@@ -122,12 +105,6 @@ static bool fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to
     return true;
 }
 
-static bool lane_send(void *ctx, uint32_t lane, uint64_t offset)
-{
-    struct tb_endpoint *e = ctx;
-    return e->env.lane_send(e->env.ctx, lane, offset);
-}
-
 void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config)
 {
     *e = (struct tb_endpoint){.env = *env, .pool = config->pool, .pool_bytes = config->pool_bytes, .first_byte = config->first_byte};
@@ -136,12 +113,13 @@ void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, 
     e->serves_end = &e->serves;
     for (uint32_t i = 0; i < TB_ASKS; i++)
         e->asks[i].next_free = (uint16_t)(i + 1);
-    tb_stream_init(&e->stream, &(struct tb_stream_env){.ctx = e, .emit = emit, .records = tb_endpoint_records, .complete = op_complete},
+    tb_stream_init(&e->stream, &(struct tb_stream_env){.ctx = env->ctx, .emit = env->emit, .complete = env->complete,
+                                                   .records_ctx = e, .records = tb_endpoint_records},
                    config->here, config->node, config->session, config->frames);
     e->stream.grant = e->stream.granted = e->stream.grant_said = TB_MESSAGES;
     tb_bulk_init(&e->bulk, &e->stream,
-                 &(struct tb_bulk_env){.ctx = e, .receive = lane_receive, .send = lane_send, .fetch = fetch,
-                                       .came = transfer_came, .done = transfer_done, .again = transfer_again},
+                 &(struct tb_bulk_env){.lane_ctx = env->ctx, .lane_receive = env->lane_receive, .lane_send = env->lane_send, .ctx = e,
+                                       .fetch = fetch, .came = transfer_came, .done = transfer_done, .again = transfer_again},
                  config->pool, config->pool_bytes, config->first_byte, config->segment, config->check);
 }
 

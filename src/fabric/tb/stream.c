@@ -423,7 +423,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
             keep_early(s, ahead, (const uint8_t *)frame + sizeof f, f.length);
         return 0;
     }
-    int rc = s->env.records(s->env.ctx, (const uint8_t *)frame + sizeof f, f.length);
+    int rc = s->env.records(s->env.records_ctx, (const uint8_t *)frame + sizeof f, f.length);
     bool more;
     do {
         s->expected++;
@@ -432,7 +432,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         s->early >>= 1;
         if (more && rc == 0) {
             uint32_t slot = s->expected % TB_WINDOW;
-            rc = s->env.records(s->env.ctx, s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, s->early_bytes[slot]);
+            rc = s->env.records(s->env.records_ctx, s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, s->early_bytes[slot]);
         }
     } while (more && rc == 0);
     if (!s->ack_at)

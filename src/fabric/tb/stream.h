@@ -21,12 +21,13 @@
 #define TB_SLOTS  (TB_WINDOW + TB_BARES)
 
 struct tb_stream_env {
-    void *ctx;
+    void *ctx; /* of emit and complete */
     /* Put a frame on its way. `slot` comes back by tb_stream_left(). False: no room now; tb_stream_pump() tries again. */
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
+    void (*complete)(void *ctx, weft_op *op, int status);
+    void *records_ctx;
     /* Records in their order. Negative: they make no sense. */
     int (*records)(void *ctx, const uint8_t *payload, uint32_t bytes);
-    void (*complete)(void *ctx, weft_op *op, int status);
 };
 
 struct tb_slot {
