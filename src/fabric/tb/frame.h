@@ -46,7 +46,7 @@ enum tb_record_kind {
     TB_ANSWER,  /* token, a: the former value */
     TB_SIGNAL,  /* offset, a: to be added. No answer */
     TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
-    /* bulk.c */
+    /* of bulk */
     TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
