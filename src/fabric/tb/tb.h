@@ -2,7 +2,7 @@
  *
  * What the files of the tb transport share: device.c (devices, their memory and completion queues), cable.c (the queue pairs to a
  * neighbour), connect.c (finding and connecting cables), routes.c (ways through other nodes), watch.c (cables
- * that go and come back), ending.c (signals), operations.c, tb.c (the transport's table: links, progress).
+ * that go and come back), ending.c (signals), operations.c, link.c, message.c, poll.c, transport.c (the transport's table).
  * The protocol itself is endpoint.c, stream.c and bulk.c, which know no device.
  *
  * Locks, outer first: tb->receiving (who polls), a link's lock (its machine). Cables post under the lock of whichever link emits,
@@ -219,7 +219,7 @@ void tb_leave_tell(struct tb *tb);  /* on the progress thread: the peers what is
 bool tb_leave_told(const struct tb *tb);
 bool tb_leave_waits(struct tb *tb); /* the node wants to leave, and has to wait; false once: it goes */
 
-/* tb.c */
+/* link.c */
 /* acquire: pairs with the release when the link was ready */
 static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
@@ -229,7 +229,22 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine. Under tb->receiving */
 void tb_pump_locked(struct tb_link *l, int64_t now); /* let its machine send what it can */
+
+/* message.c */
+/* Of tb_endpoint_env. */
+bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
+int tb_message_deliver(struct weft *w, struct tb_link *l); /* how many */
+bool tb_message_none(struct tb *tb); /* none waits to be delivered */
+int tb_progress(struct weft *w);
+
+/* poll.c; the last five: what struct fab_transport says of them */
+int tb_poll(struct tb *tb, bool sends); /* look at the queues, of sends too if that is asked for; under tb->receiving */
 void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless somebody does; no lock is held */
+int tb_service(struct weft *w);
+int64_t tb_upkeep(struct weft *w, int64_t now);
+bool tb_idle(struct weft *w);
+int tb_fd(struct weft *w, uint32_t i);
+void tb_woken(struct weft *w);
 
 /* operations.c: what struct fab_transport says of them */
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);

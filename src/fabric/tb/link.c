@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Links of tb: how they begin and break, and what a link's endpoint asks for. What goes over a link is the business of its
+ * endpoint (endpoint.h).
+ */
+#include "fabric/tb/tb.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link)
+{
+    struct tb_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->tb = tb;
+    l->link = link;
+    atomic_init(&l->due, INT64_MAX);
+    stash_init(&l->stash, link->node);
+    link->impl = l;
+    link->transport = &fab_tb;
+    return l;
+}
+
+void tb_break(struct tb_link *l, const char *why, ...)
+{
+    va_list ap;
+    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return;
+    va_start(ap, why);
+    vsnprintf(l->why, sizeof l->why, why, ap);
+    va_end(ap);
+    atomic_store_explicit(&l->broken, true, memory_order_release);
+    fab_kick(l->tb->w);
+}
+
+static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
+{
+    struct tb_link *l = ctx;
+    bool went = l->via && tb_cable_send(l->via, l->link->node, slot, frame, bytes);
+    if (!went)
+        atomic_store_explicit(&l->starved, true, memory_order_relaxed);
+    return went;
+}
+
+/* The cable of a lane of the link's, and which it is there. */
+static struct tb_cable *lane_of(struct tb_link *l, uint32_t *lane)
+{
+    uint32_t i = *lane / l->tb->lane_count;
+    *lane %= l->tb->lane_count;
+    return l->cables[i];
+}
+
+static void *lane_memory(struct tb_link *l, uint64_t offset)
+{
+    return offset == TB_SCRAP ? l->tb->scrap : l->tb->w->pool_base + offset;
+}
+
+static bool lane_receive(void *ctx, uint32_t lane, uint64_t offset)
+{
+    struct tb_link *l = ctx;
+    struct tb_cable *c = lane_of(l, &lane);
+    return tb_cable_lane_receive(c, lane, lane_memory(l, offset));
+}
+
+static bool lane_send(void *ctx, uint32_t lane, uint64_t offset)
+{
+    struct tb_link *l = ctx;
+    struct tb_cable *c = lane_of(l, &lane);
+    return tb_cable_lane_send(c, lane, lane_memory(l, offset));
+}
+
+static void completed(void *ctx, weft_op *op, int status)
+{
+    (void)ctx;
+    fab_complete(op, status);
+}
+
+int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
+{
+    struct tb *tb = l->tb;
+    struct weft *w = tb->w;
+    uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
+    struct tb_endpoint_env env = {.ctx = l, .emit = emit, .lane_receive = lane_receive, .lane_send = lane_send, .message = tb_message_keep,
+                              .complete = completed};
+    struct tb_endpoint_config config = {
+        .here = (uint16_t)w->rank, .node = (uint16_t)node, .session = session,
+        .frames = tb->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES, .pool = w->pool_base, .pool_bytes = w->pool_bytes,
+        .first_byte = FAB_NULL_BYTES, .segment = segment, .check = tb->check,
+    };
+    l->inbox = malloc(TB_MESSAGES * sizeof *l->inbox);
+    if (!l->inbox)
+        return base_fail(-ENOMEM, "no memory for messages of node %u", node);
+    tb_endpoint_init(&l->endpoint, &env, &config);
+    for (uint32_t i = 0; i < l->cable_count; i++)
+        for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)
+            tb_endpoint_add_lane(&l->endpoint, tb->lanes[k].message, tb->lanes[k].depth);
+    l->endpoint.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
+    if (l->cable_count) {
+        for (uint32_t i = 0; i < l->cable_count; i++)
+            l->cables[i]->ready = true;
+        l->via = l->cables[0];
+        atomic_store_explicit(&l->led, true, memory_order_relaxed);
+        tb_routes_cable(tb, node, true);
+    }
+    /* release: who polls sees a whole link (acquire in tb_link_of) */
+    __atomic_store_n(&tb->links[node], l, __ATOMIC_RELEASE);
+    return 0;
+}
+
+void tb_pump_locked(struct tb_link *l, int64_t now)
+{
+    struct tb *tb = l->tb;
+    atomic_store_explicit(&l->starved, false, memory_order_relaxed);
+    tb_endpoint_pump(&l->endpoint, now);
+    int64_t due = tb_endpoint_due(&l->endpoint);
+    atomic_store_explicit(&l->due, due, memory_order_relaxed);
+    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
+        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+}
