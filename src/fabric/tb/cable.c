@@ -111,7 +111,7 @@ int tb_cable_receive_owed(struct tb_cable *c)
                                      .sg_list = &sge[i], .num_sge = 1};
     }
     c->owed_count = 0;
-    if (n == 0 || !tb_watch_up(c->tb, c->device, LOOK_RECEIVE))
+    if (n == 0 || !tb_device_up(c->tb, c->device, LOOK_RECEIVE))
         return 0;
     int err = ibv_post_recv(c->control.qp, wr, &bad);
     return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
@@ -180,7 +180,7 @@ static bool send_frame(struct tb_cable *c, enum tb_request what, uint32_t whose,
 {
     base_spin_lock(&c->lock);
     /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
-    bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_watch_up(c->tb, c->device, LOOK_SEND) &&
+    bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_device_up(c->tb, c->device, LOOK_SEND) &&
                 post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
     if (went) {
         c->flight[c->flight_in % TB_SENDS].whose = (uint16_t)whose;
@@ -210,12 +210,12 @@ bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t 
 
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_watch_up(c->tb, c->device, LOOK_RECEIVE) &&
+    return tb_device_up(c->tb, c->device, LOOK_RECEIVE) &&
            post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
 }
 
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_watch_up(c->tb, c->device, LOOK_SEND) &&
+    return tb_device_up(c->tb, c->device, LOOK_SEND) &&
            post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
 }

@@ -261,14 +261,12 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
     return 0;
 }
 
-int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
 {
-    struct tb *tb = w->tb;
-    struct tb_link *l = tb_link_make(tb, link);
+    struct tb *tb = l->tb;
+    struct fab_link *link = l->link;
     struct hello mine, theirs = {0};
     char why[400] = "";
-    if (!l)
-        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
     base_spin_lock(&tb->receiving);
     introduce(tb, &mine, link->node);
     base_spin_unlock(&tb->receiving);
@@ -291,6 +289,8 @@ int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadl
     link->pool_bytes = theirs.pool_bytes;
     base_spin_lock(&tb->receiving);
     err = tb_link_ready(l, mine.session + theirs.session, segment);
+    if (!err && l->cable_count)
+        tb_routes_cable(tb, link->node, true);
     base_spin_unlock(&tb->receiving);
     /* The machines are there on both sides before the first frame. */
     char ready = 'r', answer = 0;

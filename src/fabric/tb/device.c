@@ -86,9 +86,8 @@ static bool wanted(const struct tb *tb, const struct verbs_device *d)
     return !tb->w->device[0] || strcmp(tb->w->device, d->name) == 0;
 }
 
-int tb_devices_look(struct weft *w)
+int tb_devices_find(struct tb *tb, bool *thunderbolt)
 {
-    struct tb *tb = w->tb;
     int err = tb->w->guard[0] ? verbs_guard_start(&tb->guard, tb->w->guard) : 0;
     if (!err)
         err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->gid_index)
@@ -96,13 +95,13 @@ int tb_devices_look(struct weft *w)
     if (err)
         return err;
     char why[1100] = "";
-    bool thunderbolt = false;
     uint32_t n = 0;
+    *thunderbolt = false;
     for (uint32_t i = 0; i < tb->all_count; i++) {
         const struct verbs_device *d = &tb->all[i];
         if (wanted(tb, d) && d->usable == 0 && d->traits.uc) {
             n++;
-            thunderbolt = thunderbolt || d->traits.link == VERBS_THUNDERBOLT;
+            *thunderbolt = *thunderbolt || d->traits.link == VERBS_THUNDERBOLT;
         } else if (wanted(tb, d) && !why[0]) {
             snprintf(why, sizeof why, "; device %s: %s", d->name, d->usable ? d->why_not : "has no UC queue pairs");
         }
@@ -114,9 +113,12 @@ int tb_devices_look(struct weft *w)
     if (!tb->cables)
         return base_fail(-ENOMEM, "no memory for %u cables", tb->cable_max);
     tb->segment = VERBS_SEGMENT;
-    err = make_memory(tb);
-    if (!err && thunderbolt)
-        err = tb_ending_watch(tb); /* before anything is taken */
+    return make_memory(tb);
+}
+
+int tb_devices_take(struct tb *tb, bool thunderbolt)
+{
+    int err = 0;
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
         base_spin_lock(&tb->receiving); /* a signal gives back what there is by then (ending.c), or waits until this device is whole */
         struct verbs_device *d = &tb->all[i];
@@ -129,6 +131,25 @@ int tb_devices_look(struct weft *w)
         base_spin_unlock(&tb->receiving);
     }
     return err;
+}
+
+/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
+ * the link's lock. */
+bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
+{
+    if (atomic_load_explicit(&d->down, memory_order_relaxed))
+        return false;
+    if (at_most) {
+        int64_t now = base_recent_ns();
+        if (now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
+            return true;
+        atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
+    }
+    if (verbs_port_up(d->d))
+        return true;
+    if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
+        fab_kick(tb->w); /* tb_watch() */
+    return false;
 }
 
 static bool taken(const struct tb *tb, const struct verbs_device *d)

@@ -18,7 +18,6 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link)
     atomic_init(&l->due, INT64_MAX);
     stash_init(&l->stash, link->node);
     link->impl = l;
-    link->transport = &fab_tb;
     return l;
 }
 
@@ -101,20 +100,16 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
             l->cables[i]->ready = true;
         l->via = l->cables[0];
         atomic_store_explicit(&l->led, true, memory_order_relaxed);
-        tb_routes_cable(tb, node, true);
     }
     /* release: who polls sees a whole link (acquire in tb_link_of) */
     __atomic_store_n(&tb->links[node], l, __ATOMIC_RELEASE);
     return 0;
 }
 
-void tb_pump_locked(struct tb_link *l, int64_t now)
+struct tb_cable *tb_link_cable(const struct tb_link *l)
 {
-    struct tb *tb = l->tb;
-    atomic_store_explicit(&l->starved, false, memory_order_relaxed);
-    tb_endpoint_pump(&l->endpoint, now);
-    int64_t due = tb_endpoint_due(&l->endpoint);
-    atomic_store_explicit(&l->due, due, memory_order_relaxed);
-    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
-        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+    for (uint32_t i = 0; i < l->cable_count; i++)
+        if (l->cables[i]->ready)
+            return l->cables[i];
+    return NULL;
 }

@@ -1,9 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share: device.c (devices, their memory and completion queues), cable.c (the queue pairs to a
- * neighbour), connect.c (finding and connecting cables), routes.c (ways through other nodes), watch.c (cables
- * that go and come back), ending.c (signals), operations.c, link.c, message.c, poll.c, transport.c (the transport's table).
- * The protocol itself is endpoint.c, stream.c and bulk.c, which know no device.
+ * What the files of the tb transport share. A file calls only those that stand below it here:
+ *
+ *   transport.c    the table struct fab_transport: opening, joining, the end of a link, statistics
+ *   operations.c   put, get, atomics, messages, flush, fence
+ *   poll.c         progress: completion queues, timers, upkeep
+ *   connect.c      finds and connects the cables to a node that joins
+ *   ending.c       gives devices back when a signal ends the process
+ *   leave.c        leaving, one node after another
+ *   watch.c        cables that go and come back
+ *   routes.c       ways through other nodes
+ *   link.c         a link's life, and what its endpoint asks for
+ *   message.c      messages that wait for their handlers
+ *   cable.c        the queue pairs to a neighbour
+ *   device.c       devices, their memory and completion queues
+ *
+ * and below these the protocol, which knows no device:
+ *
+ *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
+ *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
+ *   stream.c       frames, each delivered once and in order
  *
  * Locks, outer first: tb->receiving (who polls), a link's lock (its machine). Cables post under the lock of whichever link emits,
  * and count with atomics.
@@ -148,9 +164,12 @@ struct tb {
 };
 
 /* device.c */
-int tb_devices_look(struct weft *w);  /* find them, take what is needed of each */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* thunderbolt: there are such ports, and only they are used */
+int tb_devices_take(struct tb *tb, bool thunderbolt);  /* what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
 void tb_devices_close(struct tb *tb); /* after all cables; under tb->receiving */
+/* Is its port up? Looked at unless that was done within at_most ns; for who is about to post, on any thread, under any lock. */
+bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
     const uint8_t *p = at;
@@ -183,11 +202,9 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 
 /* watch.c: cables that go and come back; under tb->receiving, but for what says and hears also on the progress thread */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most); /* look at its port, unless that was done within at_most ns */
-bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most); /* the same, for who is about to post; any thread, any lock */
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* tell the peers, build anew */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len); /* bytes from outside */
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* take it down, and let what was on it go another way */
-struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; or NULL */
 enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of what the transport says on the side connection */
 
 /* ending.c: give everything back when the process is told to end */
@@ -195,7 +212,7 @@ int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
-int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline);
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 
 /* routes.c; all but open and close under tb->receiving, and on the progress thread those that say or hear */
 int tb_routes_open(struct tb *tb);
@@ -225,10 +242,21 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
     return node < tb->w->size ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
+/* Let its endpoint send what it can; under its lock. */
+static inline void tb_pump_locked(struct tb_link *l, int64_t now)
+{
+    struct tb *tb = l->tb;
+    atomic_store_explicit(&l->starved, false, memory_order_relaxed);
+    tb_endpoint_pump(&l->endpoint, now);
+    int64_t due = tb_endpoint_due(&l->endpoint);
+    atomic_store_explicit(&l->due, due, memory_order_relaxed);
+    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
+        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+}
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine. Under tb->receiving */
-void tb_pump_locked(struct tb_link *l, int64_t now); /* let its machine send what it can */
+struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; or NULL */
 
 /* message.c */
 /* Of tb_endpoint_env. */

@@ -33,11 +33,21 @@ static int tb_open(struct weft *w)
     return err ? err : tb_leave_open(tb);
 }
 
+static int look(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    bool thunderbolt;
+    int err = tb_devices_find(tb, &thunderbolt);
+    if (!err && thunderbolt)
+        err = tb_ending_watch(tb); /* before anything is taken */
+    return err ? err : tb_devices_take(tb, thunderbolt);
+}
+
 static bool tb_reaches(struct weft *w, const uint8_t *peer_host_id)
 {
     struct tb *tb = w->tb;
     (void)peer_host_id;
-    return fab_look(w, &tb->look, tb_devices_look);
+    return fab_look(w, &tb->look, look);
 }
 
 static void tb_close(struct weft *w)
@@ -54,6 +64,15 @@ static void tb_close(struct weft *w)
     free(tb->links);
     free(tb);
     w->tb = NULL;
+}
+
+static int connect_link(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+{
+    struct tb_link *l = tb_link_make(w->tb, link);
+    if (!l)
+        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    link->transport = &fab_tb;
+    return tb_connect(l, side_fd, deadline);
 }
 
 /* Only what all nodes say of their cables together tells which can be reached. */
@@ -225,7 +244,7 @@ const struct fab_transport fab_tb = {
     .open = tb_open,
     .close = tb_close,
     .reaches = tb_reaches,
-    .connect = tb_connect,
+    .connect = connect_link,
     .broken = tb_broken,
     .last_words = tb_last_words,
     .disconnect = tb_disconnect,

@@ -28,14 +28,6 @@ struct cable_message {
 };
 _Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
 
-struct tb_cable *tb_link_cable(const struct tb_link *l)
-{
-    for (uint32_t i = 0; i < l->cable_count; i++)
-        if (l->cables[i]->ready)
-            return l->cables[i];
-    return NULL;
-}
-
 /* Its place among the link's cables, the same on both sides. */
 static uint8_t place(const struct tb_link *l, const struct tb_cable *c)
 {
@@ -100,25 +92,6 @@ static void lost(struct tb *tb, struct tb_cable *c, const char *why)
     c->patience = AGAIN;
     c->next = (uint32_t)(c->device - tb->devices);
     fab_kick(tb->w);
-}
-
-/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
- * the link's lock. */
-bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most)
-{
-    if (atomic_load_explicit(&d->down, memory_order_relaxed))
-        return false;
-    if (at_most) {
-        int64_t now = base_recent_ns();
-        if (now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
-            return true;
-        atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
-    }
-    if (verbs_port_up(d->d))
-        return true;
-    if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
-        fab_kick(tb->w); /* tb_watch() */
-    return false;
 }
 
 static void fail(struct tb_cable *c, int64_t now);
