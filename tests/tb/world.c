@@ -335,7 +335,7 @@ static void come_up(struct world *w, struct end *e, uint32_t session)
         s->first = s->next = s->expected = s->asked = UINT32_MAX - 100;
         s->order = s->order_arrived = UINT32_MAX - 200;
         s->grant = s->granted = s->grant_said = TB_MESSAGES - 50;
-        e->p.messages_sent = e->p.messages_came = (uint32_t)-50;
+        e->p.messages_sent = e->p.messages_received = (uint32_t)-50;
         for (uint32_t i = 0; i < e->p.bulk.lane_count; i++) {
             struct tb_lane *l = &e->p.bulk.lanes[i];
             l->in_first = l->in_landed = l->in_next = UINT32_MAX - 30;
@@ -616,10 +616,10 @@ static void tell(struct world *w)
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             struct tb_endpoint *p = &end_of(w, i, j)->p;
-            s.frames += p->stream.counts.frames, s.again += p->stream.counts.again, s.bares += p->stream.counts.bares;
+            s.frames += p->stream.counts.frames, s.retransmitted += p->stream.counts.retransmitted, s.bares += p->stream.counts.bares;
             s.records += p->stream.counts.records, s.repeated += p->stream.counts.repeated;
-            b.sent_bytes += p->bulk.counts.sent_bytes, b.came_bytes += p->bulk.counts.came_bytes;
-            b.pieces += p->bulk.counts.pieces, b.wrong += p->bulk.counts.wrong, b.repairs += p->bulk.counts.repairs;
+            b.sent_bytes += p->bulk.counts.sent_bytes, b.received_bytes += p->bulk.counts.received_bytes;
+            b.pieces += p->bulk.counts.pieces, b.rejected += p->bulk.counts.rejected, b.repairs += p->bulk.counts.repairs;
         }
     const struct faults *f = &w->c.faults;
     printf("seed %llu: %u nodes, %u lanes, %s; lose %u %u spoil %u %u twice %u reorder %u withhold %u stop %u restart %u pull %u: "
@@ -627,9 +627,9 @@ static void tell(struct world *w)
            "bulk %llu of %llu, pieces %llu wrong %llu repairs %llu\n",
            (unsigned long long)w->c.seed, w->c.nodes, w->c.lane_count, w->c.credits ? "credits" : "plain", f->lose, f->lose_lane, f->spoil,
            f->spoil_lane, f->twice, f->reorder, f->withhold, f->stop, f->restart, f->pull, (double)w->now / 1e6, (unsigned long long)w->steps,
-           (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames, (unsigned long long)s.again,
-           (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records, (unsigned long long)b.came_bytes,
-           (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces, (unsigned long long)b.wrong, (unsigned long long)b.repairs);
+           (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames, (unsigned long long)s.retransmitted,
+           (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records, (unsigned long long)b.received_bytes,
+           (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces, (unsigned long long)b.rejected, (unsigned long long)b.repairs);
 }
 
 /* Where nothing goes wrong and no send is lost for want of a receive, nothing is sent twice. */
@@ -642,9 +642,9 @@ static void check_economy(struct world *w)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             const struct tb_endpoint *p = &end_of(w, i, j)->p;
             const struct tb_bulk_counts *b = &p->bulk.counts;
-            if (i != j && (p->stream.counts.again || p->stream.counts.repeated || p->stream.counts.damaged || b->wrong || b->repairs))
+            if (i != j && (p->stream.counts.retransmitted || p->stream.counts.repeated || p->stream.counts.damaged || b->rejected || b->repairs))
                 sim_fail(w, "nothing went wrong, and %llu frames were sent again, %llu pieces found wrong, %llu lanes repaired",
-                         (unsigned long long)p->stream.counts.again, (unsigned long long)b->wrong, (unsigned long long)b->repairs);
+                         (unsigned long long)p->stream.counts.retransmitted, (unsigned long long)b->rejected, (unsigned long long)b->repairs);
         }
 }
 

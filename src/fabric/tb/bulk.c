@@ -136,7 +136,7 @@ void tb_bulk_reroute(struct tb_bulk *b)
         if (t->used && t->own) {
             void *cookie = t->cookie;
             drop(b, i, t->generation, true);
-            b->hot -= t->hot;
+            b->use_records -= t->use_records;
             free(t->wanted);
             *t = (struct tb_transfer){0};
             b->env.again(b->env.ctx, cookie);
@@ -159,7 +159,7 @@ void *tb_bulk_give_up(struct tb_bulk *b)
         } else if (t->used && t->own) {
             cookie = t->cookie;
             drop(b, i, t->generation, true);
-            b->hot -= t->hot;
+            b->use_records -= t->use_records;
             free(t->wanted);
             *t = (struct tb_transfer){0};
         }

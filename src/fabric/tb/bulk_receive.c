@@ -11,7 +11,7 @@
 #define PATIENCE_MOST  (100 * WEFT_MS)
 #define REST_LEAST     (WEFT_MS / 5)
 #define REST_MOST      (2 * WEFT_MS)
-#define SPOILT_MOST    4u        /* repairs of lanes without a right piece, for one transfer */
+#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* of lanes, for one transfer: it then uses records */
 #define FETCH_BYTES    (32u << 10)
 #define GROW_AFTER     16u       /* right pieces, before a lane that had to be repaired gets deeper again */
 
@@ -75,7 +75,7 @@ static uint32_t next_wanted(struct tb_transfer *t)
     return t->pieces;
 }
 
-static bool mend(struct tb_lane *l)
+static bool begin_repair(struct tb_lane *l)
 {
     if (l->repair != TB_LANE_RUNS)
         return false;
@@ -89,13 +89,13 @@ static bool mend(struct tb_lane *l)
 static void finish(struct tb_bulk *b, uint32_t id)
 {
     struct tb_transfer *t = &b->in[id];
-    b->counts.came_bytes += t->length;
+    b->counts.received_bytes += t->length;
     b->done[b->done_count++] = (uint16_t)id; /* each id at most once: it is free for the peer only after it has heard */
     if (t->own)
         b->env.done(b->env.ctx, t->cookie);
     else
-        b->env.came(b->env.ctx, t->word, t->add, t->what);
-    b->hot -= t->hot;
+        b->env.received(b->env.ctx, t->word, t->add, t->what);
+    b->use_records -= t->use_records;
     free(t->wanted);
     *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* until TB_DONE is said */
 }
@@ -109,13 +109,13 @@ static void judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *
     b->counts.pieces++;
     bool right = tb_bulk_sum(b, tb_bulk_piece_offset(t->offset, t->length, t->message, p->piece), t->message) == p->sum;
     if (!right) {
-        b->counts.wrong++;
+        b->counts.rejected++;
         tb_bulk_receive_want(t, p->piece);
         /* A get of memory that never rests is never right. */
-        if (mend(l) && t->own && !t->hot && ++t->spoilt == SPOILT_MOST) {
-            t->hot = true;
-            b->hot++;
-            b->counts.hot++;
+        if (begin_repair(l) && t->own && !t->use_records && ++t->repairs_without_progress == REPAIRS_WITHOUT_PROGRESS_MAX) {
+            t->use_records = true;
+            b->use_records++;
+            b->counts.use_records++;
         }
         return;
     }
@@ -124,7 +124,7 @@ static void judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *
         l->good = 0;
         l->in_depth++;
     }
-    t->spoilt = 0;
+    t->repairs_without_progress = 0;
     if (--t->left == 0 && t->asks == 0)
         finish(b, p->transfer);
 }
@@ -160,7 +160,7 @@ static uint32_t next_transfer(struct tb_bulk *b, uint32_t message)
     for (uint32_t i = 0; i < TB_TRANSFERS; i++) {
         uint32_t id = (b->turn + i) % TB_TRANSFERS;
         struct tb_transfer *t = &b->in[id];
-        if (t->used && !t->hot && t->message == message && next_wanted(t) < t->pieces) {
+        if (t->used && !t->use_records && t->message == message && next_wanted(t) < t->pieces) {
             b->turn = id;
             return id;
         }
@@ -200,9 +200,9 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
 /* Records are copied before they are summed: whatever memory holds then is right. */
 void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
-    for (uint32_t id = 0; id < TB_TRANSFERS && b->hot; id++) {
+    for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
         struct tb_transfer *t = &b->in[id];
-        while (t->hot && (t->asked || next_wanted(t) < t->pieces)) {
+        while (t->use_records && (t->asked || next_wanted(t) < t->pieces)) {
             t->fetching = t->asked ? t->fetching : t->cursor;
             uint32_t piece = t->fetching, rest = t->message - t->asked, n = rest < FETCH_BYTES ? rest : FETCH_BYTES;
             uint64_t at = tb_bulk_piece_offset(0, t->length, t->message, piece) + t->asked;
@@ -240,7 +240,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];
     if (l->repair == TB_LANE_RUNS && overdue(l, now))
-        mend(l);
+        begin_repair(l);
     if (l->repair == TB_LANE_RESENDS && overdue(l, now)) { /* again */
         l->repair = TB_LANE_ASKS;
         l->ask = true;

@@ -292,7 +292,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err && l->cable_count)
         tb_routes_cable(tb, link->node, true);
     base_spin_unlock(&tb->receiving);
-    /* The machines are there on both sides before the first frame. */
+    /* The endpoints are there on both sides before the first frame. */
     char ready = 'r', answer = 0;
     if (!err)
         err = exchange(l, side_fd, &ready, &answer, 1, deadline);

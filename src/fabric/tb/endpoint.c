@@ -8,7 +8,7 @@
 
 /* --- transfers --- */
 
-static void transfer_came(void *ctx, uint64_t word, uint64_t add, uint32_t what)
+static void transfer_received(void *ctx, uint64_t word, uint64_t add, uint32_t what)
 {
     if (what)
         (void)tb_endpoint_signal(ctx, word, add);
@@ -119,7 +119,7 @@ void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, 
     e->stream.grant = e->stream.granted = e->stream.grant_said = TB_MESSAGES;
     tb_bulk_init(&e->bulk, &e->stream,
                  &(struct tb_bulk_env){.lane_ctx = env->ctx, .lane_receive = env->lane_receive, .lane_send = env->lane_send, .ctx = e,
-                                       .fetch = fetch, .came = transfer_came, .done = transfer_done, .again = transfer_again},
+                                       .fetch = fetch, .received = transfer_received, .done = transfer_done, .again = transfer_again},
                  config->pool, config->pool_bytes, config->first_byte, config->segment, config->check);
 }
 

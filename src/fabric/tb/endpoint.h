@@ -67,7 +67,7 @@ struct tb_endpoint {
     struct tb_work *serves, **serves_end;     /* answers that found no room */
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* kept, in works (and serves), in messages; read without the lock as a hint */
-    uint32_t messages_sent, messages_came;
+    uint32_t messages_sent, messages_received;
     uint32_t tracked;          /* asks and transfers under way: what a fence waits for */
     /* For flushes: how many works and asks are under way that were begun in the present turn, and in those before it, by the turn's
      * lowest bit. A turn ends when a flush begins, or later, while some of an earlier one are still under way. */
@@ -88,7 +88,7 @@ void tb_endpoint_lane_down(struct tb_endpoint *e, uint32_t lane); /* as tb_bulk_
 void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generation);
 
 /* The operations, offsets in the peer's pool, checked by the caller. Ops are pending already (status 1). 0, or -ENOMEM with
- * nothing begun. `src` and `dst` belong to the machine until the op is complete, or, without one, until flushed. Puts of at most
+ * nothing begun. `src` and `dst` belong to the endpoint until the op is complete, or, without one, until flushed. Puts of at most
  * 64 bytes and messages are copied. */
 int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
 int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);

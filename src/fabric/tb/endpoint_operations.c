@@ -94,7 +94,7 @@ static bool say_message(struct tb_endpoint *e, uint32_t id, const void *header, 
 {
     uint32_t bytes = TB_MESSAGE_HEAD + tb_padded(header_len) + payload_len;
     if (e->messages_sent == e->stream.granted) {
-        e->stream.hunger = e->stream.hunger == TB_FED ? TB_HUNGRY : e->stream.hunger;
+        e->stream.credit = e->stream.credit == TB_CREDIT_OK ? TB_CREDIT_BLOCKED : e->stream.credit;
         return false;
     }
     uint8_t *at = tb_stream_room(&e->stream, bytes);

@@ -179,9 +179,9 @@ static int on_message(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
     memcpy(&r, at, sizeof r);
     memcpy(lengths, at + sizeof r, sizeof lengths);
     if (lengths[0] > WEFT_HEADER_MAX || lengths[1] > WEFT_PAYLOAD_MAX ||
-        TB_MESSAGE_HEAD + tb_padded(lengths[0]) + lengths[1] != bytes || e->messages_came == e->stream.grant)
+        TB_MESSAGE_HEAD + tb_padded(lengths[0]) + lengths[1] != bytes || e->messages_received == e->stream.grant)
         return nonsense(e, "a message that makes no sense");
-    e->messages_came++;
+    e->messages_received++;
     if (!e->env.message(e->env.ctx, r.detail, at + TB_MESSAGE_HEAD, lengths[0], at + TB_MESSAGE_HEAD + tb_padded(lengths[0]), lengths[1]))
         return nonsense(e, "a message for which there is no memory");
     return 0;

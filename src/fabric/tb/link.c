@@ -38,7 +38,7 @@ static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     struct tb_link *l = ctx;
     bool went = l->via && tb_cable_send(l->via, l->link->node, slot, frame, bytes);
     if (!went)
-        atomic_store_explicit(&l->starved, true, memory_order_relaxed);
+        atomic_store_explicit(&l->no_room, true, memory_order_relaxed);
     return went;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the tb transport: into the link's machine under its lock, when there is room and a way; the machine is then let
+ * The operations of the tb transport: into the link's endpoint under its lock, when there is room and a way; the endpoint is then let
  * send what it can.
  */
 #include "fabric/tb/tb.h"

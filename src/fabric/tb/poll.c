@@ -140,7 +140,7 @@ static void pump_all(struct tb *tb, int64_t now)
         if (!l)
             continue;
         bool time = now >= atomic_load_explicit(&l->due, memory_order_relaxed);
-        if (l->touched || time || atomic_load_explicit(&l->starved, memory_order_relaxed)) {
+        if (l->touched || time || atomic_load_explicit(&l->no_room, memory_order_relaxed)) {
             l->touched = false;
             base_spin_lock(&l->lock);
             if (!l->closed)

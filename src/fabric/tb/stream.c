@@ -109,7 +109,7 @@ static void seal(struct tb_stream *s)
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
     slot->lost = s->unsent = true; /* not sent yet, and to be */
-    slot->again = false;
+    slot->retransmitted = false;
     slot->at = 0;
     s->fill = 0;
     s->next++;
@@ -236,11 +236,11 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
         if (!emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
-        slot->again = !first;
+        slot->retransmitted = !first;
         slot->at = now;
         slot->order = ++s->order;
         s->counts.frames += first;
-        s->counts.again += !first;
+        s->counts.retransmitted += !first;
         if (slot->asks && (int32_t)(i + 1 - s->asked) > 0)
             s->asked = i + 1;
         if (i == s->first)
@@ -251,12 +251,12 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
 }
 
 /* The frame that brought new credit may have been lost, and nobody sends it again: ask now and then. Is it time to? */
-static bool beg(struct tb_stream *s, int64_t now)
+static bool probe_credit(struct tb_stream *s, int64_t now)
 {
-    if (s->hunger == TB_FED || s->first != s->next || s->fill)
+    if (s->credit == TB_CREDIT_OK || s->first != s->next || s->fill)
         return false; /* what is under way brings an answer */
-    if (s->hunger == TB_HUNGRY) {
-        s->hunger = TB_STARVES;
+    if (s->credit == TB_CREDIT_BLOCKED) {
+        s->credit = TB_CREDIT_PROBING;
         s->quiet_since = now;
     }
     if (now - s->quiet_since < rto(s))
@@ -286,7 +286,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     if (!send_sealed(s, now))
         return;
     bool ask = s->want_ack && s->first != s->next && s->fill == 0 && s->asked != s->next;
-    ask = beg(s, now) || ask;
+    ask = probe_credit(s, now) || ask;
     if (ask || s->ack_now || s->unsaid >= SAY_EVERY || (s->ack_at && now >= s->ack_at)) {
         for (uint32_t i = TB_WINDOW; i < TB_SLOTS; i++) {
             if (s->slots[i].posted)
@@ -306,7 +306,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
 bool tb_stream_gathers(const struct tb_stream *s)
 {
     return s->fill && s->fill < TB_PAYLOAD_BYTES && s->unleft >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
-           s->unsaid < SAY_EVERY && s->hunger == TB_FED;
+           s->unsaid < SAY_EVERY && s->credit == TB_CREDIT_OK;
 }
 
 bool tb_stream_crowded(const struct tb_stream *s)
@@ -317,7 +317,7 @@ bool tb_stream_crowded(const struct tb_stream *s)
 int64_t tb_stream_due(const struct tb_stream *s)
 {
     int64_t due = INT64_MAX;
-    if (s->first != s->next || (s->hunger == TB_STARVES && s->fill == 0))
+    if (s->first != s->next || (s->credit == TB_CREDIT_PROBING && s->fill == 0))
         due = s->quiet_since + rto(s);
     if (s->ack_at > s->pumped && s->ack_at < due)
         due = s->ack_at;
@@ -331,7 +331,7 @@ static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t 
     bool any = false;
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
-        if (!slot->again && slot->at && !slot->arrived) {
+        if (!slot->retransmitted && slot->at && !slot->arrived) {
             int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
@@ -401,8 +401,8 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
     acknowledged(s, &f, now);
     if ((int32_t)(f.grant - s->granted) > 0) {
         s->granted = f.grant;
-        s->backoff = s->hunger == TB_STARVES ? 0 : s->backoff;
-        s->hunger = TB_FED;
+        s->backoff = s->credit == TB_CREDIT_PROBING ? 0 : s->backoff;
+        s->credit = TB_CREDIT_OK;
     }
     s->ack_now = s->ack_now || (f.flags & TB_ASK_ACK);
     if (f.type != TB_SEQUENCED)

@@ -35,7 +35,7 @@ struct tb_slot {
     uint16_t posted;  /* times it is in a send queue now */
     bool arrived;     /* the peer has it, though it may miss one before it */
     bool lost;        /* to be sent again */
-    bool again;       /* it was: its time says nothing about the way's */
+    bool retransmitted; /* its time says nothing about the way's */
     bool asks;        /* for an acknowledgement at once */
     uint32_t order;   /* of sending: what was sent before one that arrived, and has not, is lost */
     int64_t at;       /* when it was sent last */
@@ -43,7 +43,7 @@ struct tb_slot {
 };
 
 struct tb_stream_counts {
-    uint64_t frames, again, bares, records;           /* sent */
+    uint64_t frames, retransmitted, bares, records;           /* sent */
     uint64_t received, repeated, out_of_order, damaged; /* damaged: dropped, whatever was wrong with it */
 };
 
@@ -77,7 +77,8 @@ struct tb_stream {
     int64_t ack_at;       /* when to tell at the latest; 0: nothing to tell */
 
     uint32_t grant, granted; /* as the frames carry it: ours, and the peer's */
-    enum { TB_FED, TB_HUNGRY, TB_STARVES } hunger; /* hungry: the owner has found no credit; starves: and since quiet_since waits */
+    /* Of the owner's messages. Blocked: one waits for credit. Probing: and the peer is asked for it, since quiet_since. */
+    enum { TB_CREDIT_OK, TB_CREDIT_BLOCKED, TB_CREDIT_PROBING } credit;
     uint32_t grant_said;
     struct tb_stream_counts counts;
 };

@@ -21,7 +21,7 @@
  *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
  *   stream.c       frames, each delivered once and in order
  *
- * Locks, outer first: tb->receiving (who polls), a link's lock (its machine). Cables post under the lock of whichever link emits,
+ * Locks, outer first: tb->receiving (who polls), a link's lock (its endpoint). Cables post under the lock of whichever link emits,
  * and count with atomics.
  */
 #ifndef WEFT_TB_H
@@ -107,13 +107,13 @@ struct tb_message {
 struct tb_link {
     struct tb *tb;
     struct fab_link *link;
-    base_spin lock;          /* of the machine */
+    base_spin lock;          /* of the endpoint */
     struct tb_endpoint endpoint;
     uint32_t crowded;        /* operations that began while much was under way, ever */
     bool closed;
     bool touched;            /* something happened since the last pump; under tb->receiving */
-    _Atomic bool starved;    /* a frame or a piece found no room */
-    _Atomic int64_t due;     /* of the machine's timers */
+    _Atomic bool no_room;    /* a frame or a piece found no room */
+    _Atomic int64_t due;     /* of the endpoint's timers */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via;    /* frames go this way; NULL: there is none now */
@@ -246,7 +246,7 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 static inline void tb_pump_locked(struct tb_link *l, int64_t now)
 {
     struct tb *tb = l->tb;
-    atomic_store_explicit(&l->starved, false, memory_order_relaxed);
+    atomic_store_explicit(&l->no_room, false, memory_order_relaxed);
     tb_endpoint_pump(&l->endpoint, now);
     int64_t due = tb_endpoint_due(&l->endpoint);
     atomic_store_explicit(&l->due, due, memory_order_relaxed);
@@ -255,7 +255,7 @@ static inline void tb_pump_locked(struct tb_link *l, int64_t now)
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
-int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine. Under tb->receiving */
+int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its endpoint. Under tb->receiving */
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; or NULL */
 
 /* message.c */

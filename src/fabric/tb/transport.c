@@ -228,12 +228,12 @@ static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
         out->cables++;
     }
     out->frames_sent = s->frames;
-    out->frames_again = s->again;
+    out->frames_retransmitted = s->retransmitted;
     out->frames_received = s->received;
     out->frames_damaged = s->damaged;
     out->bulk_sent_bytes = b->sent_bytes;
-    out->bulk_came_bytes = b->came_bytes;
-    out->bulk_wrong = b->wrong;
+    out->bulk_received_bytes = b->received_bytes;
+    out->bulk_rejected = b->rejected;
     out->bulk_repairs = b->repairs;
     base_spin_unlock(&l->lock);
     base_spin_unlock(&tb->receiving);
