@@ -62,7 +62,7 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation)
 }
 
 /* A put that is whole, which could not be said yet; the peer has given it up, and uses its number again. */
-static bool forget_done(struct tb_bulk *b, uint32_t id)
+static bool bulk_forget_done(struct tb_bulk *b, uint32_t id)
 {
     for (uint32_t i = 0; i < b->done_count; i++) {
         if (b->done[i] != id)
@@ -74,7 +74,7 @@ static bool forget_done(struct tb_bulk *b, uint32_t id)
     return false;
 }
 
-static bool within(const struct tb_bulk *b, uint64_t offset, uint64_t length)
+static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t length)
 {
     return length >= tb_bulk_least_of(b, true) && length <= TB_TRANSFER_MAX && offset >= b->first_byte && offset <= b->pool_bytes &&
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
@@ -82,7 +82,7 @@ static bool within(const struct tb_bulk *b, uint64_t offset, uint64_t length)
 
 /* The receives of one that comes are gone already: it is given up only while no lane is up at the other end, and none comes up there
  * before this was said. */
-static int on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
+static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     if (m->token) {
         if (b->out[id].used && !b->out[id].cookie && b->out[id].generation == m->r.generation)
@@ -108,7 +108,7 @@ static int on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
     return 0;
 }
 
-static void on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
+static void bulk_on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     struct tb_outgoing *o = &b->out[id];
     if (!o->used || !o->dropping || o->generation != m->r.generation)
@@ -118,7 +118,7 @@ static void on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
     b->env.again(b->env.ctx, cookie);
 }
 
-static void drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
+static void bulk_drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
 {
     b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched}; /* a number is there once in each direction */
 }
@@ -131,11 +131,11 @@ void tb_bulk_reroute(struct tb_bulk *b)
         struct tb_transfer *t = &b->in[i];
         if (o->used && o->cookie && !o->dropping) {
             o->dropping = true;
-            drop(b, i, o->generation, false);
+            bulk_drop(b, i, o->generation, false);
         }
         if (t->used && t->own) {
             void *cookie = t->cookie;
-            drop(b, i, t->generation, true);
+            bulk_drop(b, i, t->generation, true);
             b->use_records -= t->use_records;
             free(t->wanted);
             *t = (struct tb_transfer){0};
@@ -154,11 +154,11 @@ void *tb_bulk_give_up(struct tb_bulk *b)
         if (o->used && o->cookie) {
             cookie = o->cookie;
             if (!o->dropping)
-                drop(b, i, o->generation, false);
+                bulk_drop(b, i, o->generation, false);
             *o = (struct tb_outgoing){0};
         } else if (t->used && t->own) {
             cookie = t->cookie;
-            drop(b, i, t->generation, true);
+            bulk_drop(b, i, t->generation, true);
             b->use_records -= t->use_records;
             free(t->wanted);
             *t = (struct tb_transfer){0};
@@ -181,7 +181,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
         return 0; /* about a queue pair that is gone */
     switch (m->r.kind) {
     case TB_OPEN:
-        if (id >= TB_TRANSFERS / 2 || (b->in[id].used && !forget_done(b, id)) || !within(b, m->offset, m->a))
+        if (id >= TB_TRANSFERS / 2 || (b->in[id].used && !bulk_forget_done(b, id)) || !bulk_within(b, m->offset, m->a))
             return -EPROTO;
         if (tb_bulk_receive_begin(b, id, false, m->offset, m->a) != 0)
             return -ENOMEM;
@@ -191,7 +191,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
         b->in[id].add = m->more;
         return 0;
     case TB_FETCH:
-        if (id < TB_TRANSFERS / 2 || b->out[id].used || !within(b, m->offset, m->a))
+        if (id < TB_TRANSFERS / 2 || b->out[id].used || !bulk_within(b, m->offset, m->a))
             return -EPROTO;
         b->out[id] = (struct tb_outgoing){.generation = m->r.generation, .used = true, .message = tb_bulk_message_for(b, m->a),
                                           .offset = m->offset, .length = m->a};
@@ -216,9 +216,9 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
         b->out[id] = (struct tb_outgoing){0};
         return 0;
     case TB_DROP:
-        return on_drop(b, id, m);
+        return bulk_on_drop(b, id, m);
     case TB_DROPPED:
-        on_dropped(b, id, m);
+        bulk_on_dropped(b, id, m);
         return 0;
     case TB_LANE:
         l->peer_generation = m->r.detail;
@@ -228,7 +228,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     }
 }
 
-static bool at_rest(const struct tb_bulk *b)
+static bool bulk_at_rest(const struct tb_bulk *b)
 {
     bool rest = b->done_count == 0 && b->drop_count == 0 && b->dropped_count == 0;
     for (uint32_t i = 0; i < TB_TRANSFERS && rest; i++)
@@ -283,7 +283,7 @@ void tb_bulk_pump(struct tb_bulk *b, int64_t now)
         tb_bulk_send_pieces(b, i, now);
         tb_bulk_send_quiet(b, i, now);
     }
-    b->active = !at_rest(b);
+    b->active = !bulk_at_rest(b);
 }
 
 int64_t tb_bulk_due(const struct tb_bulk *b)

@@ -61,7 +61,7 @@ void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece)
 }
 
 /* The next piece that needs a receive; t->pieces: none. */
-static uint32_t next_wanted(struct tb_transfer *t)
+static uint32_t receive_next_wanted(struct tb_transfer *t)
 {
     for (; t->cursor < t->pieces; t->cursor++) {
         uint64_t word = t->wanted[t->cursor / 64] >> (t->cursor % 64);
@@ -75,7 +75,7 @@ static uint32_t next_wanted(struct tb_transfer *t)
     return t->pieces;
 }
 
-static bool begin_repair(struct tb_lane *l)
+static bool receive_begin_repair(struct tb_lane *l)
 {
     if (l->repair != TB_LANE_RUNS)
         return false;
@@ -86,7 +86,7 @@ static bool begin_repair(struct tb_lane *l)
     return true;
 }
 
-static void finish(struct tb_bulk *b, uint32_t id)
+static void receive_finish(struct tb_bulk *b, uint32_t id)
 {
     struct tb_transfer *t = &b->in[id];
     b->counts.received_bytes += t->length;
@@ -101,7 +101,7 @@ static void finish(struct tb_bulk *b, uint32_t id)
 }
 
 /* A piece whose receive was written to, and of which the checksum is known. */
-static void judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *p)
+static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *p)
 {
     struct tb_transfer *t = p->transfer == TB_NO_TRANSFER ? NULL : &b->in[p->transfer];
     if (!t)
@@ -112,7 +112,7 @@ static void judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *
         b->counts.rejected++;
         tb_bulk_receive_want(t, p->piece);
         /* A get of memory that never rests is never right. */
-        if (begin_repair(l) && t->own && !t->use_records && ++t->repairs_without_progress == REPAIRS_WITHOUT_PROGRESS_MAX) {
+        if (receive_begin_repair(l) && t->own && !t->use_records && ++t->repairs_without_progress == REPAIRS_WITHOUT_PROGRESS_MAX) {
             t->use_records = true;
             b->use_records++;
             b->counts.use_records++;
@@ -126,11 +126,11 @@ static void judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *
     }
     t->repairs_without_progress = 0;
     if (--t->left == 0 && t->asks == 0)
-        finish(b, p->transfer);
+        receive_finish(b, p->transfer);
 }
 
 /* From the oldest on: those that were written to and whose checksums are known. */
-static void settle(struct tb_bulk *b, struct tb_lane *l)
+static void receive_settle(struct tb_bulk *b, struct tb_lane *l)
 {
     while (l->in_first != l->in_landed) {
         struct tb_posted *p = &l->in[l->in_first % TB_LANE_DEPTH];
@@ -138,7 +138,7 @@ static void settle(struct tb_bulk *b, struct tb_lane *l)
             break;
         struct tb_posted now = *p;
         l->in_first++;
-        judge(b, l, &now);
+        receive_judge(b, l, &now);
     }
     if (l->repair == TB_LANE_RESENDS && l->in_first == l->in_next)
         l->repair = TB_LANE_RUNS;
@@ -152,15 +152,15 @@ void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now)
         return; /* of a queue that is gone */
     l->in[l->in_landed++ % TB_LANE_DEPTH].landed = true;
     l->last = now;
-    settle(b, l);
+    receive_settle(b, l);
 }
 
-static uint32_t next_transfer(struct tb_bulk *b, uint32_t message)
+static uint32_t receive_next_transfer(struct tb_bulk *b, uint32_t message)
 {
     for (uint32_t i = 0; i < TB_TRANSFERS; i++) {
         uint32_t id = (b->turn + i) % TB_TRANSFERS;
         struct tb_transfer *t = &b->in[id];
-        if (t->used && !t->use_records && t->message == message && next_wanted(t) < t->pieces) {
+        if (t->used && !t->use_records && t->message == message && receive_next_wanted(t) < t->pieces) {
             b->turn = id;
             return id;
         }
@@ -175,14 +175,14 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
     if (l->repair != TB_LANE_RUNS || l->peer_generation != l->generation || l->in_next - l->in_first >= l->in_depth ||
         !tb_stream_room(b->stream, sizeof(struct tb_words)))
         return false;
-    uint32_t id = next_transfer(b, l->message);
+    uint32_t id = receive_next_transfer(b, l->message);
     if (id == TB_NO_TRANSFER)
         return false;
     struct tb_transfer *t = &b->in[id];
     struct tb_words m = tb_bulk_lane_words(b, TB_READY, lane, id);
     m.token = l->in_next;
-    m.a = next_wanted(t);
-    while (l->in_next - l->in_first < l->in_depth && next_wanted(t) == m.a + m.b && m.a + m.b < t->pieces) {
+    m.a = receive_next_wanted(t);
+    while (l->in_next - l->in_first < l->in_depth && receive_next_wanted(t) == m.a + m.b && m.a + m.b < t->pieces) {
         uint32_t piece = t->cursor;
         if (!b->env.lane_receive(b->env.lane_ctx, lane, tb_bulk_piece_offset(t->offset, t->length, t->message, piece)))
             break;
@@ -202,7 +202,7 @@ void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
     for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
         struct tb_transfer *t = &b->in[id];
-        while (t->use_records && (t->asked || next_wanted(t) < t->pieces)) {
+        while (t->use_records && (t->asked || receive_next_wanted(t) < t->pieces)) {
             t->fetching = t->asked ? t->fetching : t->cursor;
             uint32_t piece = t->fetching, rest = t->message - t->asked, n = rest < FETCH_BYTES ? rest : FETCH_BYTES;
             uint64_t at = tb_bulk_piece_offset(0, t->length, t->message, piece) + t->asked;
@@ -222,11 +222,11 @@ void tb_bulk_fetched(struct tb_bulk *b, uint32_t transfer, uint16_t generation)
     if (!t->used || t->generation != generation || t->asks == 0)
         return; /* it was given up */
     if (--t->asks == 0 && t->left == 0)
-        finish(b, transfer);
+        receive_finish(b, transfer);
 }
 
 /* Is a receive left that should have been written to? */
-static bool overdue(const struct tb_lane *l, int64_t now)
+static bool receive_overdue(const struct tb_lane *l, int64_t now)
 {
     if (l->in_landed == l->in_next || now - l->last < l->patience)
         return false;
@@ -239,9 +239,9 @@ static bool overdue(const struct tb_lane *l, int64_t now)
 void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];
-    if (l->repair == TB_LANE_RUNS && overdue(l, now))
-        begin_repair(l);
-    if (l->repair == TB_LANE_RESENDS && overdue(l, now)) { /* again */
+    if (l->repair == TB_LANE_RUNS && receive_overdue(l, now))
+        receive_begin_repair(l);
+    if (l->repair == TB_LANE_RESENDS && receive_overdue(l, now)) { /* again */
         l->repair = TB_LANE_ASKS;
         l->ask = true;
         l->quiet = false;
@@ -263,7 +263,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         return;
     if (l->in_landed == l->in_next) {
         l->repair = TB_LANE_RESENDS;
-        settle(b, l); /* nothing is left */
+        receive_settle(b, l); /* nothing is left */
         return;
     }
     struct tb_words m = tb_bulk_lane_words(b, TB_RESEND, lane, 0);
@@ -288,7 +288,7 @@ int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_wo
     p->sum = m->a;
     p->has_sum = true;
     l->last = now;
-    settle(b, l);
+    receive_settle(b, l);
     return 0;
 }
 

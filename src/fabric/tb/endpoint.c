@@ -93,7 +93,7 @@ int64_t tb_endpoint_due(const struct tb_endpoint *e)
 
 /* --- beginning and end --- */
 
-static bool fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes)
+static bool endpoint_fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes)
 {
     struct tb_endpoint *e = ctx;
     uint32_t ask = e->free_ask;
@@ -119,7 +119,7 @@ void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, 
     e->stream.grant = e->stream.granted = e->stream.grant_said = TB_MESSAGES;
     tb_bulk_init(&e->bulk, &e->stream,
                  &(struct tb_bulk_env){.lane_ctx = env->ctx, .lane_receive = env->lane_receive, .lane_send = env->lane_send, .ctx = e,
-                                       .fetch = fetch, .received = transfer_received, .done = transfer_done, .again = transfer_again},
+                                       .fetch = endpoint_fetch, .received = transfer_received, .done = transfer_done, .again = transfer_again},
                  config->pool, config->pool_bytes, config->first_byte, config->segment, config->check);
 }
 
@@ -138,7 +138,7 @@ void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generati
     tb_bulk_lane_up(&e->bulk, lane, generation);
 }
 
-static void drop(struct tb_endpoint *e, struct tb_work **first, struct tb_work ***end, int status)
+static void endpoint_drop(struct tb_endpoint *e, struct tb_work **first, struct tb_work ***end, int status)
 {
     while (*first) {
         struct tb_work *k = tb_work_unlink_first(e, first, end);
@@ -148,7 +148,7 @@ static void drop(struct tb_endpoint *e, struct tb_work **first, struct tb_work *
 }
 
 /* Does a work touch memory that is not its own? Then it goes with its op. */
-static bool borrows(const struct tb_work *k)
+static bool endpoint_borrows(const struct tb_work *k)
 {
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
 }
@@ -179,7 +179,7 @@ void tb_endpoint_fail(struct tb_endpoint *e, int status)
         tb_work_account(e, &e->works_end, -(sizeof *k + k->bytes));
         weft_op *op = k->op;
         k->op = NULL;
-        if (borrows(k))
+        if (endpoint_borrows(k))
             tb_work_free(e, k);
         else
             tb_work_append(e, &e->works_end, k);
@@ -214,9 +214,9 @@ void tb_endpoint_end(struct tb_endpoint *e, int status)
             tb_endpoint_piece_done(e, get, status);
     }
     tb_bulk_end(&e->bulk);
-    drop(e, &e->works, &e->works_end, status);
-    drop(e, &e->messages, &e->messages_end, status);
-    drop(e, &e->serves, &e->serves_end, status);
+    endpoint_drop(e, &e->works, &e->works_end, status);
+    endpoint_drop(e, &e->messages, &e->messages_end, status);
+    endpoint_drop(e, &e->serves, &e->serves_end, status);
     e->serve_count = 0;
     e->tracked = 0;
     tb_stream_end(&e->stream, status);

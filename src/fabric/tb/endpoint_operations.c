@@ -180,7 +180,7 @@ bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint
 /* --- works --- */
 
 /* How many of these bytes go together, and whether by a lane (then `offset` is where they are in the pool). */
-static uint64_t run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane, uint64_t *offset)
+static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane, uint64_t *offset)
 {
     uintptr_t at = (uintptr_t)local, base = (uintptr_t)e->pool;
     uint64_t least = tb_bulk_least(&e->bulk), segment = e->bulk.segment, n = len < TB_TRANSFER_MAX ? len : TB_TRANSFER_MAX;
@@ -233,7 +233,7 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
     uint64_t offset;
     bool lane;
     while (k->begun < k->len) {
-        uint64_t together = run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
+        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
         if (lane) {
             bool all = together == k->len;
             if (!tb_bulk_put(&e->bulk, offset, k->remote + k->begun, together, k->word, k->add, all && k->signal, k))
@@ -268,7 +268,7 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     uint64_t offset;
     bool lane;
     while (k->begun < k->len) {
-        uint64_t together = run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
+        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
         if (lane) {
             if (!tb_bulk_get(&e->bulk, offset, k->remote + k->begun, together, k))
                 return false;
@@ -290,7 +290,7 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
 
 /* Take the first work out of the list: all of it has begun. Where it has pieces the last of them ends it, else the record
  * that was just said. */
-static void begun(struct tb_endpoint *e)
+static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
     if (k->pieces)
@@ -320,12 +320,12 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
         case WORK_PUT:
             if (!push_put(e, k))
                 return;
-            begun(e);
+            operation_begun(e);
             break;
         case WORK_GET:
             if (!push_get(e, k))
                 return;
-            begun(e);
+            operation_begun(e);
             break;
         case WORK_ATOMIC:
             if (!say_atomic(e, (enum fab_atomic)k->what, k->remote, k->a, k->b, k->answer, k->old, k->op, k))
@@ -347,7 +347,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
 
 /* --- operations --- */
 
-static int begin(struct tb_endpoint *e, struct tb_work *k)
+static int operation_begin(struct tb_endpoint *e, struct tb_work *k)
 {
     tb_work_append(e, &e->works_end, k);
     tb_endpoint_push_works(e);
@@ -387,7 +387,7 @@ int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, 
     k->signal = true;
     k->word = word;
     k->add = add;
-    return begin(e, k);
+    return operation_begin(e, k);
 }
 
 int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op)
@@ -403,7 +403,7 @@ int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_
         return 0;
     }
     struct tb_work *k = new_put(e, to, src, len, op);
-    return k ? begin(e, k) : -ENOMEM;
+    return k ? operation_begin(e, k) : -ENOMEM;
 }
 
 int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op)
@@ -420,7 +420,7 @@ int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t le
     k->local = dst;
     k->remote = from;
     k->len = len;
-    return begin(e, k);
+    return operation_begin(e, k);
 }
 
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
@@ -437,7 +437,7 @@ int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at,
     k->b = b;
     k->answer = answer;
     k->old = old;
-    return begin(e, k);
+    return operation_begin(e, k);
 }
 
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,

@@ -33,7 +33,7 @@ void tb_break(struct tb_link *l, const char *why, ...)
     fab_kick(l->tb->w);
 }
 
-static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
+static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct tb_link *l = ctx;
     bool went = l->via && tb_cable_send(l->via, l->link->node, slot, frame, bytes);
@@ -43,33 +43,33 @@ static bool emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 }
 
 /* The cable of a lane of the link's, and which it is there. */
-static struct tb_cable *lane_of(struct tb_link *l, uint32_t *lane)
+static struct tb_cable *link_lane(struct tb_link *l, uint32_t *lane)
 {
     uint32_t i = *lane / l->tb->lane_count;
     *lane %= l->tb->lane_count;
     return l->cables[i];
 }
 
-static void *lane_memory(struct tb_link *l, uint64_t offset)
+static void *link_lane_memory(struct tb_link *l, uint64_t offset)
 {
     return offset == TB_SCRAP ? l->tb->scrap : l->tb->w->pool_base + offset;
 }
 
-static bool lane_receive(void *ctx, uint32_t lane, uint64_t offset)
+static bool link_lane_receive(void *ctx, uint32_t lane, uint64_t offset)
 {
     struct tb_link *l = ctx;
-    struct tb_cable *c = lane_of(l, &lane);
-    return tb_cable_lane_receive(c, lane, lane_memory(l, offset));
+    struct tb_cable *c = link_lane(l, &lane);
+    return tb_cable_lane_receive(c, lane, link_lane_memory(l, offset));
 }
 
-static bool lane_send(void *ctx, uint32_t lane, uint64_t offset)
+static bool link_lane_send(void *ctx, uint32_t lane, uint64_t offset)
 {
     struct tb_link *l = ctx;
-    struct tb_cable *c = lane_of(l, &lane);
-    return tb_cable_lane_send(c, lane, lane_memory(l, offset));
+    struct tb_cable *c = link_lane(l, &lane);
+    return tb_cable_lane_send(c, lane, link_lane_memory(l, offset));
 }
 
-static void completed(void *ctx, weft_op *op, int status)
+static void link_completed(void *ctx, weft_op *op, int status)
 {
     (void)ctx;
     fab_complete(op, status);
@@ -80,8 +80,8 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     struct tb *tb = l->tb;
     struct weft *w = tb->w;
     uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
-    struct tb_endpoint_env env = {.ctx = l, .emit = emit, .lane_receive = lane_receive, .lane_send = lane_send, .message = tb_message_keep,
-                              .complete = completed};
+    struct tb_endpoint_env env = {.ctx = l, .emit = link_emit, .lane_receive = link_lane_receive, .lane_send = link_lane_send, .message = tb_message_keep,
+                              .complete = link_completed};
     struct tb_endpoint_config config = {
         .here = (uint16_t)w->rank, .node = (uint16_t)node, .session = session,
         .frames = tb->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES, .pool = w->pool_base, .pool_bytes = w->pool_bytes,

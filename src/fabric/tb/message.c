@@ -21,7 +21,7 @@ bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header
     return true;
 }
 
-static void granted(struct tb_link *l, uint32_t messages)
+static void message_grant(struct tb_link *l, uint32_t messages)
 {
     base_spin_lock(&l->lock);
     if (!l->closed) {
@@ -44,7 +44,7 @@ int tb_message_deliver(struct weft *w, struct tb_link *l)
         l->withheld++;
     }
     if (l->withheld && l->stash.count < STASH_MAX) {
-        granted(l, l->withheld);
+        message_grant(l, l->withheld);
         l->withheld = 0;
     }
     return (int)n;

@@ -17,7 +17,7 @@
 #define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
 
 /* True: the frame goes on, and its receive with it. One that came alone is answered at once. */
-static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
+static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
     struct tb_frame f;
@@ -47,7 +47,7 @@ static bool on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t 
     return false;
 }
 
-static void receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
+static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
 {
     struct tb_link *l = tb_link_of(tb, c->node);
     tb->owes_receives = true;
@@ -56,18 +56,18 @@ static void receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
 }
 
 /* A frame has been passed on: the receive it came into is free. */
-static void passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
+static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
     if (!from || !from->open || slot >= from->receives || !from->held[slot])
         return; /* that cable is gone */
     from->held[slot] = 0;
     from->held_count--;
-    receive_again(tb, from, slot);
+    poll_receive_again(tb, from, slot);
 }
 
 /* Receives that wait to be posted again are, when there is nothing else to do: there are enough, and the answer is waited for. */
-static void receive_owed(struct tb *tb)
+static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;
     for (uint32_t i = 0; i < tb->cable_count; i++) {
@@ -78,7 +78,7 @@ static void receive_owed(struct tb *tb)
     }
 }
 
-static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alone)
+static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alone)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), node = (uint32_t)(wc->wr_id >> 16 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
     struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
@@ -99,12 +99,12 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alo
         if (slot >= c->receives)
             return;
         c->expected = (uint16_t)(slot + 1 < c->receives ? slot + 1 : 0);
-        if (!on_frame(tb, c, slot, wc->byte_len, now, alone))
-            receive_again(tb, c, slot);
+        if (!poll_on_frame(tb, c, slot, wc->byte_len, now, alone))
+            poll_receive_again(tb, c, slot);
         return;
     case TB_REQUEST_FORWARD:
         tb_cable_left(c);
-        passed_on(tb, node, slot);
+        poll_passed_on(tb, node, slot);
         return;
     case TB_REQUEST_FRAME:
         tb_cable_left(c);
@@ -128,7 +128,7 @@ static void handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alo
 }
 
 /* Everything that is due, for links that were touched, found no room before, or whose time has come. */
-static void pump_all(struct tb *tb, int64_t now)
+static void poll_pump_all(struct tb *tb, int64_t now)
 {
     int64_t due = INT64_MAX;
     for (uint32_t i = 0; i < tb->device_count; i++)
@@ -155,7 +155,7 @@ static void pump_all(struct tb *tb, int64_t now)
 }
 
 /* All of the frame at once: it lies in another processor's cache, from where one line after another takes its time. */
-static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
+static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
     const struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
@@ -167,7 +167,7 @@ static void fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
 }
 
 /* What comes next is written before it is told of: who looks without a pause has it by then. */
-static void fetch_next(const struct tb *tb)
+static void poll_fetch_next(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
         const struct tb_cable *c = tb->cables[i];
@@ -180,7 +180,7 @@ static void fetch_next(const struct tb *tb)
 }
 
 /* The time of this look. After a pause nothing is judged by it before all that came meanwhile has been taken in. */
-static int64_t look_time(struct tb *tb)
+static int64_t poll_look_time(struct tb *tb)
 {
     int64_t now = base_recent_ns();
     tb->paused = now - tb->looked_at >= PAUSE;
@@ -188,14 +188,14 @@ static int64_t look_time(struct tb *tb)
     return now;
 }
 
-static int take_completions(struct tb *tb, struct tb_device *d, struct tb_completions *c, int64_t *now)
+static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_completions *c, int64_t *now)
 {
     struct ibv_wc wc[BATCH];
     int n = 0, got;
     if (c->has_early) {
         c->has_early = false;
-        *now = *now ? *now : look_time(tb);
-        handle(tb, &c->early, *now, false);
+        *now = *now ? *now : poll_look_time(tb);
+        poll_handle(tb, &c->early, *now, false);
         n++;
     }
     if (d->cables == 0) /* a port without a cable: nothing comes */
@@ -204,13 +204,13 @@ static int take_completions(struct tb *tb, struct tb_device *d, struct tb_comple
         got = ibv_poll_cq(c->cq, BATCH, wc);
         if (got <= 0)
             break;
-        fetch_frame(tb, &wc[0]);
-        *now = *now ? *now : look_time(tb);
+        poll_fetch_frame(tb, &wc[0]);
+        *now = *now ? *now : poll_look_time(tb);
         tb_watch(tb, d, *now, LOOK_BUSY);
         for (int k = 0; k < got; k++) {
             if (k + 1 < got)
-                fetch_frame(tb, &wc[k + 1]);
-            handle(tb, &wc[k], *now, n == 0 && got == 1 && !tb->paused);
+                poll_fetch_frame(tb, &wc[k + 1]);
+            poll_handle(tb, &wc[k], *now, n == 0 && got == 1 && !tb->paused);
         }
         n += got;
     } while (got == BATCH && n < 8 * BATCH);
@@ -224,23 +224,23 @@ int tb_poll(struct tb *tb, bool sends)
     int64_t now = 0;
     tb->answered = tb->paused = false;
     for (uint32_t i = 0; i < tb->device_count; i++)
-        n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
+        n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
     tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
-        n += take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
+        n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
     /* What is due has some time: a look at the clock costs more than one at the queue. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
     if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
-        pump_all(tb, now);
+        poll_pump_all(tb, now);
     if (n == 0)
-        fetch_next(tb);
+        poll_fetch_next(tb);
     if (n == 0 && tb->owes_receives)
-        receive_owed(tb);
+        poll_receive_owed(tb);
     return n;
 }
 
-static int try_service(struct tb *tb, bool sends)
+static int poll_try(struct tb *tb, bool sends)
 {
     if (!tb->device_count || !base_spin_try(&tb->receiving))
         return 0;
@@ -251,12 +251,12 @@ static int try_service(struct tb *tb, bool sends)
 
 int tb_service(struct weft *w)
 {
-    return try_service(w->tb, false);
+    return poll_try(w->tb, false);
 }
 
 void tb_make_room(struct tb *tb)
 {
-    if (try_service(tb, true) > 0)
+    if (poll_try(tb, true) > 0)
         fab_wake_here(tb->w);
 }
 
@@ -274,7 +274,7 @@ int64_t tb_upkeep(struct weft *w, int64_t now)
     tb_routes_tell(tb);
     tb_leave_tell(tb);
     tb_routes_apply(tb);
-    pump_all(tb, base_now_ns());
+    poll_pump_all(tb, base_now_ns());
     bool told = tb_routes_told(tb) && tb_leave_told(tb);
     base_spin_unlock(&tb->receiving);
     int64_t due = atomic_load_explicit(&tb->due, memory_order_relaxed);

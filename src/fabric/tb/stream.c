@@ -21,7 +21,7 @@
 #define RTO_MOST   (200 * MS)
 #define BACKOFFS   7u
 
-static uint64_t checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
+static uint64_t stream_checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
 {
     size_t first = offsetof(struct tb_frame, from);
     return base_hash(frame + first, bytes - first, session);
@@ -31,7 +31,7 @@ bool tb_frame_right(const struct tb_frame *f, const void *frame, uint32_t bytes)
 {
     return bytes >= sizeof *f && bytes <= TB_FRAME_BYTES && f->magic == TB_MAGIC && f->version == TB_VERSION && f->reserved == 0 &&
            (f->type == TB_SEQUENCED || f->type == TB_BARE) &&
-           f->length <= bytes - sizeof *f && f->checksum == checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
+           f->length <= bytes - sizeof *f && f->checksum == stream_checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
 }
 
 void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
@@ -39,7 +39,7 @@ void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
     struct tb_frame f = *header;
     f.length = (uint16_t)(bytes - sizeof f);
     memcpy(frame, &f, sizeof f);
-    f.checksum = checksum(frame, bytes, f.session);
+    f.checksum = stream_checksum(frame, bytes, f.session);
     memcpy((uint8_t *)frame + offsetof(struct tb_frame, checksum), &f.checksum, sizeof f.checksum);
 }
 
@@ -49,7 +49,7 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
     *s = (struct tb_stream){.env = *env, .here = here, .peer = peer, .session = session, .frames = frames, .rto = RTO_FIRST, .hops = 1};
 }
 
-static void complete(struct tb_stream *s, struct tb_slot *slot, int status)
+static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int status)
 {
     while (slot->ops) {
         weft_op *op = slot->ops;
@@ -61,7 +61,7 @@ static void complete(struct tb_stream *s, struct tb_slot *slot, int status)
 void tb_stream_fail(struct tb_stream *s, int status)
 {
     for (uint32_t i = s->first; i != s->next + 1; i++)
-        complete(s, &s->slots[i % TB_WINDOW], status);
+        stream_complete(s, &s->slots[i % TB_WINDOW], status);
 }
 
 void tb_stream_end(struct tb_stream *s, int status)
@@ -79,7 +79,7 @@ static uint8_t *frame_at(const struct tb_stream *s, uint32_t slot)
     return s->frames + (size_t)slot * TB_FRAME_BYTES;
 }
 
-static bool emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint32_t sequence, bool asks)
+static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint32_t sequence, bool asks)
 {
     struct tb_slot *slot = &s->slots[at];
     struct tb_frame f = {
@@ -104,7 +104,7 @@ static bool emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint
 }
 
 /* Close the open frame: it goes at the next chance. */
-static void seal(struct tb_stream *s)
+static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
@@ -116,7 +116,7 @@ static void seal(struct tb_stream *s)
 }
 
 /* May the frame `next` be opened? */
-static bool openable(const struct tb_stream *s, uint32_t next)
+static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
     return next - s->first < TB_WINDOW && s->slots[next % TB_WINDOW].posted == 0;
 }
@@ -125,19 +125,19 @@ uint32_t tb_stream_fits(const struct tb_stream *s)
 {
     uint32_t left = TB_PAYLOAD_BYTES - s->fill;
     if (left >= TB_PAYLOAD_BYTES / 4)
-        return s->fill || openable(s, s->next) ? left : 0;
-    return openable(s, s->next + 1) ? TB_PAYLOAD_BYTES : 0;
+        return s->fill || stream_openable(s, s->next) ? left : 0;
+    return stream_openable(s, s->next + 1) ? TB_PAYLOAD_BYTES : 0;
 }
 
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
 {
     if (s->fill + bytes > TB_PAYLOAD_BYTES) {
-        if (!openable(s, s->next + 1))
+        if (!stream_openable(s, s->next + 1))
             return NULL;
-        seal(s);
+        stream_seal(s);
     }
     if (s->fill == 0) {
-        if (!openable(s, s->next))
+        if (!stream_openable(s, s->next))
             return NULL;
         struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
         slot->ops = NULL;
@@ -204,14 +204,14 @@ void tb_stream_left(struct tb_stream *s, uint32_t slot)
     s->unleft--;
 }
 
-static int64_t rto(const struct tb_stream *s)
+static int64_t stream_rto(const struct tb_stream *s)
 {
     int64_t t = s->rto << s->backoff;
     return t > RTO_MOST ? RTO_MOST : t;
 }
 
 /* The oldest that the peer is not known to have. */
-static struct tb_slot *oldest(struct tb_stream *s)
+static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)
         if (!s->slots[i % TB_WINDOW].arrived)
@@ -233,7 +233,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
             continue;
         }
         bool first = slot->at == 0;
-        if (!emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
+        if (!stream_emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
         slot->retransmitted = !first;
@@ -259,7 +259,7 @@ static bool probe_credit(struct tb_stream *s, int64_t now)
         s->credit = TB_CREDIT_PROBING;
         s->quiet_since = now;
     }
-    if (now - s->quiet_since < rto(s))
+    if (now - s->quiet_since < stream_rto(s))
         return false;
     s->quiet_since = now;
     if (s->backoff < BACKOFFS)
@@ -273,10 +273,10 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     if (s->fill && (s->unleft < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
         if (s->want_ack)
             s->slots[s->next % TB_WINDOW].asks = true;
-        seal(s);
+        stream_seal(s);
     }
-    if (s->first != s->next && now - s->quiet_since >= rto(s)) {
-        struct tb_slot *slot = oldest(s);
+    if (s->first != s->next && now - s->quiet_since >= stream_rto(s)) {
+        struct tb_slot *slot = stream_oldest(s);
         if (slot && slot->at && slot->posted == 0)
             slot->lost = s->unsent = true;
         s->quiet_since = now;
@@ -292,7 +292,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
             if (s->slots[i].posted)
                 continue;
             s->slots[i].bytes = TB_HEADER_BYTES;
-            if (emit(s, i, TB_BARE, 0, ask)) {
+            if (stream_emit(s, i, TB_BARE, 0, ask)) {
                 s->counts.bares++;
                 if (ask)
                     s->asked = s->next;
@@ -318,7 +318,7 @@ int64_t tb_stream_due(const struct tb_stream *s)
 {
     int64_t due = INT64_MAX;
     if (s->first != s->next || (s->credit == TB_CREDIT_PROBING && s->fill == 0))
-        due = s->quiet_since + rto(s);
+        due = s->quiet_since + stream_rto(s);
     if (s->ack_at > s->pumped && s->ack_at < due)
         due = s->ack_at;
     return due;
@@ -326,7 +326,7 @@ int64_t tb_stream_due(const struct tb_stream *s)
 
 /* --- receiving --- */
 
-static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t now)
+static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t now)
 {
     bool any = false;
     for (; s->first != f->ack; s->first++) {
@@ -341,7 +341,7 @@ static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t 
             s->order_arrived = slot->order;
         slot->arrived = true;
         slot->lost = false;
-        complete(s, slot, 0);
+        stream_complete(s, slot, 0);
         any = true;
     }
     for (uint32_t i = 0; i < TB_WINDOW && f->early >> i; i++) {
@@ -398,7 +398,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         }
     }
     s->counts.received++;
-    acknowledged(s, &f, now);
+    stream_acknowledged(s, &f, now);
     if ((int32_t)(f.grant - s->granted) > 0) {
         s->granted = f.grant;
         s->backoff = s->credit == TB_CREDIT_PROBING ? 0 : s->backoff;

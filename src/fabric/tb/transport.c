@@ -33,7 +33,7 @@ static int tb_open(struct weft *w)
     return err ? err : tb_leave_open(tb);
 }
 
-static int look(struct weft *w)
+static int transport_look(struct weft *w)
 {
     struct tb *tb = w->tb;
     bool thunderbolt;
@@ -47,7 +47,7 @@ static bool tb_reaches(struct weft *w, const uint8_t *peer_host_id)
 {
     struct tb *tb = w->tb;
     (void)peer_host_id;
-    return fab_look(w, &tb->look, look);
+    return fab_look(w, &tb->look, transport_look);
 }
 
 static void tb_close(struct weft *w)
@@ -66,7 +66,7 @@ static void tb_close(struct weft *w)
     w->tb = NULL;
 }
 
-static int connect_link(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+static int transport_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
 {
     struct tb_link *l = tb_link_make(w->tb, link);
     if (!l)
@@ -244,7 +244,7 @@ const struct fab_transport fab_tb = {
     .open = tb_open,
     .close = tb_close,
     .reaches = tb_reaches,
-    .connect = connect_link,
+    .connect = transport_connect,
     .broken = tb_broken,
     .last_words = tb_last_words,
     .disconnect = tb_disconnect,
