@@ -64,13 +64,19 @@ static int operation_enter(struct tb_link *l, bool message, bool program, weft_o
     return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : operation_no_way(l);
 }
 
+/* Not inlined: most operations only add to a frame, and need not save the registers that this uses. */
+static __attribute__((noinline)) void operation_pump(struct tb_link *l)
+{
+    tb_pump_locked(l, base_recent_ns());
+}
+
 /* `rc`: of the start; where that failed the op has ended with it, and nobody waits for it. */
 static int operation_leave(struct tb_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
         fab_complete(op, rc);
     if (BASE_LIKELY(rc == 0) && !tb_endpoint_gathers(&l->endpoint))
-        tb_pump_locked(l, base_recent_ns());
+        operation_pump(l);
     bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
