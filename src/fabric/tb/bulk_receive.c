@@ -168,7 +168,6 @@ static uint32_t receive_next_transfer(struct tb_bulk *b, uint32_t message)
     return TB_NO_TRANSFER;
 }
 
-/* Post receives for pieces that follow one another, and say so with one record. False: nothing more goes now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];

@@ -95,9 +95,9 @@ int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, 
 int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
 /* `answer` false: nobody wants to know what was there (`old` and `op` are NULL). */
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
-                   weft_op *op);
+                       weft_op *op);
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
-                    uint32_t payload_len, weft_op *op);
+                        uint32_t payload_len, weft_op *op);
 int tb_endpoint_fence(struct tb_endpoint *e);
 /* All that had begun when `f` was first given, all zeros, has been executed; if not, it is being asked for. */
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);

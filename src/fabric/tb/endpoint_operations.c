@@ -69,7 +69,7 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 
 /* --- records going out --- */
 
-/* Of the bytes at `src`, as many as the open frame takes: how many. A small rest is not split. */
+/* A small rest is not split. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&e->stream);
@@ -158,7 +158,6 @@ static bool say_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at,
     return tb_stream_say(&e->stream, &m);
 }
 
-/* A piece of a get as a question. */
 bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work)
 {
     struct tb_words m = tb_words_of(TB_GET, 0, 0);
@@ -206,7 +205,6 @@ static void put_first(struct tb_endpoint *e, struct tb_work *k)
     tb_work_account(e, &e->works_end, sizeof *k + k->bytes);
 }
 
-/* A transfer or an ask of this work is done; with the last, unless some have not begun, so is the work. */
 void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status)
 {
     if (--k->pieces)
@@ -424,7 +422,7 @@ int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t le
 }
 
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
-                   weft_op *op)
+                       weft_op *op)
 {
     if (!e->works && say_atomic(e, kind, at, a, b, answer, old, op, NULL))
         return 0;
@@ -441,7 +439,7 @@ int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at,
 }
 
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
-                    uint32_t payload_len, weft_op *op)
+                        uint32_t payload_len, weft_op *op)
 {
     if (!e->works && !e->messages && say_message(e, id, header, header_len, payload, payload_len)) {
         tb_endpoint_complete(e, op, 0);
