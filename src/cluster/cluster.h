@@ -48,23 +48,11 @@ enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_ENVIRONMENT, CL
 struct cluster_settings {
     uint32_t rank, size; /* 0, 1 when alone */
     char coord[128];     /* "" when alone */
-    char transport[16];  /* "" = choose */
-    char device[64];     /* "" = choose */
-    uint32_t rails;      /* of the rc transport; 0: as many as there are */
-    char rail_names[FAB_RAILS_MAX][64]; /* "" = choose */
-    uint64_t stripe_bytes;
-    uint32_t copy_threads; /* 0: by the processors */
-    int gid_index;       /* -1: choose (verbs_choose_gid()) */
-    char guard[FAB_GUARD_MAX]; /* "" = none */
-    struct fab_lane lanes[FAB_LANES_MAX]; /* of the tb transport */
-    uint32_t lane_count;
-    bool check_frames;   /* of bulk data, a part of every frame; else all of it */
+    struct fab_options fabric;
+    struct mem_options pool; /* but for the heap's offset */
+    int64_t join_timeout_ns;
     uint8_t *secret;     /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
-    uint64_t pool_bytes;
-    uint32_t pool_flags;
-    int64_t deadline_ns, say_after_ns, join_timeout_ns, liveness_ns, reconnect_ns, spin_ns;
-    bool bounded;        /* somebody has set the deadline: it bounds waits for other nodes' doing too */
     struct cluster_hostfile *hosts; /* NULL: none */
 };
 /* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */

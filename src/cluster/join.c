@@ -147,7 +147,7 @@ static void card_make(struct wire_card *c, const struct join *j)
     /* An interface's name means something on its own host only. */
     const char *away = j->away.bound, *rest = strchr(away, ']');
     snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
-    c->liveness_ns = j->w->liveness_ns;
+    c->liveness_ns = j->w->options.liveness_ns;
     base_cpu_set(c->cpus);
 }
 
@@ -547,7 +547,7 @@ int cluster_join(struct weft *w, const struct cluster_settings *s)
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();
-    int rc = fab_shm.connect(w, self, -1, j.deadline);
+    int rc = fab_connect_self(w, j.deadline);
     if (rc)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);

@@ -299,7 +299,7 @@ int join_pairs(struct join *j)
             return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, and node 0 listens at "
                              "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT", i, c->host);
         base_error_clear();
-        if (!fab_choose(w, c->host_id) && w->only[0] && strcmp(w->only, "shm") == 0)
+        if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
             return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, which shm "
                              "(WEFT_TRANSPORT) does not reach", i, c->host);
         if (!fab_choose(w, c->host_id))
@@ -308,7 +308,7 @@ int join_pairs(struct join *j)
         if (is_here(j, i))
             continue;
         /* The longer of both, so that neither waits for more than the other sends. */
-        int64_t liveness = c->liveness_ns > w->liveness_ns ? c->liveness_ns : w->liveness_ns;
+        int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
         w->links[i].liveness_ns = liveness;
         w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
     }

@@ -9,14 +9,6 @@
 
 #include "cluster/settings.h"
 
-bool cluster_setting_in_hostfile(const char *name)
-{
-    for (int i = 0; i < COUNT; i++)
-        if (settings_table[i].in_hostfile && strcmp(settings_table[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 /* --- where the values come from --- */
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where,
@@ -205,55 +197,18 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
 
     if (rc == 0)
         rc = settings_read_secret(found, out);
+    for (enum id i = 0; rc == 0 && i < COUNT; i++)
+        rc = settings_read(i, &found[i], out);
     if (rc == 0)
-        rc = settings_read_bytes(POOL, &found[POOL], &out->pool_bytes);
-    static const struct {
-        enum id id;
-        uint32_t flag;
-    } flags[] = {{POOL_HUGE, WEFT_POOL_HUGE}, {POOL_LOCK, WEFT_POOL_LOCK}, {POOL_PREFAULT, WEFT_POOL_PREFAULT}};
-    for (int i = 0; rc == 0 && i < 3; i++)
-        rc = settings_read_flag(flags[i].id, &found[flags[i].id], flags[i].flag, &out->pool_flags);
-    struct {
-        enum id id;
-        int64_t *out;
-    } durations[] = {{DEADLINE, &out->deadline_ns},
-                     {SAY_AFTER, &out->say_after_ns},
-                     {JOIN_TIMEOUT, &out->join_timeout_ns},
-                     {LIVENESS, &out->liveness_ns},
-                     {RECONNECT, &out->reconnect_ns},
-                     {SPIN, &out->spin_ns}};
-    for (int i = 0; rc == 0 && i < 6; i++)
-        rc = settings_read_duration(durations[i].id, &found[durations[i].id], durations[i].out);
-    if (rc == 0 && found[TRANSPORT].text[0])
-        rc = settings_read_choice(TRANSPORT, &found[TRANSPORT]);
+        rc = settings_read_lanes(&found[TB_LANES], out->fabric.lanes, &out->fabric.lane_count);
     if (rc == 0)
-        rc = settings_read_choice(LOG, &found[LOG]);
-    if (rc == 0)
-        rc = settings_read_lanes(&found[TB_LANES], out->lanes, &out->lane_count);
-    if (rc == 0)
-        rc = settings_read_choice(TB_CHECK, &found[TB_CHECK]);
-    if (rc == 0 && strlen(found[GUARD].text) >= sizeof out->guard)
-        rc = settings_bad(GUARD, &found[GUARD], "the command weft, or a shorter path to it");
-    if (rc == 0)
-        rc = settings_read_rails(&found[RAILS], out);
-    if (rc == 0)
-        rc = settings_read_bytes(STRIPE, &found[STRIPE], &out->stripe_bytes);
-    int64_t gid_index = -1, copy_threads = 0;
-    if (rc == 0)
-        rc = settings_read_number(GID_INDEX, &found[GID_INDEX], &gid_index);
-    if (rc == 0)
-        rc = settings_read_number(COPY_THREADS, &found[COPY_THREADS], &copy_threads);
-    out->gid_index = (int)gid_index;
-    out->bounded = found[DEADLINE].source != CLUSTER_DEFAULT;
-    out->copy_threads = (uint32_t)copy_threads;
+        rc = settings_read_rails(&found[RAILS], &out->fabric);
     if (rc) {
         cluster_settings_clear(out);
         return rc;
     }
-    snprintf(out->transport, sizeof out->transport, "%s", found[TRANSPORT].text);
-    snprintf(out->device, sizeof out->device, "%s", found[DEVICE].text);
-    snprintf(out->guard, sizeof out->guard, "%s", found[GUARD].text);
-    out->check_frames = strcmp(found[TB_CHECK].text, "frames") == 0;
+    out->fabric.bounded = found[DEADLINE].source != CLUSTER_DEFAULT;
+    out->fabric.check_frames = strcmp(found[TB_CHECK].text, "frames") == 0;
     base_log_set(found[LOG].text);
     return 0;
 }

@@ -24,6 +24,7 @@ struct setting {
     const char *choices; /* CHOICE: "a|b" */
     int64_t min, max;    /* NUMBER, BYTES, DURATION (ns) */
     enum kind kind;
+    size_t into, into_bytes; /* the member of struct cluster_settings that has the value; 0 bytes: settings.c says what becomes of it */
     bool in_hostfile;
 };
 
@@ -45,13 +46,10 @@ const char *settings_speaker(enum id id, const struct found *f);
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
 /* Text to value, within what the table allows; else -EINVAL, with a sentence. */
+int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* into the member that the table names, if any */
 int settings_read_number(enum id id, const struct found *f, int64_t *out);
-int settings_read_bytes(enum id id, const struct found *f, uint64_t *out);
-int settings_read_duration(enum id id, const struct found *f, int64_t *out);
-int settings_read_flag(enum id id, const struct found *f, uint32_t flag, uint32_t *out); /* sets it in *out, or does not */
-int settings_read_choice(enum id id, const struct found *f);
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count);
-int settings_read_rails(const struct found *f, struct cluster_settings *out);
+int settings_read_rails(const struct found *f, struct fab_options *out);
 int settings_read_address(enum id id, const struct found *f, char *out, size_t len);
 int settings_read_secret(const struct found *found, struct cluster_settings *out);
 

@@ -4,7 +4,13 @@
  */
 #include "cluster/settings.h"
 
+#include <stddef.h>
+#include <string.h>
+
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
+
+/* Where the value goes: a new setting is a row here, and that member. */
+#define INTO(member) .into = offsetof(struct cluster_settings, member), .into_bytes = sizeof((struct cluster_settings *)0)->member
 
 #define NODES ((int64_t)WEFT_MAX_NODES)
 #define LONG_TIME (1000 * 3600 * WEFT_SECOND)
@@ -24,26 +30,26 @@ const struct setting settings_table[COUNT] = {
                      .help = "who joins must know it; 1 to 1024 bytes; a file is safer"},
     [SECRET_FILE] = {.name = "secret_file", .variable = "WEFT_SECRET_FILE", .fallback = "", .kind = PATH,
                      .in_hostfile = true, .help = "file with the secret, readable by its owner only"},
-    [TRANSPORT] = {.name = "transport", .variable = "WEFT_TRANSPORT", .fallback = "", .kind = CHOICE,
+    [TRANSPORT] = {INTO(fabric.transport), .name = "transport", .variable = "WEFT_TRANSPORT", .fallback = "", .kind = CHOICE,
                    .choices = "shm|rc|tb|rdma", .in_hostfile = true,
                    .help = "force one: shm, rc, tb, or rdma (tb where devices have no RC, else rc); else the best for each peer"},
-    [COPY_THREADS] = {.name = "copy_threads", .variable = "WEFT_COPY_THREADS", .fallback = "0", .kind = NUMBER, .max = FAB_COPY_THREADS_MAX,
+    [COPY_THREADS] = {INTO(fabric.copy_threads), .name = "copy_threads", .variable = "WEFT_COPY_THREADS", .fallback = "0", .kind = NUMBER, .max = FAB_COPY_THREADS_MAX,
                       .in_hostfile = true,
                       .help = "shm: threads that copy 4 MiB and more together, 1 to 16; 0: by the processors a node has, at most 6"},
     [VERBS_LIBRARY] = {.name = "verbs_library", .variable = "WEFT_VERBS_LIBRARY", .fallback = "", .kind = PATH,
                        .help = "the verbs library; else libibverbs.so.1, on macOS librdma.dylib"},
-    [DEVICE] = {.name = "device", .variable = "WEFT_DEVICE", .fallback = "", .kind = PATH, .in_hostfile = true,
+    [DEVICE] = {INTO(fabric.device), .name = "device", .variable = "WEFT_DEVICE", .fallback = "", .kind = PATH, .in_hostfile = true,
                 .help = "the RDMA device to use, as `weft devices` names it; else the best"},
     [RAILS] = {.name = "rails", .variable = "WEFT_RAILS", .fallback = "", .kind = RAIL_LIST, .in_hostfile = true,
                .help = "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; else all as fast as the best, or WEFT_DEVICE"},
     /* Spreading adds a round trip, the read that proves a piece to be there, of a few microseconds; from here on even a link of
      * 200 Gbit/s saves as much by carrying only half. Over softverbs, where rails add nothing, it costs nothing from here on. */
-    [STRIPE] = {.name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10, .max = INT64_C(1) << 40,
+    [STRIPE] = {INTO(fabric.stripe_bytes), .name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10, .max = INT64_C(1) << 40,
                 .in_hostfile = true, .help = "rc: puts and gets of so many bytes are spread over all rails to their node"},
-    [GID_INDEX] = {.name = "gid_index", .variable = "WEFT_GID_INDEX", .fallback = "-1", .kind = NUMBER, .min = -1,
+    [GID_INDEX] = {INTO(fabric.gid_index), .name = "gid_index", .variable = "WEFT_GID_INDEX", .fallback = "-1", .kind = NUMBER, .min = -1,
                    .max = 255, .in_hostfile = true,
                    .help = "entry of the devices' GID tables to use; -1: choose, an IPv4 address first"},
-    [GUARD] = {.name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
+    [GUARD] = {INTO(fabric.guard), .name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
                .help = "tb: the command weft, which then owns the devices in a process of its own; else the node does"},
     /* Small messages carry the ends of transfers, large ones their bulk; two large lanes, so that one is under way while the
      * other is repaired. 16 messages of 128 KiB were clean and fastest between Macs; more under way only adds to what is lost
@@ -55,36 +61,44 @@ const struct setting settings_table[COUNT] = {
     [TB_CHECK] = {.name = "tb_check", .variable = "WEFT_TB_CHECK", .fallback = "full", .kind = CHOICE,
                   .choices = "full|frames", .in_hostfile = true,
                   .help = "tb: of bulk data check every byte (full), or 64 bytes of every frame (frames): quicker, sees less"},
-    [POOL] = {.name = "pool", .variable = "WEFT_POOL", .fallback = "256M", .kind = BYTES, .min = 1 << 20,
+    [POOL] = {INTO(pool.bytes), .name = "pool", .variable = "WEFT_POOL", .fallback = "256M", .kind = BYTES, .min = 1 << 20,
               .max = (int64_t)WEFT_MAX_POOL_BYTES, .in_hostfile = true,
               .help = "memory that this node gives to the cluster, from 1M"},
-    [POOL_HUGE] = {.name = "pool_huge", .variable = "WEFT_POOL_HUGE", .fallback = "no", .kind = FLAG,
+    [POOL_HUGE] = {INTO(pool.huge), .name = "pool_huge", .variable = "WEFT_POOL_HUGE", .fallback = "no", .kind = FLAG,
                    .in_hostfile = true, .help = "huge pages for the pool"},
-    [POOL_LOCK] = {.name = "pool_lock", .variable = "WEFT_POOL_LOCK", .fallback = "no", .kind = FLAG,
+    [POOL_LOCK] = {INTO(pool.lock), .name = "pool_lock", .variable = "WEFT_POOL_LOCK", .fallback = "no", .kind = FLAG,
                    .in_hostfile = true, .help = "lock the pool in memory"},
-    [POOL_PREFAULT] = {.name = "pool_prefault", .variable = "WEFT_POOL_PREFAULT", .fallback = "no", .kind = FLAG,
+    [POOL_PREFAULT] = {INTO(pool.prefault), .name = "pool_prefault", .variable = "WEFT_POOL_PREFAULT", .fallback = "no", .kind = FLAG,
                        .in_hostfile = true, .help = "touch every page of the pool at the start"},
-    [DEADLINE] = {.name = "deadline", .variable = "WEFT_DEADLINE", .fallback = "30s", .kind = DURATION,
+    [DEADLINE] = {INTO(fabric.deadline_ns), .name = "deadline", .variable = "WEFT_DEADLINE", .fallback = "30s", .kind = DURATION,
                   .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                   .help = "how long an operation waits unless told otherwise; when it is set, barriers, locks and the like too"},
-    [SAY_AFTER] = {.name = "say_after", .variable = "WEFT_SAY_AFTER", .fallback = "30s", .kind = DURATION,
+    [SAY_AFTER] = {INTO(fabric.say_after_ns), .name = "say_after", .variable = "WEFT_SAY_AFTER", .fallback = "30s", .kind = DURATION,
                    .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                    .help = "a barrier or the like, which waits as long as the others live, says after so long for whom"},
-    [JOIN_TIMEOUT] = {.name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
+    [JOIN_TIMEOUT] = {INTO(join_timeout_ns), .name = "join_timeout", .variable = "WEFT_JOIN_TIMEOUT", .fallback = "30s", .kind = DURATION,
                       .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                       .help = "how long a node waits for the others to come; more by itself from 82 nodes on"},
-    [LIVENESS] = {.name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
+    [LIVENESS] = {INTO(fabric.liveness_ns), .name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
                   .min = 100 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
                   .help = "a node on another host that is silent for so long is dead"},
     /* Longer than a cable is out that was knocked, or than a port takes to come up; shorter than the deadline of a wait, so that
      * what waits for a link sees what became of it. Nothing is lost by trying: that a peer is dead comes from elsewhere. */
-    [RECONNECT] = {.name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION, .max = LONG_TIME,
+    [RECONNECT] = {INTO(fabric.reconnect_ns), .name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION, .max = LONG_TIME,
                    .in_hostfile = true,
                    .help = "how long a broken RDMA link to a living node is tried to be built anew; 0: not at all"},
-    [SPIN] = {.name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
+    [SPIN] = {INTO(fabric.spin_ns), .name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
     [SSH] = {.name = "ssh", .variable = "WEFT_SSH", .fallback = "ssh", .kind = PATH,
              .help = "what `weft run` calls to start nodes on other machines"},
     [LOG] = {.name = "log", .variable = "WEFT_LOG", .fallback = "warn", .kind = CHOICE,
              .choices = "error|warn|info|debug", .in_hostfile = true, .help = "how much is said on stderr"},
 };
+
+bool cluster_setting_in_hostfile(const char *name)
+{
+    for (int i = 0; i < COUNT; i++)
+        if (settings_table[i].in_hostfile && strcmp(settings_table[i].name, name) == 0)
+            return true;
+    return false;
+}

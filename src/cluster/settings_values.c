@@ -44,7 +44,7 @@ int settings_read_number(enum id id, const struct found *f, int64_t *out)
     return base_parse_number(f->text, s->min, s->max, out) ? settings_bad(id, f, what) : 0;
 }
 
-int settings_read_bytes(enum id id, const struct found *f, uint64_t *out)
+static int read_bytes(enum id id, const struct found *f, uint64_t *out)
 {
     char low[32], high[32], what[128];
     base_format_bytes((uint64_t)settings_table[id].min, low, sizeof low);
@@ -59,10 +59,10 @@ int cluster_pool_check(const char *text)
 {
     struct found f = {.text = text, .source = CLUSTER_OPTION};
     uint64_t bytes;
-    return settings_read_bytes(POOL, &f, &bytes);
+    return read_bytes(POOL, &f, &bytes);
 }
 
-int settings_read_duration(enum id id, const struct found *f, int64_t *out)
+static int read_duration(enum id id, const struct found *f, int64_t *out)
 {
     char low[32], high[32], what[128];
     format_duration(settings_table[id].min, low, sizeof low);
@@ -73,21 +73,18 @@ int settings_read_duration(enum id id, const struct found *f, int64_t *out)
     return 0;
 }
 
-int settings_read_flag(enum id id, const struct found *f, uint32_t flag, uint32_t *out)
+static int read_flag(enum id id, const struct found *f, bool *out)
 {
     static const char *const yes[] = {"1", "yes", "true", "on"}, *const no[] = {"0", "no", "false", "off"};
     for (int i = 0; i < 4; i++) {
-        if (strcasecmp(f->text, yes[i]) == 0) {
-            *out |= flag;
-            return 0;
-        }
-        if (strcasecmp(f->text, no[i]) == 0)
+        *out = strcasecmp(f->text, yes[i]) == 0;
+        if (*out || strcasecmp(f->text, no[i]) == 0)
             return 0;
     }
     return settings_bad(id, f, "0, 1, yes, no, true, false, on or off");
 }
 
-int settings_read_choice(enum id id, const struct found *f)
+static int read_choice(enum id id, const struct found *f)
 {
     char what[96];
     size_t len = strlen(f->text);
@@ -97,6 +94,57 @@ int settings_read_choice(enum id id, const struct found *f)
             return 0;
     snprintf(what, sizeof what, "%s%s", strchr(settings_table[id].choices, '|') ? "one of " : "", settings_table[id].choices);
     return settings_bad(id, f, what);
+}
+
+int settings_read(enum id id, const struct found *f, struct cluster_settings *out)
+{
+    const struct setting *s = &settings_table[id];
+    void *into = s->into_bytes ? (char *)out + s->into : NULL;
+    char what[64];
+    union {
+        int64_t number, ns;
+        uint64_t bytes;
+        bool flag;
+    } v = {0};
+    int rc = 0;
+    switch (s->kind) {
+    case NUMBER:
+        rc = into ? settings_read_number(id, f, &v.number) : 0;
+        int narrow = (int)v.number; /* what the table allows fits */
+        if (into && !rc)
+            memcpy(into, &narrow, sizeof narrow);
+        break;
+    case BYTES:
+        rc = read_bytes(id, f, &v.bytes);
+        if (!rc)
+            memcpy(into, &v.bytes, sizeof v.bytes);
+        break;
+    case DURATION:
+        rc = read_duration(id, f, &v.ns);
+        if (!rc)
+            memcpy(into, &v.ns, sizeof v.ns);
+        break;
+    case FLAG:
+        rc = read_flag(id, f, &v.flag);
+        if (!rc)
+            memcpy(into, &v.flag, sizeof v.flag);
+        break;
+    case CHOICE:
+        rc = f->text[0] ? read_choice(id, f) : 0; /* "": the default is none of them */
+        if (!rc && into)
+            snprintf(into, s->into_bytes, "%s", f->text);
+        break;
+    case PATH:
+        snprintf(what, sizeof what, "at most %zu bytes", s->into_bytes - 1);
+        if (into && strlen(f->text) >= s->into_bytes)
+            rc = settings_bad(id, f, what);
+        else if (into)
+            snprintf(into, s->into_bytes, "%s", f->text);
+        break;
+    default:
+        break; /* several together, or more than one member */
+    }
+    return rc;
 }
 
 #define FRAME       4096u
@@ -132,7 +180,7 @@ int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t 
 }
 
 /* How many, or which. */
-int settings_read_rails(const struct found *f, struct cluster_settings *out)
+int settings_read_rails(const struct found *f, struct fab_options *out)
 {
     char what[160];
     long n = strtol(f->text, NULL, 10);

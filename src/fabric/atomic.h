@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Atomics on a word of this node's memory, or of memory that is mapped here.
+ * Memory that others may read and write at the same time, this node's or mapped here: atomics on a word, and small copies.
  */
 #ifndef WEFT_ATOMIC_H
 #define WEFT_ATOMIC_H
@@ -8,6 +8,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "base/base.h"
 
 enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* goes over the wire as it is */
 
@@ -38,6 +41,39 @@ static inline void fab_fence_after_rmw(void)
 #else
     atomic_thread_fence(memory_order_seq_cst);
 #endif
+}
+
+/* Nodes may read words that others write at the same time, and check afterwards: the thread sanitizer is shown it. */
+#if defined(__SANITIZE_THREAD__)
+#define FAB_COPY_BY_WORDS 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define FAB_COPY_BY_WORDS 1
+#endif
+#endif
+#if !defined(FAB_COPY_BY_WORDS)
+#define FAB_COPY_BY_WORDS 0
+#endif
+
+static inline void fab_copy_little(void *dst, const void *src, size_t len)
+{
+    if (BASE_LIKELY(len == 8)) {
+        /* one load and one store: nobody ever sees half of an aligned word */
+        uint64_t v;
+        if (BASE_LIKELY(((uintptr_t)src & 7) == 0))
+            v = __atomic_load_n((const uint64_t *)src, __ATOMIC_RELAXED);
+        else
+            memcpy(&v, src, 8);
+        if (BASE_LIKELY(((uintptr_t)dst & 7) == 0))
+            __atomic_store_n((uint64_t *)dst, v, __ATOMIC_RELAXED);
+        else
+            memcpy(dst, &v, 8);
+    } else if (FAB_COPY_BY_WORDS && (((uintptr_t)src | (uintptr_t)dst | len) & 7) == 0) {
+        for (size_t i = 0; i < len / 8; i++)
+            __atomic_store_n((uint64_t *)dst + i, __atomic_load_n((const uint64_t *)src + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    } else {
+        memcpy(dst, src, len);
+    }
 }
 
 #endif

@@ -6,19 +6,6 @@
 
 #include <stdio.h>
 
-BASE_COLD int fab_refuse_node(struct weft *w, uint32_t node)
-{
-    if (node >= w->size)
-        return base_fail(-EFAULT, "node %u does not exist; the cluster has nodes 0 to %u", node, w->size - 1);
-    int state = atomic_load_explicit(&w->links[node].state, memory_order_acquire);
-    if (state == FAB_DEAD && w->links[node].gone_why) /* NOLINT(clang-analyzer-core.NullDereference): links are there */
-        return base_fail(-ECONNRESET, "node %u is dead: %s", node, w->links[node].gone_why);
-    if (state != FAB_ALIVE)
-        return base_fail(-ECONNRESET, "node %u %s", node,
-                         state == FAB_LEFT ? "has left the cluster" : state == FAB_DEAD ? "is dead" : "is not connected");
-    return 0;
-}
-
 static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
@@ -60,16 +47,10 @@ static inline struct fab_link *living(struct weft *w, uint32_t node)
                                                                                                         : NULL;
 }
 
-int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
+int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake)
 {
     struct fab_link *l = living(w, node);
-    return l ? l->transport->put(w, l, offset, &value, sizeof value, NULL) : fab_refuse_node(w, node);
-}
-
-int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value)
-{
-    struct fab_link *l = living(w, node);
-    return l ? l->transport->atomic(w, l, FAB_SWAP, offset, value, 0, NULL, NULL) : fab_refuse_node(w, node);
+    return l ? l->transport->set_system(w, l, offset, value, wake) : fab_refuse_node(w, node);
 }
 
 void fab_complete(weft_op *op, int status)

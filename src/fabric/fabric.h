@@ -3,8 +3,21 @@
  * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here;
  * the rooms above hang their state on it and their hooks in it.
  *
- * A transport is one file with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
- * the transport moves bytes.
+ * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
+ * the transport moves bytes. Each file here calls only those before it:
+ *
+ *   members.c   who is there
+ *   wake.c      waking waiters and the progress thread
+ *   deliver.c   what runs handlers and hooks
+ *   wait.c      waiting
+ *   patience.c  waiting for other nodes' doing
+ *   stash.c     messages that wait for their handler
+ *   fabric.c    the operations
+ *   now.c       operations that are started and waited for in one call
+ *   side.c      the side connection of two nodes
+ *   peer.c      heartbeats, and the end of a peer
+ *   progress.c  the progress thread
+ *   node.c      the node's handle
  */
 #ifndef WEFT_FABRIC_ROOM_H
 #define WEFT_FABRIC_ROOM_H
@@ -19,30 +32,18 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* --- layout of a pool's first bytes, the same on every node --- */
-#define FAB_NULL_BYTES 4096u /* [0, 4096): null, never valid */
-/* From 4096: a cache line for each node of the cluster: the barrier's words. */
-static inline uint64_t fab_barrier_offset(uint32_t from)
-{
-    return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
-}
-/* Then half a line for each node: what it gives in weft_exchange(). */
-static inline uint64_t fab_exchange_offset(uint32_t nodes, uint32_t from)
-{
-    return fab_barrier_offset(nodes) + (uint64_t)from * 32;
-}
-static inline uint64_t fab_heap_offset(uint32_t nodes)
-{
-    return base_round_up(fab_exchange_offset(nodes, nodes), MEM_EXTENT_BYTES);
-}
+/* A pool's first bytes, the same on every node: [0, FAB_NULL_BYTES) is null and never valid; then come the system words, which the
+ * rooms above share out among themselves (fab_config.system_bytes); then, at w->heap_offset, the heap. */
+#define FAB_NULL_BYTES 4096u
 
-/* --- handler ids above the program's --- */
-enum fab_handler_id {
-    FAB_HANDLER_LOCK = WEFT_HANDLERS,
-    FAB_HANDLER_QUEUE,
-    FAB_HANDLER_MAP,
-    FAB_HANDLERS = WEFT_HANDLERS + 64
-};
+/* Handlers: the program's, then eight for each room above, which names its own in its header. Messages to these are the system's: they
+ * do not wait behind the program's, nor for a cable that is pulled. */
+#define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
+#define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
+static inline bool fab_is_system(uint32_t id)
+{
+    return id >= WEFT_HANDLERS;
+}
 
 /* A bulk lane of the tb transport: bytes of a message, and how many are under way at most. */
 #define FAB_GUARD_MAX 512u
@@ -58,6 +59,27 @@ struct fab_lane {
 /* Threads that copy together over shm. */
 #define FAB_COPY_THREADS_MAX 16u
 
+/* What a node is told about its fabric. Who fills it has checked it: the cluster's settings (cluster/settings_table.c) do. */
+struct fab_options {
+    int64_t deadline_ns;  /* so long an operation waits that is not told how long */
+    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
+    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
+    int64_t spin_ns;      /* so long a wait spins before it sleeps */
+    int64_t liveness_ns;  /* a node on another host that is silent for so long is dead */
+    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
+    char transport[16];   /* the one to use for peers; "rdma": any over devices; "": the best */
+    char device[64];      /* the verbs device to use; "": the best */
+    int gid_index;        /* of its table; -1: choose (verbs_choose_gid()) */
+    uint32_t rails;       /* rc: devices that are used together; 0: all as good as the best, or only `device` */
+    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
+    uint64_t stripe_bytes; /* rc: puts and gets from so many bytes on are spread over them */
+    uint32_t copy_threads; /* shm: that copy large data together, the caller included; 0: by the processors */
+    char guard[FAB_GUARD_MAX]; /* tb: the command weft, which is to own the devices in a process of its own; "": this process does */
+    struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
+    uint32_t lane_count;
+    bool check_frames;    /* tb: looks at a part of every frame of bulk data; else at all of it */
+};
+
 #define FAB_TRANSPORTS_MAX 4u
 #define FAB_TRANSPORT_FDS  16u
 
@@ -71,6 +93,7 @@ struct fab_link;
  * completed by fab_complete(), now or later; on an error return it is not pending. */
 struct fab_transport {
     const char *name;
+    bool rdma;    /* over devices: WEFT_TRANSPORT=rdma allows it */
     bool at_once; /* puts, gets and atomics are done when they return */
     int (*open)(struct weft *w);  /* resources, before anyone is known */
     void (*close)(struct weft *w);
@@ -89,6 +112,8 @@ struct fab_transport {
                   uint64_t *old, weft_op *op);
     int (*put_signal)(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len,
                       uint64_t signal, uint64_t add, weft_op *op);
+    /* A system word: set it, and with `wake` wake who waits there. Nothing is answered, and it waits for a cable that is pulled. */
+    int (*set_system)(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
     int (*send)(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
@@ -100,6 +125,9 @@ struct fab_transport {
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
     void (*wake)(struct weft *w, struct fab_link *l);
     void (*stat)(struct weft *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
+    /* May be NULL: regions of the pool on its device (where it has several, on that with the most), and how many that allows; both
+     * 0 before it is used. */
+    void (*regions)(struct weft *w, uint32_t *used, uint32_t *budget);
     /* May be NULL: the i-th descriptor that is readable when there is something for progress(), after idle() said that there was
      * nothing (-1: there are no more, at most FAB_TRANSPORT_FDS), and what to do when one is. */
     int (*fd)(struct weft *w, uint32_t i);
@@ -111,14 +139,6 @@ struct fab_transport {
     int (*settle)(struct weft *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
     bool (*needed)(struct weft *w); /* may be NULL: the node wants to leave; do others still need it between them? */
 };
-
-extern const struct fab_transport fab_shm, fab_rc, fab_tb;
-/* Regions of the pool on rc's device, and how many that allows; both 0 before it is used. */
-void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget);
-void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget); /* on the device where most are */
-/* For tests that write nonsense into them: the rings to and from a node. */
-struct ring *fab_shm_ring(struct weft *w, uint32_t to);
-struct ring *fab_shm_inbound(struct weft *w, uint32_t from);
 
 /* The path from this node to one peer (itself included). */
 struct fab_link {
@@ -157,7 +177,7 @@ struct fab_hook {
 };
 #define FAB_HOOKS_MAX 16u
 
-/* Where this node's waiters sleep. In memory that peers of the host can reach (see shm.c), so that they wake them:
+/* Where this node's waiters sleep. In memory that peers of the host can reach (see shm/transport.c), so that they wake them:
  * an event count. Waiters: sleepers++ (seq_cst), read seq, look at the condition, sleep on seq. Wakers: change the
  * memory, full fence, look at sleepers, seq++, wake. */
 struct fab_bell {
@@ -176,14 +196,11 @@ struct fab_handler {
 
 struct weft {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
-    int64_t deadline_ns, spin_ns, liveness_ns;
-    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
-    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
-    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
+    struct fab_options options;
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* of every pool: below it are the rooms' own words, which no program may name */
+    uint64_t heap_offset; /* of every pool: below it are the system words, which no program may name */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
 
@@ -191,18 +208,7 @@ struct weft {
     void *shm, *rc, *tb; /* the transports' state */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char only[16];  /* the one transport to use for peers; "rdma": any but shm; "": the best */
-    char device[64]; /* the verbs device to use; "": the best */
-    uint32_t rails;  /* devices that rc uses together; 0: all as good as the best, or only `device` */
-    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
-    uint32_t copy_threads; /* that copy large data together over shm, the caller included; 0: by the processors */
-    uint64_t stripe_bytes; /* rc spreads puts and gets from so many bytes on over them */
-    int gid_index;   /* of its table; -1: choose */
-    char guard[FAB_GUARD_MAX]; /* the command weft, which is to own tb's devices in a process of its own; "": this process owns them */
     char **towards;  /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
-    struct fab_lane lanes[FAB_LANES_MAX]; /* of tb */
-    uint32_t lane_count;
-    bool check_frames; /* tb looks at a part of every frame of bulk data; else at all of it */
 
     struct fab_link *links; /* [size] */
     struct fab_bell *bell;  /* this node's */
@@ -236,110 +242,17 @@ struct weft {
     void *cluster, *sync, *queues; /* of the rooms above */
 };
 
-/* --- fabric.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
-struct fab_config {
-    uint32_t rank, size;
-    int64_t deadline_ns, spin_ns, liveness_ns, reconnect_ns;
-    bool bounded; /* somebody has set the deadline */
-    int64_t say_after_ns;
-    const char *transport; /* NULL: choose */
-    const char *device;    /* of verbs; NULL: choose */
-    uint32_t rails;        /* of rc; 0: choose */
-    const char (*rail_names)[64]; /* [rails] or NULL; each may be "" */
-    uint32_t copy_threads; /* 0: choose */
-    uint64_t stripe_bytes;
-    int gid_index;         /* -1: choose */
-    const char *guard;     /* NULL or "": none */
-    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
-    const struct fab_lane *lanes; /* [lane_count], at most FAB_LANES_MAX; checked */
-    uint32_t lane_count;
-    bool check_frames;
-    struct mem_options pool;
-};
-int fab_create(struct weft **out, const struct fab_config *config);
-void fab_destroy(struct weft *w); /* after fab_stop() */
-
-/* The best transport to a peer of that host; NULL: none reaches it. */
-const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
-
-/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
-struct fab_look {
-    bool done;
-    int failed;    /* with this errno, */
-    char why[960]; /* for this reason */
-};
-bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
-
-/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
-int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* The rooms' own words, at offsets below the heap: put one word / swap it and wake who waits there. `offset` is ours
- * and not checked; -ECONNRESET as above. */
-int fab_system_put(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
-int fab_system_swap(struct weft *w, uint32_t node, uint64_t offset, uint64_t value);
-/* Read one. Waits, for `timeout_ns` at most. */
-int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* Complete an op (NULL allowed). */
-void fab_complete(weft_op *op, int status);
-/* Mark an op pending, before a transport may complete it. */
-static inline void fab_pending(weft_op *op, uint32_t node)
-{
-    op->node = node;
-    __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
-}
-/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
-int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-             size_t payload_len, weft_op *op);
-int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
-int fab_hook(struct weft *w, const struct fab_hook *hook);
-void fab_now_free(struct weft *w); /* the transports are closed */
-
-/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
-/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
- * refused. */
-bool fab_at_once(const struct weft *w, weft_gaddr where);
-struct fab_now;
-int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
- * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
-int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
-void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
-void fab_run_close(struct weft *w); /* the close hooks, last installed first */
-
-/* For peer.c: the last messages of a peer, and the `gone` hooks; as inside a handler. */
-void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
-void fab_run_gone(struct weft *w, uint32_t node, bool died);
-
-/* --- peer.c: liveness --- */
-/* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
-void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
-/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
-void fab_give_up(struct weft *w, uint32_t node, const char *why);
+/* --- members.c --- */
 bool fab_alive(const struct weft *w, uint32_t node);
 uint32_t fab_count_dead(const struct weft *w);
 int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
-static inline void fab_heard(struct fab_link *l)
-{
-    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
-        atomic_store_explicit(&l->heard, true, memory_order_relaxed);
-}
-int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
-void fab_pulse_stop(struct weft *w);
-int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
 
-/* --- side.c: the side connection, once the pair is connected --- */
-/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
-int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
-#define FAB_SIDE_MESSAGE_MAX 512u
-/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
-int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
-bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
-void fab_side_read(struct weft *w, struct fab_link *l);
-/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
-bool fab_side_answered(struct fab_link *l);
+/* --- wake.c --- */
+void fab_wake_here(struct weft *w); /* this node's own waiters, after changing what they wait for */
+void fab_wake(struct weft *w, uint32_t node); /* the waiters of a node, after putting to its memory */
+void fab_kick(struct weft *w); /* the progress thread of this node */
 
-/* --- progress.c --- */
+/* --- deliver.c --- */
 /* Is this thread inside a handler or hook? Waiting is refused then. */
 bool fab_in_handler(void);
 /* Deliver messages if nobody else does just now; events handled. */
@@ -363,18 +276,79 @@ void fab_last_look(struct weft *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
 bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);
+/* For peer.c and the progress thread: the last messages of a peer, the `gone` hooks, and the periodic ones; as inside a handler. */
+void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
+void fab_run_gone(struct weft *w, uint32_t node, bool died);
+int64_t fab_run_ticks(struct weft *w); /* ns until they want to be called again */
+
+/* --- fabric.c --- */
+/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
+int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
+/* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
+ * above. */
+int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
+/* Read one. Waits, for `timeout_ns` at most. */
+int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
+/* Complete an op (NULL allowed). */
+void fab_complete(weft_op *op, int status);
+/* Mark an op pending, before a transport may complete it. */
+static inline void fab_pending(weft_op *op, uint32_t node)
+{
+    op->node = node;
+    __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
+}
+/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
+int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op);
+
+/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
+/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
+ * refused. */
+bool fab_at_once(const struct weft *w, weft_gaddr where);
+struct fab_now;
+int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
+/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
+ * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
+int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
+void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
+void fab_now_free(struct weft *w); /* the transports are closed */
+
+/* --- peer.c: liveness --- */
+/* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
+void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
+/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
+void fab_give_up(struct weft *w, uint32_t node, const char *why);
+static inline void fab_heard(struct fab_link *l)
+{
+    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
+        atomic_store_explicit(&l->heard, true, memory_order_relaxed);
+}
+int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
+void fab_pulse_stop(struct weft *w);
+int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
+
+/* --- side.c: the side connection, once the pair is connected --- */
+/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
+int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
+#define FAB_SIDE_MESSAGE_MAX 512u
+/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
+int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
+void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
+bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
+void fab_side_read(struct weft *w, struct fab_link *l);
+/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
+bool fab_side_answered(struct fab_link *l);
+
+/* --- progress.c: the progress thread --- */
 int fab_start(struct weft *w); /* the progress thread; links are connected */
 int fab_settle(struct weft *w, int64_t deadline); /* until it is known that all can be reached */
 void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
-void fab_kick(struct weft *w); /* wake the progress thread of this node */
 
 /* --- wait.c --- */
 /* Wait until ready(arg) is true: spin a little (making progress), then sleep. -ETIMEDOUT at the deadline
  * (absolute), without a sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
-void fab_wake_here(struct weft *w); /* wake this node's own waiters, after changing what they wait for */
-void fab_wake(struct weft *w, uint32_t node); /* wake the waiters of a node, after putting to its memory */
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
 /* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
  * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
@@ -416,5 +390,37 @@ uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t
 void fab_name_living(const struct weft *w, char *buf, size_t len);
 /* Why a wait is over whose end nobody knew: the rest of a sentence for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
+
+/* --- node.c --- */
+/* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
+struct fab_config {
+    uint32_t rank, size;
+    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
+     * that its waiters sleep on. */
+    const struct fab_transport *const *transports;
+    const struct fab_options *options; /* copied */
+    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
+    uint64_t system_bytes; /* of each pool, for the words of the rooms above */
+    struct mem_options pool;
+};
+int fab_create(struct weft **out, const struct fab_config *config);
+void fab_destroy(struct weft *w); /* after fab_stop() */
+
+/* The link to oneself. */
+int fab_connect_self(struct weft *w, int64_t deadline);
+/* The best transport to a peer of that host; NULL: none reaches it. */
+const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
+
+/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
+struct fab_look {
+    bool done;
+    int failed;    /* with this errno, */
+    char why[960]; /* for this reason */
+};
+bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
+
+int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
+int fab_hook(struct weft *w, const struct fab_hook *hook);
+void fab_run_close(struct weft *w); /* the close hooks, last installed first */
 
 #endif

@@ -10,28 +10,33 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Best first. A new transport is a line here and its files. */
-static const struct fab_transport *const all_transports[] = {&fab_shm, &fab_rc, &fab_tb};
-
 /* All of them are opened: shared memory also carries what a node says to itself, and the bell its waiters sleep on. The
  * setting says which is used for peers. */
-static int pick_transports(struct weft *w, const char *only)
+static int pick_transports(struct weft *w, const struct fab_transport *const *all)
 {
-    bool known = !only || !*only || strcmp(only, "rdma") == 0;
-    uint32_t n = 0;
-    for (size_t i = 0; i < sizeof all_transports / sizeof all_transports[0]; i++) {
-        w->transports[n++] = all_transports[i];
-        known = known || strcmp(all_transports[i]->name, only) == 0;
+    const char *only = w->options.transport;
+    bool known = !*only || strcmp(only, "rdma") == 0;
+    char names[64] = "";
+    for (uint32_t i = 0; i < FAB_TRANSPORTS_MAX && all[i]; i++) {
+        size_t n = strlen(names);
+        w->transports[i] = all[i];
+        known = known || strcmp(all[i]->name, only) == 0;
+        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", all[i]->name);
     }
-    snprintf(w->only, sizeof w->only, "%s", only ? only : "");
-    return known ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has shm, rc and tb, and rdma for the last two (WEFT_TRANSPORT)", only);
+    return known ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has %s, and rdma for those over devices (WEFT_TRANSPORT)",
+                                 only, names);
+}
+
+int fab_connect_self(struct weft *w, int64_t deadline)
+{
+    return w->transports[0]->connect(w, &w->links[w->rank], -1, deadline);
 }
 
 const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id)
 {
     char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
     for (const struct fab_transport **t = w->transports; *t; t++) {
-        bool allowed = strcmp(w->only, "rdma") == 0 ? *t != &fab_shm : !w->only[0] || strcmp((*t)->name, w->only) == 0;
+        bool allowed = strcmp(w->options.transport, "rdma") == 0 ? (*t)->rdma : !w->options.transport[0] || strcmp((*t)->name, w->options.transport) == 0;
         if (!allowed)
             continue;
         base_error_clear();
@@ -68,29 +73,12 @@ int fab_create(struct weft **out, const struct fab_config *config)
     w->rank = config->rank;
     w->size = config->size;
     w->size_here = 1;
-    w->deadline_ns = config->deadline_ns;
-    w->bounded = config->bounded;
-    w->say_after_ns = config->say_after_ns;
-    w->spin_ns = config->spin_ns;
-    w->liveness_ns = config->liveness_ns;
-    w->reconnect_ns = config->reconnect_ns;
-    snprintf(w->device, sizeof w->device, "%s", config->device ? config->device : "");
-    w->gid_index = config->gid_index;
-    snprintf(w->guard, sizeof w->guard, "%s", config->guard ? config->guard : "");
-    w->rails = config->rails < FAB_RAILS_MAX ? config->rails : FAB_RAILS_MAX;
-    for (uint32_t i = 0; i < w->rails && config->rail_names; i++)
-        snprintf(w->rail_names[i], sizeof w->rail_names[i], "%s", config->rail_names[i]);
-    w->copy_threads = config->copy_threads;
-    w->stripe_bytes = config->stripe_bytes;
-    w->lane_count = config->lane_count < FAB_LANES_MAX ? config->lane_count : FAB_LANES_MAX;
-    for (uint32_t i = 0; i < w->lane_count; i++)
-        w->lanes[i] = config->lanes[i];
-    w->check_frames = config->check_frames;
+    w->options = *config->options;
     w->wake_fd[0] = w->wake_fd[1] = -1;
     atomic_init(&w->epoch, 1);
     pthread_mutex_init(&w->member_lock, NULL);
 
-    int rc = pick_transports(w, config->transport);
+    int rc = pick_transports(w, config->transports);
     if (!rc)
         rc = base_pipe(w->wake_fd, O_NONBLOCK);
     if (rc)
@@ -116,7 +104,7 @@ int fab_create(struct weft **out, const struct fab_config *config)
         }
     }
     struct mem_options pool = config->pool;
-    w->heap_offset = pool.heap_offset = fab_heap_offset(w->size);
+    w->heap_offset = pool.heap_offset = base_round_up(FAB_NULL_BYTES + config->system_bytes, MEM_EXTENT_BYTES);
     rc = mem_pool_create(&w->pool, &pool);
     if (rc)
         goto fail;
@@ -212,34 +200,6 @@ int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg)
     return fab_handle(w, id, fn, arg);
 }
 
-uint32_t weft_rank(const weft *w)
-{
-    return w->rank;
-}
-
-uint32_t weft_size(const weft *w)
-{
-    return w->size;
-}
-
-uint64_t weft_epoch(const weft *w)
-{
-    return atomic_load_explicit(&w->epoch, memory_order_acquire);
-}
-
-bool weft_alive(const weft *w, uint32_t node)
-{
-    return fab_alive(w, node);
-}
-
-uint32_t weft_alive_count(const weft *w)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < w->size; i++)
-        n += fab_alive(w, i);
-    return n;
-}
-
 int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
 {
     uint64_t offset;
@@ -276,11 +236,11 @@ weft_gaddr weft_addr(weft *w, const void *p)
 int weft_pool_stat(weft *w, weft_pool_stats *out)
 {
     struct mem_stats s;
-    uint32_t on_device, budget;
+    uint32_t on_device = 0, budget = 0;
     mem_stat(w->pool, &s);
-    fab_rc_regions(w, &on_device, &budget);
-    if (!on_device)
-        fab_tb_regions(w, &on_device, &budget);
+    for (const struct fab_transport **t = w->transports; *t && !on_device; t++)
+        if ((*t)->regions)
+            (*t)->regions(w, &on_device, &budget);
     *out = (weft_pool_stats){
         .reserved_bytes = s.reserved_bytes,
         .live_bytes = s.live_bytes,

@@ -21,19 +21,19 @@ static bool alone(const struct weft *w)
 
 void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom whom, int64_t timeout_ns)
 {
-    bool lasting = timeout_ns < 0 && !w->bounded;
+    bool lasting = timeout_ns < 0 && !w->options.bounded;
     *p = (struct fab_patience){
         .w = w,
         .whom = whom,
         .lasting = lasting,
         .deadline = lasting ? INT64_MAX : fab_timeout(w, timeout_ns),
-        .say_at = lasting ? base_deadline(w->say_after_ns) : INT64_MAX,
+        .say_at = lasting ? base_deadline(w->options.say_after_ns) : INT64_MAX,
         .lost_at = INT64_MAX,
         .epoch = weft_epoch(w),
         .dead = whom == FAB_ANY ? fab_count_dead(w) : 0,
     };
     if (lasting && whom != FAB_KNOWN && alone(w))
-        p->lost_at = base_deadline(w->deadline_ns);
+        p->lost_at = base_deadline(w->options.deadline_ns);
 }
 
 int fab_patience_check(struct fab_patience *p)
@@ -46,7 +46,7 @@ int fab_patience_check(struct fab_patience *p)
         uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w) : 0;
         bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
         if (p->lasting && lost && p->lost_at == INT64_MAX)
-            p->lost_at = base_deadline(p->w->deadline_ns);
+            p->lost_at = base_deadline(p->w->options.deadline_ns);
         p->epoch = epoch;
         p->dead = dead;
     }
@@ -69,7 +69,7 @@ bool fab_patience_due(struct fab_patience *p)
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom)
 {
     base_log(BASE_LOG_WARN, "%s: node %u has waited %g s for %s; it goes on waiting (a time-out or WEFT_DEADLINE bounds this wait)", what,
-             p->w->rank, (double)p->w->say_after_ns / 1e9, whom);
+             p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 
 uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t len)

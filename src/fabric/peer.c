@@ -21,19 +21,6 @@
 #define JUDGE_NS (10 * WEFT_MS) /* not more often */
 #define PATIENCE 5              /* times the liveness time, for a process that is silent on a host that is not */
 
-bool fab_alive(const struct weft *w, uint32_t node)
-{
-    return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE;
-}
-
-uint32_t fab_count_dead(const struct weft *w)
-{
-    uint32_t dead = 0;
-    for (uint32_t i = 0; i < w->size; i++)
-        dead += atomic_load_explicit(&w->links[i].state, memory_order_acquire) == FAB_DEAD;
-    return dead;
-}
-
 void fab_give_up(struct weft *w, uint32_t node, const char *why)
 {
     atomic_store_explicit(&w->links[node].given_up, why, memory_order_relaxed);

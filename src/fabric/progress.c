@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress: delivering messages, and the thread that does it when the program does not. The same thread watches the
- * side connections, which tell of the death of a peer, and runs the upkeep of the rooms above.
+ * The progress thread: it delivers messages when the program does not, watches the side connections, which tell of the death of a
+ * peer, and runs the upkeep of transports and of the rooms above.
  *
  * It naps in poll(). Senders wake it with a byte on the side connection, but only when `napping` says that it sleeps
  * and `pollers` that nobody else looks at the rings. While the program polls by itself the thread stays out of its
@@ -22,117 +22,6 @@
 #define TICK_NS WEFT_MS /* while messages come, upkeep is looked after so often */
 #define LOOK_NS (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
 
-static BASE_THREAD_LOCAL unsigned handler_depth;
-
-bool fab_in_handler(void)
-{
-    return handler_depth != 0;
-}
-
-bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
-                 const void *payload, size_t payload_len)
-{
-    if (BASE_UNLIKELY(id >= FAB_HANDLERS))
-        return true; /* not from any weft: drop it */
-    struct fab_handler *h = &w->handlers[id];
-    weft_handler_fn fn = atomic_load_explicit(&h->fn, memory_order_acquire);
-    if (BASE_UNLIKELY(!fn))
-        return false;
-    fn(w, from, header, header_len, payload, payload_len, h->arg);
-    return true;
-}
-
-int fab_service(struct weft *w)
-{
-    int n = 0;
-    for (const struct fab_transport **t = w->transports; *t; t++)
-        n += (*t)->service ? (*t)->service(w) : 0;
-    if (n)
-        fab_wake_here(w); /* words of this node may have changed */
-    return n;
-}
-
-/* False: another thread is at it. */
-BASE_INLINE bool deliver(struct weft *w, int *events)
-{
-    int n = 0;
-    if (!base_spin_try(&w->progress))
-        return false;
-    handler_depth++;
-    for (const struct fab_transport **t = w->transports; *t; t++)
-        n += (*t)->progress(w);
-    handler_depth--;
-    /* Whoever goes to sleep counts itself a sleeper, takes this lock, and then looks: if it had the lock before us, we
-     * see it here; if it gets it after us, it sees what the handlers changed. No fence is needed. */
-    bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
-    base_spin_unlock(&w->progress);
-    if (BASE_UNLIKELY(sleepers))
-        fab_wake_here(w);
-    *events = n;
-    return true;
-}
-
-int fab_messages(struct weft *w)
-{
-    int n = 0;
-    (void)deliver(w, &n);
-    return n;
-}
-
-#define LAST_LOOKS 64u
-
-BASE_COLD void fab_last_look(struct weft *w)
-{
-    int n = 0;
-    /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
-     * thread that naps while the program waits again and again is woken to see that: it is lazy then, which spares these looks. */
-    bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
-    if (!deliver(w, &n) || n > 0 || often)
-        fab_kick(w);
-}
-
-int fab_progress(struct weft *w)
-{
-    int n = fab_service(w);
-    return n + fab_messages(w);
-}
-
-int weft_progress(weft *w)
-{
-    if (fab_in_handler())
-        return 0;
-    fab_polled(w);
-    return fab_progress(w);
-}
-
-void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone)
-{
-    base_spin_lock(&w->progress);
-    handler_depth++;
-    l->transport->last_words(w, l);
-    handler_depth--;
-    /* With the lock: whoever delivers after this sees it, and takes nothing more from there.
-     * release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message looks at the state
-     * after that, and fails it itself (shm_message.c, send_slow()). */
-    atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
-    base_spin_unlock(&w->progress);
-}
-
-void fab_run_gone(struct weft *w, uint32_t node, bool died)
-{
-    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
-    handler_depth++;
-    for (uint32_t i = 0; i < n; i++)
-        if (w->hooks[i].gone)
-            w->hooks[i].gone(w, node, died, w->hooks[i].arg);
-    handler_depth--;
-}
-
-void fab_kick(struct weft *w)
-{
-    (void)!write(w->wake_fd[1], "k", 1); /* full: it has been kicked plenty */
-}
-
 /* Everything that makes it worth looking before sleeping. */
 static bool idle(struct weft *w)
 {
@@ -146,27 +35,6 @@ static bool idle(struct weft *w)
         quiet = quiet && (*t)->idle(w);
     base_spin_unlock(&w->progress);
     return quiet;
-}
-
-static int64_t run_ticks(struct weft *w)
-{
-    int64_t now = base_now_ns(), next = NAP_MS * WEFT_MS;
-    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
-    handler_depth++;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!w->hooks[i].tick)
-            continue;
-        int64_t in = w->hooks[i].tick(w, now, w->hooks[i].arg);
-        if (in < next)
-            next = in;
-    }
-    for (const struct fab_transport **t = w->transports; *t; t++) {
-        int64_t in = (*t)->upkeep ? (*t)->upkeep(w, now) : INT64_MAX;
-        if (in < next)
-            next = in;
-    }
-    handler_depth--;
-    return next < 0 ? 0 : next;
 }
 
 /* One round of poll() over the side connections and the transports' descriptors. */
@@ -233,6 +101,12 @@ static void give_up_broken(struct weft *w)
     }
 }
 
+static int64_t ticks(struct weft *w)
+{
+    int64_t next = fab_run_ticks(w);
+    return next < NAP_MS * WEFT_MS ? next : NAP_MS * WEFT_MS;
+}
+
 static void *progress_thread(void *arg)
 {
     struct weft *w = arg;
@@ -244,7 +118,7 @@ static void *progress_thread(void *arg)
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t now = base_now_ns();
         if (!busy || now - ticked >= (next < TICK_NS ? next : TICK_NS)) {
-            next = run_ticks(w);
+            next = ticks(w);
             ticked = now;
         }
         /* Not what a thread that waits has been doing since the last look: it would go to sleep, and be woken for each step. */
@@ -262,7 +136,7 @@ static void *progress_thread(void *arg)
             continue;
         }
         if (ticked != now) /* what came may have made something due */
-            next = run_ticks(w);
+            next = ticks(w);
         next = judge < next ? judge : next;
         give_up_broken(w);
         int timeout_ms = (int)((next + 999999) / 1000000);
@@ -335,7 +209,7 @@ static bool needed(struct weft *w)
 void fab_stop(struct weft *w)
 {
     if (w->thread_started) {
-        for (int64_t end = base_deadline(w->deadline_ns); needed(w) && base_now_ns() < end;)
+        for (int64_t end = base_deadline(w->options.deadline_ns); needed(w) && base_now_ns() < end;)
             base_sleep_ns(WEFT_MS);
         atomic_store_explicit(&w->stopping, true, memory_order_release);
         fab_kick(w);

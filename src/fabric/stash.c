@@ -65,7 +65,7 @@ static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header
 void stash_deliver(struct weft *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len)
 {
-    bool behind = s->first && id < WEFT_HANDLERS;
+    bool behind = s->first && !fab_is_system(id);
     if (BASE_UNLIKELY(behind || !fab_deliver(w, s->from, id, header, header_len, payload, payload_len)))
         put_aside(s, id, header, header_len, payload, payload_len);
 }
@@ -78,7 +78,7 @@ int stash_retry(struct weft *w, struct stash *s)
         if (fab_deliver(w, s->from, m->id, m->body, m->header_len, m->body + payload_at(m->header_len), m->payload_len))
             continue;
         int64_t waits = base_now_ns() - m->since;
-        if (waits >= w->deadline_ns) {
+        if (waits >= w->options.deadline_ns) {
             base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
                      s->from, m->id);
             continue;

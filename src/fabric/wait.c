@@ -24,24 +24,8 @@ int64_t fab_limit(int64_t deadline)
 
 int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
 {
-    int64_t end = base_deadline(timeout_ns < 0 ? w->deadline_ns : timeout_ns);
+    int64_t end = base_deadline(timeout_ns < 0 ? w->options.deadline_ns : timeout_ns);
     return timeout_ns < 0 && limit && limit < end ? limit : end;
-}
-
-void fab_wake_here(struct weft *w)
-{
-    atomic_thread_fence(memory_order_seq_cst); /* what changed before the look; pairs with sleep_once() */
-    if (atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed)) {
-        atomic_fetch_add_explicit(&w->bell->seq, 1, memory_order_seq_cst);
-        base_futex_wake(&w->bell->seq, INT32_MAX);
-    }
-}
-
-void fab_wake(struct weft *w, uint32_t node)
-{
-    struct fab_link *l = &w->links[node];
-    if (atomic_load_explicit(&l->state, memory_order_acquire) == FAB_ALIVE)
-        l->transport->wake(w, l);
 }
 
 /* One sleep, unless it is ready now. `rung`: somebody has ended it. */
@@ -75,7 +59,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
         /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
          * others come soon. */
         int64_t start = base_now_ns(), now = start;
-        while (!done && now < deadline && now - start < YIELD_FOR * w->spin_ns) {
+        while (!done && now < deadline && now - start < YIELD_FOR * w->options.spin_ns) {
             fab_progress(w);
             done = ready(arg);
             if (!done)
@@ -84,7 +68,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
         }
     } else {
         int64_t start = base_now_ns(), now = start;
-        while (!done && now < deadline && now - start < w->spin_ns) {
+        while (!done && now < deadline && now - start < w->options.spin_ns) {
             bool moving = false;
             for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
                 int n = fab_service(w);
@@ -128,7 +112,7 @@ static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t dead
         if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
             fab_kick(w);
         bool rung = false;
-        while (!rung || w->oversubscribed || w->spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+        while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             fab_service(w); /* the progress thread may be in a handler that takes its time */
             if (ready(arg))
                 return 0;

@@ -6,11 +6,6 @@
 
 #include <string.h>
 
-int weft_out_write(weft_out *out, const void *bytes, size_t len)
-{
-    return len ? out->write(out->arg, bytes, len) : 0;
-}
-
 /* A table of values, not of pointers, is what the API promises; so it is filled at the first call. The values are
  * the same whoever writes them, but two writers would still be a race: hence the lock. */
 const weft_kernel *weft_kernels(size_t *count)

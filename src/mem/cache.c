@@ -253,6 +253,32 @@ static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
     }
 }
 
+/* --- what there is, with what threads keep --- */
+
+void mem_stat(struct mem_pool *p, struct mem_stats *out)
+{
+    *out = (struct mem_stats){.reserved_bytes = p->bytes,
+                              .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
+    base_spin_lock(&p->lock);
+    /* What a failing allocation would give back first counts as free. */
+    cache_empty_own(p);
+    slab_trim(p);
+    out->live_bytes = p->large_bytes;
+    out->live_buffers = p->large_buffers;
+    for (uint32_t i = 0; i < CLASSES; i++) {
+        uint64_t cached = cache_blocks(p, i);
+        uint64_t live = p->class[i].out > cached ? p->class[i].out - cached : 0;
+        out->live_bytes += live * p->class[i].size;
+        out->live_buffers += live;
+    }
+    out->largest_free_bytes = (uint64_t)run_largest(p) << EXTENT_SHIFT;
+    for (uint32_t i = CLASSES; i-- > 0 && !out->largest_free_bytes;) {
+        if (p->class[i].slabs)
+            out->largest_free_bytes = p->class[i].size;
+    }
+    base_spin_unlock(&p->lock);
+}
+
 /* --- allocation --- */
 
 static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)

@@ -53,7 +53,6 @@ void mem_stat(struct mem_pool *pool, struct mem_stats *out);
 struct mem_segment {
     uint64_t offset, bytes;
 };
-uint32_t mem_segments(const struct mem_pool *pool);
 struct mem_segment mem_segment_at(const struct mem_pool *pool, uint32_t index);
 
 #endif

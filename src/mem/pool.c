@@ -199,34 +199,6 @@ int mem_fd(const struct mem_pool *p)
     return p->fd;
 }
 
-void mem_stat(struct mem_pool *p, struct mem_stats *out)
-{
-    *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = mem_segments(p)};
-    base_spin_lock(&p->lock);
-    /* What a failing allocation would give back first counts as free. */
-    cache_empty_own(p);
-    slab_trim(p);
-    out->live_bytes = p->large_bytes;
-    out->live_buffers = p->large_buffers;
-    for (uint32_t i = 0; i < CLASSES; i++) {
-        uint64_t cached = cache_blocks(p, i);
-        uint64_t live = p->class[i].out > cached ? p->class[i].out - cached : 0;
-        out->live_bytes += live * p->class[i].size;
-        out->live_buffers += live;
-    }
-    out->largest_free_bytes = (uint64_t)run_largest(p) << EXTENT_SHIFT;
-    for (uint32_t i = CLASSES; i-- > 0 && !out->largest_free_bytes;) {
-        if (p->class[i].slabs)
-            out->largest_free_bytes = p->class[i].size;
-    }
-    base_spin_unlock(&p->lock);
-}
-
-uint32_t mem_segments(const struct mem_pool *p)
-{
-    return (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES);
-}
-
 struct mem_segment mem_segment_at(const struct mem_pool *p, uint32_t index)
 {
     uint64_t offset = index * MEM_SEGMENT_BYTES;

@@ -6,8 +6,12 @@
 
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
+#include "fabric/transports.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
+
+/* Best first. A new one is a line here (see fabric/transports.h). */
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, NULL};
 
 /* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
  * it is none any more. */
@@ -72,28 +76,11 @@ int weft_open(weft **out, const weft_config *config)
     const struct fab_config fab = {
         .rank = s.rank,
         .size = s.size,
-        .deadline_ns = s.deadline_ns,
-        .bounded = s.bounded,
-        .say_after_ns = s.say_after_ns,
-        .spin_ns = s.spin_ns,
-        .liveness_ns = s.liveness_ns,
-        .reconnect_ns = s.reconnect_ns,
-        .transport = s.transport,
-        .device = s.device,
-        .rails = s.rails,
-        .rail_names = s.rail_names,
-        .copy_threads = s.copy_threads,
-        .stripe_bytes = s.stripe_bytes,
-        .gid_index = s.gid_index,
-        .guard = s.guard,
+        .transports = transports,
+        .options = &s.fabric,
         .towards = devices_towards(&s),
-        .lanes = s.lanes,
-        .lane_count = s.lane_count,
-        .check_frames = s.check_frames,
-        .pool = {.bytes = s.pool_bytes,
-                 .huge = s.pool_flags & WEFT_POOL_HUGE,
-                 .lock = s.pool_flags & WEFT_POOL_LOCK,
-                 .prefault = s.pool_flags & WEFT_POOL_PREFAULT},
+        .system_bytes = sync_system_bytes(s.size),
+        .pool = s.pool,
     };
     rc = fab_create(&w, &fab);
     if (rc)

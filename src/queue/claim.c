@@ -165,7 +165,7 @@ static BASE_COLD void limit_begin(const struct weft_queue *q, struct limit *l)
     if (l->begun)
         return;
     l->begun = true;
-    l->before = fab_limit(base_deadline(q->w->deadline_ns));
+    l->before = fab_limit(base_deadline(q->w->options.deadline_ns));
 }
 
 static void limit_end(const struct limit *l)

@@ -118,7 +118,8 @@ struct weft_queue {
     struct weft_queue *closed_before; /* in the room's list of what was closed: a second close must find out that it is one */
 };
 
-/* --- messages, all to FAB_HANDLER_QUEUE --- */
+/* --- messages, all to QUEUE_HANDLER --- */
+enum { QUEUE_HANDLER = FAB_ROOM_HANDLERS(1) };
 enum queue_message_type {
     QUEUE_HELLO = 1, /* I have opened it, my shard is there: answer with yours */
     QUEUE_ANSWER,

@@ -68,7 +68,7 @@ int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type
                               .key = q->key,
                               .shard = q->own->at};
     memcpy(m.name, q->name, sizeof m.name);
-    return fab_send(q->w, node, FAB_HANDLER_QUEUE, &m, sizeof m, payload, payload_len, NULL);
+    return fab_send(q->w, node, QUEUE_HANDLER, &m, sizeof m, payload, payload_len, NULL);
 }
 
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type)
@@ -183,7 +183,7 @@ static void say_none(weft *w, uint32_t to, const struct queue_message *ask)
     m.type = QUEUE_NONE;
     m.incarnation = 0;
     m.to = ask->incarnation;
-    if (fab_send(w, to, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
+    if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
         base_log(BASE_LOG_WARN, "queue '%.*s': node %u, which drains it, was not told that it is not open here: %s",
                  (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
@@ -308,7 +308,7 @@ int queue_open(struct weft *w)
         return rc;
     }
     w->queues = room;
-    return fab_handle(w, FAB_HANDLER_QUEUE, handle, room);
+    return fab_handle(w, QUEUE_HANDLER, handle, room);
 }
 
 uint32_t queue_room_incarnation(struct weft *w)

@@ -42,7 +42,7 @@ static inline uint32_t signal_word(uint64_t set)
 
 static inline int write_word(struct weft *w, uint32_t node, uint32_t word, uint64_t value)
 {
-    return fab_system_swap(w, node, fab_barrier_offset(w->rank) + 8 * word, value);
+    return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
 static void take_stock(struct weft *w, struct sync *s)
@@ -120,7 +120,7 @@ static bool signalled(void *arg)
 
 static const _Atomic uint64_t *line_of(const struct weft *w, uint32_t node)
 {
-    return (const _Atomic uint64_t *)(const void *)(w->pool_base + fab_barrier_offset(node));
+    return (const _Atomic uint64_t *)(const void *)(w->pool_base + sync_barrier_offset(node));
 }
 
 struct reader_wait {
@@ -158,7 +158,7 @@ static int not_come(const struct weft *w, const char *what, uint32_t node)
 
 static void say_come(struct weft *w, const struct sync *s, uint32_t generation)
 {
-    _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + fab_barrier_offset(w->rank));
+    _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
     /* release: pairs with the acquire in fab_system_get(); nothing depends on it but what is said to people */
     atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
 }
@@ -180,7 +180,7 @@ static bool find_late(struct weft *w, const struct sync *s, fab_ready_fn ready, 
         uint64_t word;
         if (ready(arg))
             return false;
-        if (node != w->rank && fab_system_get(w, node, fab_barrier_offset(node) + 8 * COME_WORD, &word, ASK_NS) == 0)
+        if (node != w->rank && fab_system_get(w, node, sync_barrier_offset(node) + 8 * COME_WORD, &word, ASK_NS) == 0)
             late[node] = !has_come(s, word);
     }
     return true;

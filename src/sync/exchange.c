@@ -24,14 +24,14 @@ static uint64_t tag_now(const struct sync *s)
 
 static uint64_t place(const struct weft *w, const struct sync *s, uint32_t from)
 {
-    return fab_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
+    return sync_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
 }
 
 static int put_word(struct weft *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
 {
     int rc;
     do /* a node that is stopped takes nothing for longer than an operation waits */
-        rc = fab_system_put(w, node, offset, value);
+        rc = fab_system_set(w, node, offset, value, false);
     while (rc == -ETIMEDOUT && p->lasting);
     return rc ? rc : weft_fence(w, node);
 }

@@ -554,7 +554,7 @@ static void on_gone(struct weft *w, uint32_t node, bool died, void *arg)
 
 int lock_open(struct weft *w)
 {
-    int rc = fab_handle(w, FAB_HANDLER_LOCK, on_message, w->sync);
+    int rc = fab_handle(w, SYNC_HANDLER_LOCK, on_message, w->sync);
     if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .tick = tick, .arg = w->sync});
     return rc;

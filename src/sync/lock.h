@@ -53,7 +53,7 @@ struct lock_message {
 static inline int lock_say(struct weft *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
 {
     struct lock_message m = {.word = word, .ticket = ticket, .verb = (uint32_t)verb, .flag = flag};
-    return fab_send(w, node, FAB_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
+    return fab_send(w, node, SYNC_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
 }
 
 /* Does the word name a node that lives? */

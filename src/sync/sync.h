@@ -8,6 +8,24 @@
 #include "fabric/fabric.h"
 #include "weft/sync.h"
 
+/* --- sync's system words, in every pool --- */
+/* A cache line for each node of the cluster: the barrier's words. */
+static inline uint64_t sync_barrier_offset(uint32_t from)
+{
+    return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
+}
+/* Then half a line for each node: what it gives in weft_exchange(). */
+static inline uint64_t sync_exchange_offset(uint32_t nodes, uint32_t from)
+{
+    return sync_barrier_offset(nodes) + (uint64_t)from * 32;
+}
+static inline uint64_t sync_system_bytes(uint32_t nodes)
+{
+    return sync_exchange_offset(nodes, nodes) - FAB_NULL_BYTES;
+}
+
+enum { SYNC_HANDLER_LOCK = FAB_ROOM_HANDLERS(0) };
+
 int sync_open(struct weft *w); /* before joining: its handlers must be there for the first message */
 
 #endif

@@ -11,7 +11,9 @@
 #include <string.h>
 
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
+#include "queue/queue.h"
+#include "sync/sync.h"
 #include "weft.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -55,7 +57,7 @@ static void odd_messages(const uint8_t *data, size_t size)
     }
     /* a message: id (1), header length (1), payload length (2), header, payload */
     while (size >= 4) {
-        uint32_t id = WEFT_HANDLERS + data[0] % 3;
+        uint32_t id = data[0] % 3 ? QUEUE_HANDLER : SYNC_HANDLER_LOCK;
         size_t header = data[1] % (WEFT_HEADER_MAX + 1), payload = ((size_t)data[2] << 8 | data[3]) % (WEFT_PAYLOAD_MAX + 1);
         data += 4, size -= 4;
         if (header > size)
@@ -67,7 +69,7 @@ static void odd_messages(const uint8_t *data, size_t size)
         /* Now and then a name that exists, or the lock would never be found. */
         if (header >= 8 && data[0] % 2)
             memcpy(bytes, &(uint64_t){weft_gaddr_make(0, 0, 65536 + (uint64_t)(data[0] / 2) * 8)}, 8);
-        if (id != FAB_HANDLER_MAP && fab_send(w, 0, id, bytes, header, data + header, payload, NULL))
+        if (fab_send(w, 0, id, bytes, header, data + header, payload, NULL))
             abort();
         data += header + payload, size -= header + payload;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who looks at a message ring, and who wakes whom, for the Spin model checker: wait.c, progress.c and shm_message.c of src/fabric. Node A
+ * Who looks at a message ring, and who wakes whom, for the Spin model checker: wait.c, progress.c and shm/message.c of src/fabric. Node A
  * sends to node B over a ring; what finds no room is kept, and A's progress thread sends it when there is room. At B
  * look: the progress thread, a thread that waits (it counts itself in `pollers`), and one that calls weft_progress() (it does not).
  * Both progress threads nap when there is nothing to do.

@@ -16,7 +16,7 @@
 
 #include "cluster_test.h"
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/shm.h"
 
 #define VICTIM 1u
 
@@ -299,11 +299,11 @@ static void given_up(weft *w, void *arg)
             bytes[i] = (uint8_t)i;
         memset(back, 0x55, sizeof back);
         stop_asleep(stage->pid); /* who needs its help has none; shm never does, rc only for some */
-        const int64_t deadline_ns = w->deadline_ns;
-        w->deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
+        const int64_t deadline_ns = w->options.deadline_ns;
+        w->options.deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
         int added = weft_fetch_add_now(w, on_node(area, 1) + 64, 5, &old);
         int put = weft_put_now(w, there, bytes, LEN), got = weft_get_now(w, back, there, LEN);
-        w->deadline_ns = deadline_ns;
+        w->options.deadline_ns = deadline_ns;
         kill(stage->pid, SIGCONT);
         memset(bytes, 0xEE, sizeof bytes);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(area, 1), 1, NULL));
@@ -339,7 +339,7 @@ static void scribbled(weft *w, void *arg)
     meet(&scribble->here, weft_size(w));
     if (weft_rank(w) == VICTIM) {
         /* The ring from us to node 0 is in node 0's control region, which starts with magic and bell. */
-        struct ring *ring = fab_shm_ring(w, 0);
+        struct ring *ring = shm_ring_to(w, 0);
         CHECK(ring);
         uint64_t seed = (uint64_t)how;
         if (how == 0) {
@@ -347,7 +347,7 @@ static void scribbled(weft *w, void *arg)
             for (unsigned i = 0; i < RING_CELLS; i++)
                 __atomic_store_n(&ring->cells[i].word, random_next(&seed) | 1, __ATOMIC_RELEASE);
         } else { /* what the other side reads of our inbound ring: its head */
-            struct ring *inbound = fab_shm_inbound(w, 0);
+            struct ring *inbound = shm_ring_from(w, 0);
             while (!scribble->given_up) { /* again and again: this node's own reader puts it right */
                 atomic_store(&inbound->head, UINT64_C(1) << 60);
                 sched_yield();

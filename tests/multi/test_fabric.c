@@ -522,11 +522,11 @@ static void backpressure(weft *w, void *arg)
         weft_op ops[2];
         OK(weft_send(w, 1, 4, NULL, 0, NULL, 0, &ops[0]));
         OK(weft_wait(w, &ops[0], WEFT_DEFAULT));
-        const int64_t deadline_ns = w->deadline_ns;
-        w->deadline_ns = 500 * WEFT_MS; /* for what cannot be in time; all else may take as long as ever */
+        const int64_t deadline_ns = w->options.deadline_ns;
+        w->options.deadline_ns = 500 * WEFT_MS; /* for what cannot be in time; all else may take as long as ever */
         for (int i = 0; i < 2000 && rc == 0; i++)
             rc = weft_send(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
-        w->deadline_ns = deadline_ns;
+        w->options.deadline_ns = deadline_ns;
         CHECK(rc == -ETIMEDOUT);
         CHECK(weft_flush(w, 1, 10 * WEFT_MS) == -ETIMEDOUT);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(go, 0), 1, NULL));

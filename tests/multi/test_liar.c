@@ -70,7 +70,7 @@ static void tell_lock(const void *record, size_t bytes, const char *what, void *
 {
     struct message_to *to = arg;
     note(to->t, what);
-    int rc = fab_send(to->w, to->node, FAB_HANDLER_LOCK, record, bytes, NULL, 0, NULL);
+    int rc = fab_send(to->w, to->node, SYNC_HANDLER_LOCK, record, bytes, NULL, 0, NULL);
     CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
 }
 
@@ -142,7 +142,7 @@ static void tell_word(const void *record, size_t bytes, const char *what, void *
         return;
     memcpy(&value, record, sizeof value);
     note(to->t, what);
-    OK(fab_system_swap(to->w, to->node, to->offset, value));
+    OK(fab_system_set(to->w, to->node, to->offset, value, true));
     usleep(200); /* for the honest nodes to look at it */
 }
 
@@ -205,7 +205,7 @@ static void endless(weft *w, void *arg)
     struct told *t = arg;
     weft_gaddr area = symmetric_alloc(w, 64 + 8 * WORDS), word = on_node(area, 0), words = word + 64;
     if (weft_rank(w) == LIAR)
-        OK(fab_handle(w, FAB_HANDLER_LOCK, swallow, NULL));
+        OK(fab_handle(w, SYNC_HANDLER_LOCK, swallow, NULL));
     if (weft_rank(w) == 0)
         for (uint64_t i = 0; i < WORDS; i++)
             *(uint64_t *)weft_ptr(w, words + 8 * i, 8) = lock_value(1, 1); /* all of them are held */
@@ -258,9 +258,9 @@ static void barrier_words(weft *w, struct told *t, bool exchange)
         const struct sync *s = w->sync;
         for (uint32_t node = 0; node < NODES - 1; node++)
             for (uint32_t i = 0; i < (exchange ? GIVEN_WORDS : LINE_WORDS); i++) {
-                struct word_to to = {w, t, (exchange ? fab_exchange_offset(NODES, LIAR) : fab_barrier_offset(LIAR)) + 8 * i, node};
+                struct word_to to = {w, t, (exchange ? sync_exchange_offset(NODES, LIAR) : sync_barrier_offset(LIAR)) + 8 * i, node};
                 lie_about_word(&to, s->set << 32 | (s->generation + 1));
-                OK(fab_system_swap(w, node, to.offset, 0));
+                OK(fab_system_set(w, node, to.offset, 0, true));
             }
         atomic_store(&t->over, 1);
         return;

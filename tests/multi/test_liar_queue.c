@@ -151,7 +151,7 @@ static void tell_header(const void *record, size_t bytes, const char *what, void
     struct queue_done_message none[2];
     memset(none, 0, sizeof none);
     note(to->t, what);
-    CHECK(sent(fab_send(to->w, to->node, FAB_HANDLER_QUEUE, record, bytes, none,
+    CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, record, bytes, none,
                         to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
 }
 
@@ -159,7 +159,7 @@ static void tell_payload(const void *record, size_t bytes, const char *what, voi
 {
     struct message_to *to = arg;
     note(to->t, what);
-    CHECK(sent(fab_send(to->w, to->node, FAB_HANDLER_QUEUE, &to->header, sizeof to->header, record, bytes, NULL)));
+    CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, &to->header, sizeof to->header, record, bytes, NULL)));
 }
 
 static const struct lie_field MESSAGE[] = {
@@ -293,7 +293,7 @@ static void opened_anew(weft *w, void *arg)
         memcpy(m.name, q->name, sizeof m.name);
         for (uint32_t i = 0; i < QUEUE_VIEWS_MAX + 1000; i++) {
             m.incarnation++;
-            OK(fab_send(w, 0, FAB_HANDLER_QUEUE, &m, sizeof m, NULL, 0, NULL));
+            OK(fab_send(w, 0, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL));
         }
         OK(weft_flush(w, 0, WEFT_DEFAULT));
         note(t, "opened too often");

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "cluster_test.h"
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 #include "fabric/tb/tb.h"
 
 static _Thread_local bool failing;

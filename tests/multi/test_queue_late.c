@@ -381,13 +381,13 @@ static void test_short_lease(void **state)
 static void stopped(weft *w, struct late *l, int64_t deadline_ns)
 {
     stop_asleep(l->pid);
-    w->deadline_ns = deadline_ns;
+    w->options.deadline_ns = deadline_ns;
 }
 
 static void continued(weft *w, struct late *l, int64_t deadline_ns)
 {
     CHECK(kill(l->pid, SIGCONT) == 0);
-    w->deadline_ns = deadline_ns;
+    w->options.deadline_ns = deadline_ns;
 }
 
 static void claim_again(weft_queue *q, weft_claim *c)
@@ -407,7 +407,7 @@ static void stopped_home(weft *w, void *arg)
 {
     enum { SLOTS = 8 };
     struct late *l = arg;
-    const int64_t usual = w->deadline_ns, soon = 200 * WEFT_MS;
+    const int64_t usual = w->options.deadline_ns, soon = 200 * WEFT_MS;
     weft_queue *q;
     OK(weft_queue_open(w, "work", &(weft_queue_config){.slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)}, &q));
     wait_for_view(q, !weft_rank(w));

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "cluster_test.h"
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 static bool native; /* the profile claims that devices' atomics are atomic with the processor's */
 

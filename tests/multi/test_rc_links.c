@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "cluster_test.h"
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 struct stage {
     _Atomic uint32_t here, there, done;

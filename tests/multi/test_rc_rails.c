@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "cluster_test.h"
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #define LARGE ((size_t)1 << 20)
 
@@ -501,7 +501,7 @@ static void test_refused(void **state)
 
 /* --- a peer that says nonsense about rails is given up, and the error says of what --- */
 
-/* As rc_tracks.c has it. */
+/* As rc/tracks.c has it. */
 struct rail_call {
     uint64_t magic;
     uint32_t kind, track, generation, rail, your_rail, reserved;

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 
 #include "cluster_test.h"
-#include "fabric/fabric.h"
+#include "sync/sync.h"
 
 /* Nobody leaves a barrier before everybody has come to it. */
 static void barrier(weft *w, void *arg)
@@ -84,12 +84,12 @@ static void leave_slow(weft *w, void *arg)
     }
     const _Atomic uint64_t *lines[8];
     for (uint32_t i = 0; i < 8; i++)
-        lines[i] = (const void *)(w->pool_base + fab_barrier_offset(i));
+        lines[i] = (const void *)(w->pool_base + sync_barrier_offset(i));
     uint64_t word = 0;
     for (uint32_t distance = 1; distance < 8; distance *= 2) {
         while (!(word = atomic_load(&lines[3][WORD]))) /* its first: of the set and the barrier */
             usleep(100);
-        OK(fab_system_swap(w, (SLOW + distance) % 8, fab_barrier_offset(SLOW) + 8 * WORD, word));
+        OK(fab_system_set(w, (SLOW + distance) % 8, sync_barrier_offset(SLOW) + 8 * WORD, word, true));
         while (atomic_load(&lines[SLOW - distance][WORD]) != word)
             usleep(100);
     }
@@ -113,7 +113,7 @@ static void hold(weft *w, uint32_t from, const void *header, size_t header_len, 
     for (*at = 1; *at < 2; usleep(1000))
         ;
     /* Node 0 is in its next barrier, which is of two: that is in the word that it writes here, see src/sync/barrier.c. */
-    const _Atomic uint64_t *line = (const void *)(w->pool_base + fab_barrier_offset(0));
+    const _Atomic uint64_t *line = (const void *)(w->pool_base + sync_barrier_offset(0));
     while (!line[2])
         usleep(1000);
 }
@@ -242,10 +242,10 @@ static void count_requests(weft *w, uint32_t from, const void *header, size_t he
 
 static void watch_requests(weft *w, _Atomic uint32_t *count)
 {
-    in_line.fn = w->handlers[FAB_HANDLER_LOCK].fn;
-    in_line.arg = w->handlers[FAB_HANDLER_LOCK].arg;
+    in_line.fn = w->handlers[SYNC_HANDLER_LOCK].fn;
+    in_line.arg = w->handlers[SYNC_HANDLER_LOCK].arg;
     in_line.count = count;
-    OK(fab_handle(w, FAB_HANDLER_LOCK, count_requests, NULL));
+    OK(fab_handle(w, SYNC_HANDLER_LOCK, count_requests, NULL));
 }
 
 /* Fair: while all want it all the time, each gets its turn, in the order of asking. */
@@ -322,7 +322,7 @@ static void lock_refused(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         wait_for(asked, 1);
         struct lock_message refusal = {.word = word, .ticket = 1, .verb = LOCK_REFUSE};
-        OK(fab_send(w, 1, FAB_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
+        OK(fab_send(w, 1, SYNC_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
     } else {
         CHECK(weft_lock(w, word, WEFT_DEFAULT, NULL) == -ENOMEM && strstr(weft_error(), "node 0 has no memory"));
     }
@@ -407,7 +407,7 @@ static void lock_heir_gone(weft *w, void *arg)
     OK(weft_barrier(w, WEFT_DEFAULT));
     if (weft_rank(w) == 2) {
         struct lock_message request = {.word = word, .ticket = 999, .verb = LOCK_REQUEST};
-        OK(fab_send(w, 0, FAB_HANDLER_LOCK, &request, sizeof request, NULL, 0, NULL));
+        OK(fab_send(w, 0, SYNC_HANDLER_LOCK, &request, sizeof request, NULL, 0, NULL));
         OK(weft_flush(w, 0, WEFT_DEFAULT));
     }
     meet(&i->here, weft_size(w));

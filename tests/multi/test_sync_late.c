@@ -18,8 +18,9 @@
 
 #include "cluster_test.h"
 #include "fabric/fabric.h"
+#include "sync/sync.h"
 #if defined(__linux__)
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 #endif
 
 /* --- two nodes leave --- */
@@ -193,12 +194,12 @@ static void stand_before(weft *w, uint32_t from, const void *header, size_t head
 
 static void watch_lock(weft *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Atomic uint32_t *requests)
 {
-    before.fn = w->handlers[FAB_HANDLER_LOCK].fn;
-    before.arg = w->handlers[FAB_HANDLER_LOCK].arg;
+    before.fn = w->handlers[SYNC_HANDLER_LOCK].fn;
+    before.arg = w->handlers[SYNC_HANDLER_LOCK].arg;
     before.hold_verb = hold_verb;
     before.hold = hold;
     before.requests = requests;
-    OK(fab_handle(w, FAB_HANDLER_LOCK, stand_before, NULL));
+    OK(fab_handle(w, SYNC_HANDLER_LOCK, stand_before, NULL));
 }
 
 /* It is given back at a home that is stopped: with nobody in line, and with node 2. */
@@ -214,12 +215,12 @@ static void unlock_late(weft *w, void *arg)
             OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
             s->through = i + 1;
             wait_for(&s->asked, i);
-            w->deadline_ns = LITTLE;
+            w->options.deadline_ns = LITTLE;
             stop_asleep(s->pid);
             OK(weft_unlock(w, word));
             CHECK(weft_unlock(w, word) == -EPERM);
             CHECK(kill(s->pid, SIGCONT) == 0);
-            w->deadline_ns = 1000 * WEFT_SECOND;
+            w->options.deadline_ns = 1000 * WEFT_SECOND;
             wait_until_free(w, word);
         }
     } else if (weft_rank(w) == 2) {
@@ -243,10 +244,10 @@ static void granted_and_stopped(weft *w, void *arg)
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
     meet(&s->here, 2 * weft_size(w));
     if (weft_rank(w) == 0) {
-        w->deadline_ns = 10 * LITTLE;
+        w->options.deadline_ns = 10 * LITTLE;
         OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
         CHECK(kill(s->pid, SIGCONT) == 0);
-        w->deadline_ns = 1000 * WEFT_SECOND;
+        w->options.deadline_ns = 1000 * WEFT_SECOND;
         OK(weft_unlock(w, word));
     } else if (weft_rank(w) == 2) {
         wait_for(&s->asked, 1);
@@ -296,10 +297,10 @@ static void lock_lasts(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         stop_asleep(s->pid);
         s->through = 1;
-        w->deadline_ns = LITTLE; /* of operations: such a wait has none */
+        w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
         OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
         wait_for(&s->through, 2);
-        w->deadline_ns = 100 * WEFT_SECOND;
+        w->options.deadline_ns = 100 * WEFT_SECOND;
         OK(weft_unlock(w, word));
     } else if (weft_rank(w) == 2) {
         wait_for(&s->through, 1);
@@ -327,10 +328,10 @@ static void no_room(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         stop_asleep(s->pid);
         s->through = 1;
-        w->deadline_ns = LITTLE;
-        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+        w->options.deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(2, 0) + 8, 0, false) == 0; i++)
             ;
-        w->deadline_ns = 1000 * WEFT_SECOND;
+        w->options.deadline_ns = 1000 * WEFT_SECOND;
         CHECK(weft_exchange(w, 1, all, LITTLE) == -ETIMEDOUT);
         CHECK(weft_exchange(w, 1, all, 0) == -ETIMEDOUT);
         CHECK(kill(s->pid, SIGCONT) == 0);
@@ -342,10 +343,10 @@ static void no_room(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         stop_asleep(s->pid);
         s->through = 2;
-        w->deadline_ns = LITTLE;
-        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(2, 0) + 8, 0) == 0; i++)
+        w->options.deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(2, 0) + 8, 0, false) == 0; i++)
             ;
-        w->deadline_ns = 1000 * WEFT_SECOND;
+        w->options.deadline_ns = 1000 * WEFT_SECOND;
         CHECK(weft_barrier(w, LITTLE) == -ETIMEDOUT);
         CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
         CHECK(kill(s->pid, SIGCONT) == 0);

@@ -70,7 +70,7 @@ static void new_file(void)
 static bool in_barrier(weft *w, uint32_t node, uint32_t generation)
 {
     uint64_t word;
-    return fab_system_get(w, node, fab_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
+    return fab_system_get(w, node, sync_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
 }
 
 static uint32_t generation(const weft *w)
@@ -92,7 +92,7 @@ static void late(weft *w, void *arg)
     uint64_t all[NODES_MAX];
     OK(weft_exchange(w, 1, all, WEFT_DEFAULT)); /* all pairs have used their links */
     OK(weft_barrier(w, WEFT_DEFAULT));
-    w->deadline_ns = LITTLE; /* of operations: such a wait has none */
+    w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
     meet(&l->here, weft_size(w));
     if (me >= 2) {
         wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive; it goes on waiting");
@@ -117,7 +117,7 @@ static void late(weft *w, void *arg)
         listen_end();
         CHECK(times("goes on waiting") == 2);
     }
-    w->deadline_ns = 30 * WEFT_SECOND;
+    w->options.deadline_ns = 30 * WEFT_SECOND;
     meet(&l->done, weft_size(w));
 }
 
@@ -140,10 +140,10 @@ static void held(weft *w, void *arg)
     if (me == 0) {
         listen_begin();
         OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
-        w->deadline_ns = LITTLE;
+        w->options.deadline_ns = LITTLE;
         OK(weft_wait_until(w, word, WEFT_EQ, 5, NULL, WEFT_DEFAULT));
         OK(weft_counter_wait(w, counter, 7, WEFT_DEFAULT));
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         CHECK(times("goes on waiting") == 3);
         OK(weft_unlock(w, lock));
@@ -176,13 +176,13 @@ static void slow_work(weft *w, void *arg)
         weft_done done;
         CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
         OK(weft_barrier(w, WEFT_DEFAULT));
-        w->deadline_ns = LITTLE;
+        w->options.deadline_ns = LITTLE;
         listen_begin();
         CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
         CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
         OK(weft_drain(q, WEFT_DEFAULT));
         listen_end();
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         CHECK(times("goes on waiting") == 2);
         CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
     } else if (weft_rank(w) == 1) {
@@ -229,8 +229,8 @@ static void bounded(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         weft_task task = numbered(1);
         weft_done done;
-        w->say_after_ns = WEFT_MS;
-        w->deadline_ns = LITTLE; /* all of them wait for what cannot come */
+        w->options.say_after_ns = WEFT_MS;
+        w->options.deadline_ns = LITTLE; /* all of them wait for what cannot come */
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
         CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "the next call goes on with this one"));
@@ -242,7 +242,7 @@ static void bounded(weft *w, void *arg)
         CHECK(weft_submit(q, &task, 1, NULL, 100 * WEFT_SECOND) == 1);
         CHECK(weft_reap(q, &done, 1, b->timeout) == -ETIMEDOUT);
         CHECK(weft_drain(q, b->timeout) == -ETIMEDOUT);
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         CHECK(times("weft") == 0);
     }
@@ -402,20 +402,20 @@ static void lost(weft *w, void *arg)
     if (me == 0) {
         listen_begin();
         meet(stage, 4);
-        w->deadline_ns = LITTLE;
+        w->options.deadline_ns = LITTLE;
         OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_DEFAULT));
         *stage = 5;
         CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
         CHECK(strstr(weft_error(), "a node has died meanwhile"));
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         *stage = 6;
         while (weft_alive(w, 1))
             usleep(1000);
-        w->deadline_ns = LITTLE;
+        w->options.deadline_ns = LITTLE;
         CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
         CHECK(strstr(weft_error(), "no other node is alive"));
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         return;
     }
     meet(stage, 4);
@@ -462,13 +462,13 @@ static void no_workers(weft *w, void *arg)
     CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
     while (weft_alive(w, 1))
         usleep(1000);
-    w->deadline_ns = LITTLE;
+    w->options.deadline_ns = LITTLE;
     CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == -ECONNRESET);
     CHECK(weft_drain(q, WEFT_DEFAULT) == -ECONNRESET);
     CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
     CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
     OK(weft_drain(q, WEFT_DEFAULT));
-    w->deadline_ns = 30 * WEFT_SECOND;
+    w->options.deadline_ns = 30 * WEFT_SECOND;
     OK(weft_queue_close(q));
 }
 
@@ -503,9 +503,9 @@ static void stopped(weft *w, void *arg)
         meet(&s->here, 2);
         CHECK(weft_drain(q, 0) == -ETIMEDOUT);
         stop_asleep(s->pid);
-        w->deadline_ns = LITTLE; /* of the questions */
+        w->options.deadline_ns = LITTLE; /* of the questions */
         int rc = weft_drain(q, 10 * LITTLE);
-        w->deadline_ns = 30 * WEFT_SECOND;
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         kill(s->pid, SIGCONT);
         CHECK(rc == -ETIMEDOUT);
         CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);

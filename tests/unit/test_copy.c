@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "fabric/copy.h"
-#include "fabric/copy_ways.h"
+#include "fabric/shm/copy.h"
+#include "fabric/shm/copy_ways.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -263,7 +263,7 @@ static void several_callers_share_a_team(void **state)
     copy_team_free(t);
 }
 
-#if !COPY_BY_WORDS /* the thread sanitizer ends forked children of programs with threads */
+#if !FAB_COPY_BY_WORDS /* the thread sanitizer ends forked children of programs with threads */
 /* A forked child has no helpers, and copies alone; it does not wait for them. */
 static void a_forked_child_copies_alone(void **state)
 {
@@ -298,7 +298,7 @@ int main(void)
         cmocka_unit_test(the_fastest_is_chosen),     cmocka_unit_test(measures_what_may_serve),
         cmocka_unit_test(large_copies_copy),         cmocka_unit_test(how_many_by_default),
         cmocka_unit_test(threads_copy_all_of_it),    cmocka_unit_test(several_callers_share_a_team),
-#if !COPY_BY_WORDS
+#if !FAB_COPY_BY_WORDS
         cmocka_unit_test(a_forked_child_copies_alone),
 #endif
     };

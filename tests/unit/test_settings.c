@@ -68,15 +68,15 @@ static void alone_by_default(void **state)
     assert_int_equal(s.rank, 0);
     assert_int_equal(s.size, 1);
     assert_string_equal(s.coord, "");
-    assert_string_equal(s.transport, "");
+    assert_string_equal(s.fabric.transport, "");
     assert_null(s.secret);
-    assert_int_equal(s.pool_bytes, 256u << 20);
-    assert_int_equal(s.pool_flags, 0);
-    assert_int_equal(s.deadline_ns, 30 * WEFT_SECOND);
-    assert_false(s.bounded); /* nobody has set the deadline */
-    assert_int_equal(s.say_after_ns, 30 * WEFT_SECOND);
+    assert_int_equal(s.pool.bytes, 256u << 20);
+    assert_false(s.pool.huge || s.pool.lock || s.pool.prefault);
+    assert_int_equal(s.fabric.deadline_ns, 30 * WEFT_SECOND);
+    assert_false(s.fabric.bounded); /* nobody has set the deadline */
+    assert_int_equal(s.fabric.say_after_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
-    assert_int_equal(s.spin_ns, 20 * WEFT_US);
+    assert_int_equal(s.fabric.spin_ns, 20 * WEFT_US);
     cluster_settings_clear(&s);
     setenv("WEFT_POOL", "", 1); /* as good as not set */
     s = good(NULL);
@@ -96,11 +96,11 @@ static void option_environment_hostfile_default(void **state)
     assert_int_equal(s.rank, 1);
     assert_int_equal(s.size, 2);
     assert_string_equal(s.coord, "10.0.0.1:7654");
-    assert_int_equal(s.pool_bytes, 2 << 20);
-    assert_int_equal(s.deadline_ns, 4 * WEFT_SECOND);
-    assert_true(s.bounded);
-    assert_int_equal(s.spin_ns, 0);
-    assert_int_equal(s.pool_flags, 0);
+    assert_int_equal(s.pool.bytes, 2 << 20);
+    assert_int_equal(s.fabric.deadline_ns, 4 * WEFT_SECOND);
+    assert_true(s.fabric.bounded);
+    assert_int_equal(s.fabric.spin_ns, 0);
+    assert_false(s.pool.huge || s.pool.lock || s.pool.prefault);
     assert_non_null(s.hosts);
     cluster_settings_clear(&s);
 
@@ -108,10 +108,10 @@ static void option_environment_hostfile_default(void **state)
                           .size = 2, .rank = 0, .coord = "localhost:99"};
     s = good(&config);
     assert_int_equal(s.rank, 0);
-    assert_int_equal(s.deadline_ns, 5 * WEFT_SECOND);
-    assert_true(s.bounded);
-    assert_int_equal(s.pool_bytes, 3 << 20);
-    assert_int_equal(s.pool_flags, WEFT_POOL_PREFAULT);
+    assert_int_equal(s.fabric.deadline_ns, 5 * WEFT_SECOND);
+    assert_true(s.fabric.bounded);
+    assert_int_equal(s.pool.bytes, 3 << 20);
+    assert_true(s.pool.prefault && !s.pool.huge && !s.pool.lock);
     assert_string_equal(s.coord, "localhost:99");
     cluster_settings_clear(&s);
 
@@ -342,21 +342,21 @@ static void rails_of_rc(void **state)
 {
     (void)state;
     struct cluster_settings s = good(NULL);
-    assert_int_equal(s.rails, 0);
-    assert_int_equal(s.stripe_bytes, 256 << 10);
+    assert_int_equal(s.fabric.rails, 0);
+    assert_int_equal(s.fabric.stripe_bytes, 256 << 10);
     cluster_settings_clear(&s);
     setenv("WEFT_RAILS", "3", 1);
     setenv("WEFT_STRIPE", "1M", 1);
     s = good(NULL);
-    assert_int_equal(s.rails, 3);
-    assert_string_equal(s.rail_names[0], "");
-    assert_int_equal(s.stripe_bytes, 1 << 20);
+    assert_int_equal(s.fabric.rails, 3);
+    assert_string_equal(s.fabric.rail_names[0], "");
+    assert_int_equal(s.fabric.stripe_bytes, 1 << 20);
     cluster_settings_clear(&s);
     setenv("WEFT_RAILS", "mlx5_1:2,mlx5_0", 1);
     s = good(NULL);
-    assert_int_equal(s.rails, 2);
-    assert_string_equal(s.rail_names[0], "mlx5_1:2");
-    assert_string_equal(s.rail_names[1], "mlx5_0");
+    assert_int_equal(s.fabric.rails, 2);
+    assert_string_equal(s.fabric.rail_names[0], "mlx5_1:2");
+    assert_string_equal(s.fabric.rail_names[1], "mlx5_0");
     cluster_settings_clear(&s);
 }
 
@@ -364,11 +364,11 @@ static void threads_that_copy(void **state)
 {
     (void)state;
     struct cluster_settings s = good(NULL);
-    assert_int_equal(s.copy_threads, 0); /* by the processors */
+    assert_int_equal(s.fabric.copy_threads, 0); /* by the processors */
     cluster_settings_clear(&s);
     setenv("WEFT_COPY_THREADS", "4", 1);
     s = good(NULL);
-    assert_int_equal(s.copy_threads, 4);
+    assert_int_equal(s.fabric.copy_threads, 4);
     cluster_settings_clear(&s);
 }
 
@@ -376,21 +376,21 @@ static void lanes_of_tb(void **state)
 {
     (void)state;
     struct cluster_settings s = good(NULL);
-    assert_int_equal(s.lane_count, 3);
-    assert_int_equal(s.lanes[0].message, 32 << 10);
-    assert_int_equal(s.lanes[0].depth, 32);
-    assert_int_equal(s.lanes[2].message, 128 << 10);
-    assert_int_equal(s.lanes[2].depth, 16);
-    assert_false(s.check_frames);
+    assert_int_equal(s.fabric.lane_count, 3);
+    assert_int_equal(s.fabric.lanes[0].message, 32 << 10);
+    assert_int_equal(s.fabric.lanes[0].depth, 32);
+    assert_int_equal(s.fabric.lanes[2].message, 128 << 10);
+    assert_int_equal(s.fabric.lanes[2].depth, 16);
+    assert_false(s.fabric.check_frames);
     cluster_settings_clear(&s);
     setenv("WEFT_TB_LANES", "4096:64,1M:15,16773120:1,4K:1,4K:1,4K:1,4K:1,8K:2", 1);
     setenv("WEFT_TB_CHECK", "frames", 1);
     s = good(NULL);
-    assert_int_equal(s.lane_count, 8);
-    assert_int_equal(s.lanes[0].message, 4096);
-    assert_int_equal(s.lanes[1].depth, 15);
-    assert_int_equal(s.lanes[2].message, 16773120);
-    assert_true(s.check_frames);
+    assert_int_equal(s.fabric.lane_count, 8);
+    assert_int_equal(s.fabric.lanes[0].message, 4096);
+    assert_int_equal(s.fabric.lanes[1].depth, 15);
+    assert_int_equal(s.fabric.lanes[2].message, 16773120);
+    assert_true(s.fabric.check_frames);
     cluster_settings_clear(&s);
     static const char *const wrong[] = {
         "32K", ":", "32K:", ":4", "32K:0", "32K:65", "32K:-1", "32K:+1", "32K: 4", "32K:4x", "32K:4,", ",32K:4", "32K:4,,32K:4", "0:4",
@@ -407,9 +407,9 @@ static void lanes_of_tb(void **state)
     write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": []}], \"settings\": {\"tb_lanes\": \"64K:8\", \"tb_check\": \"frames\"}}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     s = good(NULL);
-    assert_int_equal(s.lane_count, 1);
-    assert_int_equal(s.lanes[0].message, 64 << 10);
-    assert_true(s.check_frames);
+    assert_int_equal(s.fabric.lane_count, 1);
+    assert_int_equal(s.fabric.lanes[0].message, 64 << 10);
+    assert_true(s.fabric.check_frames);
     cluster_settings_clear(&s);
 }
 

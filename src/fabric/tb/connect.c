@@ -83,7 +83,7 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
 {
     uint32_t node = l->link->node;
     if (h->magic != TB_HELLO || h->rank != node || h->size != mine->size || h->offers > TB_DEVICES || h->lanes > TB_CABLE_LANES ||
-        h->pool_bytes < fab_heap_offset(h->size) || h->pool_bytes > WEFT_MAX_POOL_BYTES || h->segment < BASE_PAGE ||
+        h->pool_bytes < l->tb->w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES || h->segment < BASE_PAGE ||
         (h->segment & (h->segment - 1)) || h->check > TB_CHECK_FRAMES || h->told > TOLD_DOWN ||
         !memchr(h->towards, 0, sizeof h->towards))
         return base_fail(-EPROTO, "node %u does not speak this version of the tb transport (or it uses another: WEFT_TRANSPORT must be "

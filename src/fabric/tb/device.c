@@ -83,15 +83,15 @@ static void device_give(struct tb_device *dev)
 
 static bool device_wanted(const struct tb *tb, const struct verbs_device *d)
 {
-    return !tb->w->device[0] || strcmp(tb->w->device, d->name) == 0;
+    return !tb->w->options.device[0] || strcmp(tb->w->options.device, d->name) == 0;
 }
 
 int tb_devices_find(struct tb *tb, bool *thunderbolt)
 {
-    int err = tb->w->guard[0] ? verbs_guard_start(&tb->guard, tb->w->guard) : 0;
+    int err = tb->w->options.guard[0] ? verbs_guard_start(&tb->guard, tb->w->options.guard) : 0;
     if (!err)
-        err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->gid_index)
-                        : verbs_devices(&tb->all, &tb->all_count, tb->w->gid_index);
+        err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->options.gid_index)
+                        : verbs_devices(&tb->all, &tb->all_count, tb->w->options.gid_index);
     if (err)
         return err;
     char why[1100] = "";
@@ -165,7 +165,7 @@ void tb_devices_again(struct tb *tb)
     for (uint32_t i = 0; i < tb->all_count && tb->device_count < TB_DEVICES; i++) {
         struct verbs_device *d = &tb->all[i];
         if (!d->context || d->traits.link != VERBS_THUNDERBOLT || !device_wanted(tb, d) || device_taken(tb, d) || !verbs_port_up(d) ||
-            verbs_device_again(d, tb->w->gid_index) || !d->traits.uc)
+            verbs_device_again(d, tb->w->options.gid_index) || !d->traits.uc)
             continue;
         struct tb_device *dev = &tb->devices[tb->device_count];
         uint64_t segment = tb->segment;
@@ -204,7 +204,7 @@ void tb_devices_close(struct tb *tb)
     tb->cable_count = 0;
 }
 
-void fab_tb_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget)
 {
     struct tb *tb = w->tb;
     *used = *budget = 0;

@@ -3,7 +3,7 @@
  * The operations of an endpoint: at once as records while there is room, else as works in a backlog, in order.
  */
 #include "fabric/tb/endpoint_private.h"
-#include "fabric/copy.h"
+#include "fabric/atomic.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
     struct tb_record r = {.kind = (uint8_t)kind, .length = (uint16_t)(TB_PUT_HEAD + n)};
     memcpy(at, &r, sizeof r);
     memcpy(at + sizeof r, &second, sizeof second);
-    copy_bytes(at + TB_PUT_HEAD, src, n); /* of a pool: others may write there now */
+    fab_copy_little(at + TB_PUT_HEAD, src, n); /* of a pool: others may write there now */
     tb_stream_commit(&e->stream, TB_PUT_HEAD + n);
     return n;
 }

@@ -3,7 +3,7 @@
  * The records that come to an endpoint: what the peer's operations do here, and the answers to this node's own. Bytes from outside.
  */
 #include "fabric/tb/endpoint_private.h"
-#include "fabric/copy.h"
+#include "fabric/atomic.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -85,7 +85,7 @@ static int record_put(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
         memcpy(&word, at + TB_PUT_HEAD, sizeof word);
         __atomic_store_n((uint64_t *)(void *)(e->pool + offset), word, __ATOMIC_RELEASE);
     } else {
-        copy_bytes(e->pool + offset, at + TB_PUT_HEAD, bytes);
+        fab_copy_little(e->pool + offset, at + TB_PUT_HEAD, bytes);
     }
     return 0;
 }

@@ -40,8 +40,7 @@ static BASE_COLD int operation_no_way(const struct tb_link *l)
                      l->link->node);
 }
 
-/* Locks the link, when it has room; then its op is pending. What the rooms say to each other waits for a way; what the program
- * says does not. */
+/* Locks the link, when it has room; then its op is pending. What the system says waits for a way; what the program says does not. */
 static int operation_enter(struct tb_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
@@ -87,7 +86,8 @@ static int operation_leave(struct tb_link *l, int rc, weft_op *op)
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = operation_enter(l, false, to >= w->heap_offset, op);
+    int rc = operation_enter(l, false, true, op);
+    (void)w;
     if (rc)
         return rc;
     return operation_leave(l, tb_endpoint_put(&l->endpoint, to, src, len, op), op);
@@ -107,12 +107,22 @@ int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
                      weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = operation_enter(l, false, at >= w->heap_offset, op);
+    int rc = operation_enter(l, false, true, op);
+    (void)w;
     if (rc)
         return rc;
-    /* A word of the rooms, and nobody asks what was there: they wait for no answer. */
-    bool answer = at >= w->heap_offset || old || op;
-    return operation_leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, answer, old, op), op);
+    return operation_leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, true, old, op), op);
+}
+
+int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+{
+    struct tb_link *l = link->impl;
+    int rc = operation_enter(l, false, false, NULL);
+    (void)w;
+    if (rc)
+        return rc;
+    return operation_leave(l, wake ? tb_endpoint_atomic(&l->endpoint, FAB_SWAP, at, value, 0, false, NULL, NULL)
+                                   : tb_endpoint_put(&l->endpoint, at, &value, sizeof value, NULL), NULL);
 }
 
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -130,7 +140,7 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
                    size_t payload_len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = operation_enter(l, true, id < WEFT_HANDLERS, op);
+    int rc = operation_enter(l, true, !fab_is_system(id), op);
     (void)w;
     if (rc)
         return rc;

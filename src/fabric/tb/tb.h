@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share. A file calls only those that stand below it here:
+ * What the files of the tb transport share. Each calls only those before it. First the protocol, which knows no device:
  *
- *   transport.c    the table struct fab_transport: opening, joining, the end of a link, statistics
- *   operations.c   put, get, atomics, messages, flush, fence
- *   poll.c         progress: completion queues, timers, upkeep
- *   connect.c      finds and connects the cables to a node that joins
- *   ending.c       gives devices back when a signal ends the process
- *   leave.c        leaving, one node after another
- *   watch.c        cables that go and come back
- *   routes.c       ways through other nodes
- *   link.c         a link's life, and what its endpoint asks for
- *   message.c      messages that wait for their handlers
- *   cable.c        the queue pairs to a neighbour
- *   device.c       devices, their memory and completion queues
- *
- * and below these the protocol, which knows no device:
- *
- *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
- *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
  *   stream.c       frames, each delivered once and in order
+ *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
+ *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
+ *
+ * then what carries it:
+ *
+ *   device.c       devices, their memory and completion queues
+ *   cable.c        the queue pairs to a neighbour
+ *   message.c      messages that wait for their handlers
+ *   link.c         a link's life, and what its endpoint asks for
+ *   routes.c       ways through other nodes
+ *   watch.c        cables that go and come back
+ *   leave.c        leaving, one node after another
+ *   ending.c       gives devices back when a signal ends the process
+ *   connect.c      finds and connects the cables to a node that joins
+ *   poll.c         progress: completion queues, timers, upkeep
+ *   operations.c   puts, gets, atomics, messages, flush, fence
+ *   transport.c    opening, joining, the end of a link; the table
  *
  * Locks, outer first: tb->receiving (who polls), a link's lock (its endpoint). Cables post under the lock of whichever link emits,
  * and count with atomics.
@@ -164,6 +164,7 @@ struct tb {
 };
 
 /* device.c */
+void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget);
 int tb_devices_find(struct tb *tb, bool *thunderbolt); /* thunderbolt: there are such ports, and only they are used */
 int tb_devices_take(struct tb *tb, bool thunderbolt);  /* what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
@@ -277,6 +278,7 @@ void tb_woken(struct weft *w);
 /* operations.c: what struct fab_transport says of them */
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
 int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
+int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
 int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,

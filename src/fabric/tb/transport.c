@@ -4,6 +4,7 @@
  * statistics.
  */
 #include "fabric/tb/tb.h"
+#include "fabric/transports.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,10 +23,10 @@ static int tb_open(struct weft *w)
     tb->w = w;
     w->tb = tb;
     atomic_init(&tb->due, INT64_MAX);
-    for (uint32_t i = 0; i < w->lane_count; i++)
-        tb->lanes[i] = (struct tb_lane_option){w->lanes[i].message, w->lanes[i].depth};
-    tb->lane_count = w->lane_count;
-    tb->check = w->check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
+    for (uint32_t i = 0; i < w->options.lane_count; i++)
+        tb->lanes[i] = (struct tb_lane_option){w->options.lanes[i].message, w->options.lanes[i].depth};
+    tb->lane_count = w->options.lane_count;
+    tb->check = w->options.check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
     tb->links = calloc(w->size, sizeof(struct tb_link *));
     if (!tb->links)
         return base_fail(-ENOMEM, "no memory for %u links", w->size);
@@ -241,6 +242,7 @@ static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
 
 const struct fab_transport fab_tb = {
     .name = "tb",
+    .rdma = true,
     .open = tb_open,
     .close = tb_close,
     .reaches = tb_reaches,
@@ -253,6 +255,7 @@ const struct fab_transport fab_tb = {
     .get = tb_get,
     .atomic = tb_atomic,
     .put_signal = tb_put_signal,
+    .set_system = tb_set_system,
     .send = tb_send,
     .flushed = tb_flushed,
     .fence = tb_fence,
@@ -262,6 +265,7 @@ const struct fab_transport fab_tb = {
     .pointer = tb_pointer,
     .wake = tb_wake,
     .stat = tb_stat,
+    .regions = tb_regions,
     .fd = tb_fd,
     .woken = tb_woken,
     .side = tb_side,

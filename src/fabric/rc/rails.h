@@ -3,9 +3,9 @@
  * Several devices to one peer. The first one, rail 0, is the transport's device, and carries everything that has an order
  * (rc.h). Further rails carry pieces of large puts and gets, and nothing else:
  *
- *   rc_rails.c   the devices: which, what is made on them, their completion queues
- *   rc_tracks.c  a queue pair for each rail and peer (a track), agreed on over the side connection
- *   rc_stripe.c  puts and gets cut into pieces, one for each rail, and what becomes of the pieces
+ *   rails.c   the devices: which, what is made on them, their completion queues
+ *   tracks.c  a queue pair for each rail and peer (a track), agreed on over the side connection
+ *   stripe.c  puts and gets cut into pieces, one for each rail, and what becomes of the pieces
  *
  * A put or get that is spread out is a work of the main lane (struct rc_work). While one of its pieces is on its way the work
  * is in `oldest`, and what a fence or a signal puts behind it waits (l->stripes_done). A written piece is done when a read
@@ -16,7 +16,7 @@
 #ifndef WEFT_RC_RAILS_H
 #define WEFT_RC_RAILS_H
 
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #define RC_TRACKS      (FAB_RAILS_MAX - 1)
 #define RC_TRACK_DEPTH 64u          /* pieces under way on a rail to a peer; two requests each */
@@ -90,7 +90,7 @@ struct rc_tracks {
     struct rc_track track[RC_TRACKS];
 };
 
-/* rc_rails.c */
+/* rails.c */
 int rc_rails_open(struct rc *rc);  /* with the first device in use; further ones that do not work are left out */
 void rc_rails_close(struct rc *rc);
 int rc_rails_poll(struct rc *rc);  /* with rc->receiving */
@@ -102,23 +102,28 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
 void rc_rails_stat(struct rc_link *l, weft_link_stats *out);
 void rc_rails_forget(struct rc_link *l); /* what rc_rails_hear() made */
 
-/* rc_tracks.c */
+/* tracks.c */
 int64_t rc_tracks_tend(struct rc_link *l, int64_t now); /* when to look again */
 bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: it is none of theirs */
-void rc_tracks_fail_locked(struct rc_link *l, int status);
-void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
 
-/* rc_stripe.c; with the link's lock */
+/* stripe.c; with the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
-void rc_stripe_done(struct rc *rc, const struct ibv_wc *wc); /* takes the lock */
+void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status); /* pieces up to there */
 void rc_stripe_look(struct rc_link *l); /* how many tracks are up has changed */
+void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t); /* nothing of it is left to repeat; tries to */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t); /* pieces of a track that is no more: those not to be tried again end */
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
+void rc_tracks_fail_locked(struct rc_link *l, int status); /* all of them */
 
 static inline uint32_t rc_track_number(const struct rc_link *l, const struct rc_track *t)
 {
     return (uint32_t)(t - l->tracks->track);
+}
+
+static inline struct rc_rail *rc_rail_of(const struct rc_link *l, const struct rc_track *t)
+{
+    return &l->rc->rails->rail[t->rail];
 }
 
 #endif

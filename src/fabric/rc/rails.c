@@ -4,7 +4,7 @@
  *
  * One that cannot be used is left out with a line in the log: the first one alone does all there is to do.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,19 +91,19 @@ int rc_rails_open(struct rc *rc)
 {
     struct weft *w = rc->w;
     struct verbs_device *found[RC_TRACKS];
-    uint32_t most = w->rails ? w->rails : w->device[0] ? 1 : FAB_RAILS_MAX, n = 0;
-    bool named = w->rails && w->rail_names[0][0];
+    uint32_t most = w->options.rails ? w->options.rails : w->options.device[0] ? 1 : FAB_RAILS_MAX, n = 0;
+    bool named = w->options.rails && w->options.rail_names[0][0];
     if (most <= 1)
         return 0;
     rc->rails = calloc(1, sizeof *rc->rails);
     if (!rc->rails)
         return base_fail(-ENOMEM, "no memory for further devices");
-    if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->gid_index))
+    if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->options.gid_index))
         base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
     for (uint32_t i = 1; named && i < most; i++) {
-        int err = verbs_device_open(&found[n], w->rail_names[i], w->gid_index);
+        int err = verbs_device_open(&found[n], w->options.rail_names[i], w->options.gid_index);
         if (err)
-            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->rail_names[i], base_error());
+            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->options.rail_names[i], base_error());
         n += !err;
     }
     for (uint32_t i = 0; i < n; i++)
@@ -126,6 +126,24 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
+/* A completion; what it makes room for goes. */
+static void done(struct rc *rc, const struct ibv_wc *wc)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
+    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
+    if (!l || !l->tracks || track >= RC_TRACKS)
+        return;
+    struct rc_track *t = &l->tracks->track[track];
+    base_spin_lock(&l->lock);
+    uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
+    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) && position < t->posted) { /* else of a queue pair that is no more */
+        rc_stripe_done_locked(l, t, position, wc->status);
+        if (!t->lost)
+            rc_push_locked(l);
+    }
+    base_spin_unlock(&l->lock);
+}
+
 int rc_rails_poll(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];
@@ -134,14 +152,14 @@ int rc_rails_poll(struct rc *rc)
         struct rc_rail *r = &rc->rails->rail[i];
         if (r->has_early) {
             r->has_early = false;
-            rc_stripe_done(rc, &r->early);
+            done(rc, &r->early);
             n++;
         }
         if (atomic_load_explicit(&r->out, memory_order_relaxed) == 0)
             continue;
         int got = ibv_poll_cq(r->cq, BATCH, wc);
         for (int k = 0; k < got; k++)
-            rc_stripe_done(rc, &wc[k]);
+            done(rc, &wc[k]);
         n += got > 0 ? got : 0;
     }
     return n;

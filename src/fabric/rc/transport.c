@@ -5,9 +5,9 @@
  * The device is opened when the first peer needs it, and everything that can be checked is checked before anything is
  * allocated on it. What peers may write to is the pool, and nothing else: frames and stages are a region of their own.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
+#include "fabric/transports.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,43 +22,13 @@ static int rc_open(struct weft *w)
     if (!rc)
         return base_fail(-ENOMEM, "no memory for the rc transport");
     rc->w = w;
+    rc->transport = &fab_rc;
     rc->links = calloc(w->size, sizeof *rc->links);
     w->rc = rc;
     return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
 }
 
 /* --- the device --- */
-
-void *rc_take_stage(struct rc *rc, bool frame)
-{
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
-    base_spin_lock(&rc->lock);
-    void *s = *list;
-    if (s) {
-        memcpy(list, s, sizeof *list);
-        atomic_fetch_sub_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
-    }
-    base_spin_unlock(&rc->lock);
-    return s;
-}
-
-/* Others may hold theirs for long: a request that asked for no completion gives its stage back with the next one that does, on the same
- * link. So who takes one of the last quarter asks, and the next finds one. */
-bool rc_stages_scarce(const struct rc *rc, bool frame)
-{
-    return frame ? atomic_load_explicit(&rc->frames_left, memory_order_relaxed) < RC_TX_FRAMES / 4
-                 : atomic_load_explicit(&rc->stages_left, memory_order_relaxed) < RC_STAGES / 4;
-}
-
-void rc_give_stage(struct rc *rc, void *stage, bool frame)
-{
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
-    base_spin_lock(&rc->lock);
-    memcpy(stage, list, sizeof *list);
-    *list = stage;
-    atomic_fetch_add_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
-    base_spin_unlock(&rc->lock);
-}
 
 static int make_memory(struct rc *rc)
 {
@@ -78,8 +48,8 @@ static int make_memory(struct rc *rc)
 static int look_for_device(struct weft *w)
 {
     struct rc *rc = w->rc;
-    const char *first = w->rails && w->rail_names[0][0] ? w->rail_names[0] : w->device;
-    int err = verbs_device_open(&rc->device, first[0] ? first : NULL, w->gid_index);
+    const char *first = w->options.rails && w->options.rail_names[0][0] ? w->options.rail_names[0] : w->options.device;
+    int err = verbs_device_open(&rc->device, first[0] ? first : NULL, w->options.gid_index);
     if (err)
         return err;
     struct verbs_device *d = rc->device;
@@ -147,14 +117,14 @@ struct rc_hello {
     uint64_t magic, pool_bytes, pool_base, segment_bytes;
     uint32_t rank, size, segments, window;
     uint32_t atomics;           /* 1: my device's are atomic with my processor */
-    uint32_t rails;             /* further devices: rc_rails.c's follow */
+    uint32_t rails;             /* further devices: rails.c's follow */
 };
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
 {
     const struct weft *w = l->w;
     return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
-           h->pool_bytes >= fab_heap_offset(w->size) && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
+           h->pool_bytes >= w->heap_offset && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
            (h->segment_bytes & (h->segment_bytes - 1)) == 0 &&
            h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
            h->pool_base <= UINT64_MAX - h->pool_bytes && h->rails < FAB_RAILS_MAX;
@@ -236,18 +206,6 @@ static int rc_connect(struct weft *w, struct fab_link *link, int side_fd, int64_
 
 /* --- the end of a link --- */
 
-void rc_break(struct rc_link *l, const char *why, ...)
-{
-    va_list ap;
-    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
-        return;
-    va_start(ap, why);
-    vsnprintf(l->why, sizeof l->why, why, ap);
-    va_end(ap);
-    atomic_store_explicit(&l->broken, true, memory_order_release);
-    fab_kick(l->w);
-}
-
 static const char *rc_broken(struct weft *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
@@ -259,7 +217,7 @@ static void rc_disconnect(struct weft *w, struct fab_link *link)
 {
     (void)w;
     if (link->impl) {
-        rc_receives_leave(link->impl);
+        rc_leave(link->impl);
         rc_fail_all(link->impl, -ECONNRESET);
     }
 }
@@ -314,7 +272,7 @@ static void rc_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
     out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
 }
 
-void fab_rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+static void rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
 {
     struct rc *rc = w->rc;
     bool there = rc->pool.count > 0;
@@ -340,6 +298,7 @@ static void rc_woken(struct weft *w)
 
 const struct fab_transport fab_rc = {
     .name = "rc",
+    .rdma = true,
     .open = rc_open,
     .close = rc_close,
     .reaches = rc_reaches,
@@ -352,6 +311,7 @@ const struct fab_transport fab_rc = {
     .get = rc_get,
     .atomic = rc_atomic,
     .put_signal = rc_put_signal,
+    .set_system = rc_set_system,
     .send = rc_send,
     .flushed = rc_flushed,
     .fence = rc_fence,
@@ -361,6 +321,7 @@ const struct fab_transport fab_rc = {
     .pointer = rc_pointer,
     .wake = rc_wake,
     .stat = rc_stat,
+    .regions = rc_regions,
     .fd = rc_fd,
     .woken = rc_woken,
     .side = rc_side,

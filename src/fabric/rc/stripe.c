@@ -3,15 +3,17 @@
  * Large puts and gets, spread over the rails: pieces, posted and completed.
  *
  * Each step of a work posts one span of it: a piece to each rail, of about the same size, cut at pages of the peer's memory. The
- * first rail's piece is a request like others (rc_post.c). Between rails there is no order, so it is made here: what a fence or a
- * signal puts behind a work that is spread out waits until all its pieces are there (fence_open() in rc_post.c), and a work that a
+ * first rail's piece is a request like others (post.c). Between rails there is no order, so it is made here: what a fence or a
+ * signal puts behind a work that is spread out waits until all its pieces are there (rc_fence_open()), and a work that a
  * fence puts behind others is spread out only when the first rail has proved that they are there.
  *
- * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (rc_tracks.c).
+ * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (tracks.c).
  * Their work is not done until then, so nothing that has to come behind it has.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -24,41 +26,7 @@ static struct rc_piece *piece_at(struct rc_track *t, uint64_t position)
     return &t->pieces[position % RC_TRACK_DEPTH];
 }
 
-/* --- works --- */
-
-static void look_at_oldest(struct rc_link *l)
-{
-    const struct rc_work *k = l->tracks->oldest;
-    l->stripes_done = k ? k->number : UINT64_MAX;
-}
-
-static void begin(struct rc_link *l, struct rc_work *k)
-{
-    struct rc_tracks *tracks = l->tracks;
-    k->striped = true;
-    k->before = tracks->newest;
-    k->after = NULL;
-    if (k->before)
-        k->before->after = k;
-    else
-        tracks->oldest = k;
-    tracks->newest = k;
-    look_at_oldest(l);
-}
-
-void rc_stripe_over(struct rc_link *l, struct rc_work *k)
-{
-    struct rc_tracks *tracks = l->tracks;
-    if (k->before)
-        k->before->after = k->after;
-    else
-        tracks->oldest = k->after;
-    if (k->after)
-        k->after->before = k->before;
-    else
-        tracks->newest = k->before;
-    look_at_oldest(l);
-}
+/* --- tracks that are up --- */
 
 void rc_stripe_look(struct rc_link *l)
 {
@@ -68,7 +36,21 @@ void rc_stripe_look(struct rc_link *l)
         n += tracks->track[i].up;
     if (tracks)
         tracks->up = n;
-    l->stripe = n ? l->w->stripe_bytes : UINT64_MAX;
+    l->stripe = n ? l->w->options.stripe_bytes : UINT64_MAX;
+}
+
+void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...)
+{
+    va_list ap;
+    if (t->lost || !t->qp.qp)
+        return;
+    va_start(ap, why);
+    vsnprintf(t->why, sizeof t->why, why, ap);
+    va_end(ap);
+    t->lost = true;
+    t->up = false;
+    rc_stripe_look(l);
+    rc_look_again(l->rc);
 }
 
 /* One piece is over. */
@@ -185,7 +167,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         return 0;
     atomic_fetch_add_explicit(&tracks->bytes[0], from, memory_order_relaxed);
     if (!k->striped)
-        begin(l, k);
+        rc_stripe_begin(l, k);
     k->posted += bytes;
     for (uint32_t i = 0; i < RC_TRACKS && from < bytes; i++) {
         struct rc_track *t = &tracks->track[i];
@@ -209,36 +191,26 @@ static bool own_fault(enum ibv_wc_status status) /* it would fail again */
            status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_OP_ERR;
 }
 
-void rc_stripe_done(struct rc *rc, const struct ibv_wc *wc)
+void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status)
 {
-    uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
-    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
-    if (!l || !l->tracks || track >= RC_TRACKS)
-        return;
-    struct rc_track *t = &l->tracks->track[track];
-    base_spin_lock(&l->lock);
-    uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
-    if (!t->qp.qp || ((wc->wr_id >> 32) & 0xfff) != (t->generation & 0xfff) || position >= t->posted) {
-        base_spin_unlock(&l->lock);
-        return; /* of a queue pair that is no more */
-    }
-    if (BASE_UNLIKELY(wc->status != IBV_WC_SUCCESS)) {
+    const struct rc *rc = l->rc;
+    if (BASE_UNLIKELY(status != IBV_WC_SUCCESS)) {
         struct rc_piece *p = piece_at(t, position);
-        p->refused = p->refused || own_fault(wc->status);
-        rc_track_lose_locked(l, t, wc->status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request failed: %s (%d)",
-                             rc->device->lib->wc_status_str(wc->status), (int)wc->status);
-    } else if (!t->lost) {
-        uint32_t n = (uint32_t)(position + 1 - t->done);
-        atomic_fetch_sub_explicit(&rc->rails->rail[t->rail].out, n, memory_order_relaxed);
-        for (; t->done <= position; t->done++)
-            finish(l, piece_at(t, t->done), 0);
-        if (!t->proved) {
-            t->proved = true;
-            rc_look_again(rc);
-        }
-        rc_push_locked(l);
+        p->refused = p->refused || own_fault(status);
+        rc_track_lose_locked(l, t, status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request failed: %s (%d)",
+                             rc->device->lib->wc_status_str(status), (int)status);
+        return;
     }
-    base_spin_unlock(&l->lock);
+    if (t->lost)
+        return;
+    uint32_t n = (uint32_t)(position + 1 - t->done);
+    atomic_fetch_sub_explicit(&rc->rails->rail[t->rail].out, n, memory_order_relaxed);
+    for (; t->done <= position; t->done++)
+        finish(l, piece_at(t, t->done), 0);
+    if (!t->proved) {
+        t->proved = true;
+        rc_look_again(l->rc);
+    }
 }
 
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
@@ -286,4 +258,19 @@ void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status)
     for (; t->done < t->posted; t->done++)
         finish(l, piece_at(t, t->done), status);
     l->repeats = 0;
+}
+
+void rc_tracks_fail_locked(struct rc_link *l, int status)
+{
+    for (uint32_t i = 0; l->tracks && i < RC_TRACKS; i++) {
+        struct rc_track *t = &l->tracks->track[i];
+        if (t->qp.qp) {
+            rc_rail_of(l, t)->tracks--;
+            atomic_fetch_sub_explicit(&rc_rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
+        }
+        t->up = false;
+        verbs_qp_destroy(&t->qp); /* as the first rail's */
+        rc_stripe_fail(l, t, status);
+    }
+    rc_stripe_look(l);
 }

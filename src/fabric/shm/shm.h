@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two files of the shm transport share: shm.c (connecting, memory) and shm_message.c (messages).
+ * What the files of the shm transport share. Each calls only those before it:
+ *
+ *   ring.c        a ring of messages, one direction
+ *   copy*.c       large copies
+ *   operations.c  puts, gets, atomics
+ *   message.c     messages
+ *   transport.c   joining, the end; the table
  */
 #ifndef WEFT_SHM_H
 #define WEFT_SHM_H
 
 #include "fabric/fabric.h"
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
 #include "fabric/stash.h"
 
 /* A node's control region, shared with the nodes of its host. */
@@ -59,7 +65,23 @@ static inline void shm_wake_sleepers(struct shm_link *s)
         shm_ring_bell(&s->control->bell);
 }
 
-/* --- shm_message.c: the functions of the transport's table, and the end of a link --- */
+/* For tests that write nonsense into them: the rings to and from a node. */
+struct ring *shm_ring_to(struct weft *w, uint32_t node);
+struct ring *shm_ring_from(struct weft *w, uint32_t node);
+
+/* --- operations.c: of the transport's table --- */
+int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
+               uint64_t *old, weft_op *op);
+int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
+                   uint64_t add, weft_op *op);
+int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
+void shm_fence(struct weft *w, struct fab_link *l);
+void *shm_pointer(struct weft *w, struct fab_link *l, uint64_t offset);
+void shm_wake(struct weft *w, struct fab_link *l);
+
+/* --- message.c: the functions of the transport's table, and the end of a link --- */
 int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);

@@ -10,7 +10,7 @@
  *
  * Elsewhere each queue pair has a chunk of its own, and a frame goes back to the queue pair it came by.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,7 +19,6 @@
 #include <sys/mman.h>
 
 #define LOW      RC_WINDOW       /* fewer in the shared queue than this: more are needed */
-#define LEAVE_NS (100 * WEFT_MS) /* so long a device may take to say that a queue pair has ended */
 
 struct rc_chunk {
     uint8_t *memory;
@@ -109,6 +108,14 @@ static int add_shared_chunk(struct rc *rc)
     for (uint32_t i = 0; i < RC_RECEIVES && !err; i++)
         err = give_shared(rc, first + i);
     return err ? err : post_batch(rc);
+}
+
+int rc_receives_add(struct rc *rc)
+{
+    base_spin_lock(&rc->receives.lock);
+    int err = add_shared_chunk(rc);
+    base_spin_unlock(&rc->receives.lock);
+    return err;
 }
 
 /* `before`: in the shared queue when the completion queue was looked at; `taken`: of those, come. */
@@ -218,48 +225,6 @@ int rc_receives_post_locked(struct rc_link *l)
         if (!(atomic_load_explicit(held(l, f), memory_order_relaxed) & held_bit(l, f)))
             err = post_own_locked(l, f);
     return err;
-}
-
-/* Has the device said that this queue pair takes nothing more? It may have said so of others. */
-static bool has_ended(struct rc_link *l)
-{
-    struct rc *rc = l->rc;
-    struct ibv_context *context = rc->device->context;
-    struct pollfd p = {.fd = context->async_fd, .events = POLLIN};
-    struct ibv_async_event e;
-    while (poll(&p, 1, 0) > 0 && rc->device->lib->get_async_event(context, &e) == 0) {
-        for (uint32_t i = 0; e.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && i < rc->count; i++)
-            if (rc->links[i]->qp.qp == e.element.qp)
-                atomic_store_explicit(&rc->links[i]->ended, true, memory_order_relaxed);
-        rc->device->lib->ack_async_event(&e);
-    }
-    return atomic_load_explicit(&l->ended, memory_order_relaxed);
-}
-
-/* A queue pair that is destroyed takes its completions with it, and so receives of the shared queue that nobody would know
- * of: it is stopped first, and what it took is looked at. */
-void rc_receives_leave(struct rc_link *l)
-{
-    struct rc *rc = l->rc;
-    struct rc_receives *r = &rc->receives;
-    if (!r->srq || !l->qp.qp)
-        return;
-    int64_t until = base_deadline(LEAVE_NS);
-    int err = verbs_qp_stop(&l->qp);
-    bool ended = has_ended(l);
-    while (!err && !ended && base_now_ns() < until) {
-        struct pollfd p = {.fd = rc->device->context->async_fd, .events = POLLIN};
-        poll(&p, 1, 10);
-        ended = has_ended(l);
-    }
-    rc_take_all(rc);
-    if (!ended) { /* perhaps some are lost: as many as there can be are put in their place */
-        base_spin_lock(&r->lock);
-        err = add_shared_chunk(rc);
-        base_spin_unlock(&r->lock);
-        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not say when a queue pair has ended: receives may be lost%s%s",
-                 rc->device->name, err ? ": " : "", err ? base_error() : "");
-    }
 }
 
 /* --- the node --- */

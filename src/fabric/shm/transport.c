@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * shm: the transport between nodes of one host. Each maps the other's pool and control region, which come as file
- * descriptors over the side connection. put, get and atomics are the caller's own loads and stores, complete when
- * they return. Messages: shm_message.c.
+ * descriptors over the side connection. This file: joining, the end, the table.
  */
-#include "fabric/shm.h"
+#include "fabric/shm/shm.h"
+#include "fabric/transports.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "fabric/copy.h"
+#include "fabric/shm/copy.h"
 
 #define CONTROL_MAGIC  UINT64_C(0x7765667473686d31) /* "weftshm1" */
 
@@ -68,12 +68,12 @@ static int shm_settle(struct weft *w, int64_t deadline)
     (void)deadline;
     struct shm *s = w->shm;
     struct copy_team *team;
-    uint32_t threads = w->copy_threads ? w->copy_threads : copy_team_default(base_cpus(), w->size_here);
+    uint32_t threads = w->options.copy_threads ? w->options.copy_threads : copy_team_default(base_cpus(), w->size_here);
     if (threads < 2)
         return 0;
-    int rc = copy_team_new(&team, threads, w->spin_ns);
+    int rc = copy_team_new(&team, threads, w->options.spin_ns);
     if (!rc)
-        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy() */
+        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy_much() */
     return rc;
 }
 
@@ -159,7 +159,7 @@ static int map_peer(struct weft *w, struct shm_link *s, const struct hello *h, c
 {
     size_t want = control_size(w->size);
     if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->size || h->control_bytes != want ||
-        h->pool_bytes < fab_heap_offset(w->size) || h->pool_bytes > WEFT_MAX_POOL_BYTES)
+        h->pool_bytes < w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES)
         return base_fail(-EPROTO, "node %u: its shared memory is not what this version of weft expects", s->link->node);
     int rc = base_memory_fd_check(fds[0], h->pool_bytes);
     if (!rc)
@@ -244,102 +244,15 @@ static void shm_release(struct weft *w, struct fab_link *l)
     l->impl = NULL;
 }
 
-/* --- memory --- */
-
-void shm_ring_bell(struct fab_bell *bell)
+struct ring *shm_ring_to(struct weft *w, uint32_t node)
 {
-    atomic_fetch_add_explicit(&bell->seq, 1, memory_order_seq_cst);
-    base_futex_wake(&bell->seq, INT32_MAX);
-}
-
-static inline void copy(struct weft *w, void *dst, const void *src, size_t len)
-{
-    if (BASE_UNLIKELY(len >= COPY_TEAM_LEAST)) {
-        struct shm *s = w->shm;
-        struct copy_team *team = atomic_load_explicit(&s->team, memory_order_acquire); /* pairs with the release in shm_settle() */
-        if (team) {
-            copy_by_team(team, dst, src, len);
-            return;
-        }
-    }
-    copy_bytes(dst, src, len);
-}
-
-static int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    copy(w, s->pool + to, src, len);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    copy(w, dst, s->pool + from, len);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
-                      uint64_t *old, weft_op *op)
-{
-    (void)w;
-    struct shm_link *s = l->impl;
-    uint64_t *word = (uint64_t *)(void *)(s->pool + at);
-    uint64_t before;
-    if (fab_atomic_do(kind, word, a, b, &before) && old)
-        *old = before;
-    fab_fence_after_rmw();
-    shm_wake_sleepers(s);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
-                          uint64_t add, weft_op *op)
-{
-    struct shm_link *s = l->impl;
-    if (len)
-        copy(w, s->pool + to, src, len); /* ends with a store fence when it streams */
-    /* release (within seq_cst): the bytes before the word */
-    __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
-    fab_fence_after_rmw();
-    shm_wake_sleepers(s);
-    fab_complete(op, 0);
-    return 0;
-}
-
-static void shm_fence(struct weft *w, struct fab_link *l)
-{
-    (void)w;
-    (void)l;
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
-static void *shm_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
-{
-    (void)w;
-    struct shm_link *s = l->impl;
-    return s && s->pool ? s->pool + offset : NULL;
-}
-
-static void shm_wake(struct weft *w, struct fab_link *l)
-{
-    (void)w;
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores before the look at sleepers */
-    shm_wake_sleepers(l->impl);
-}
-
-struct ring *fab_shm_ring(struct weft *w, uint32_t to)
-{
-    struct shm_link *s = w->links[to].impl;
+    struct shm_link *s = w->links[node].impl;
     return s->out.ring;
 }
 
-struct ring *fab_shm_inbound(struct weft *w, uint32_t from)
+struct ring *shm_ring_from(struct weft *w, uint32_t node)
 {
-    struct shm_link *s = w->links[from].impl;
+    struct shm_link *s = w->links[node].impl;
     return s->in.ring;
 }
 
@@ -358,6 +271,7 @@ const struct fab_transport fab_shm = {
     .get = shm_get,
     .atomic = shm_atomic,
     .put_signal = shm_put_signal,
+    .set_system = shm_set_system,
     .send = shm_send,
     .flushed = shm_flushed,
     .fence = shm_fence,

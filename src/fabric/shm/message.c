@@ -3,7 +3,7 @@
  * Messages over shared memory: through a ring a direction (ring.h). What finds no room in it is kept by the sender, in
  * order, and goes when there is room; what finds no handler is put aside by the receiver, in order, until there is one.
  */
-#include "fabric/shm.h"
+#include "fabric/shm/shm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,7 @@
  * devices do cannot be repeated, and nobody knows whether they were done: they end with -ECONNABORTED. So do requests that
  * were refused, which is how the queue pair broke.
  */
-#include "fabric/rc.h"
+#include "fabric/rc/rc.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * The ways to copy: see copy_ways.h. Each writes whole lines of the destination: a misaligned start would make every line
  * be read first. Those that stream end with a fence, which makes the bytes visible before whatever is stored next.
  */
-#include "fabric/copy_ways.h"
+#include "fabric/shm/copy_ways.h"
 
 #include <string.h>
 

@@ -6,11 +6,9 @@
  * and where none goes one that only tells is sent. So a receive is always posted for what comes.
  * All bytes that come are checked: the peer's memory is not ours to trust.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <string.h>
-
-#define BATCH 32
 
 /* --- what is asked of this node --- */
 
@@ -114,7 +112,7 @@ static bool take(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t 
 }
 
 /* Frames of a lane are taken: their receives are posted again. */
-static void count(struct rc_link *l, enum rc_lane lane, uint32_t frames)
+void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames)
 {
     base_spin_lock(&l->lock);
     l->lane[lane].taken += frames;
@@ -129,7 +127,7 @@ static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
         struct fab_link *link = f.from < rc->w->size ? &rc->w->links[f.from] : NULL;
-        struct rc_link *l = link && link->transport == &fab_rc ? link->impl : NULL;
+        struct rc_link *l = link && link->transport == rc->transport ? link->impl : NULL;
         if (BASE_LIKELY(l && l->qp.here.qpn == wc->qp_num))
             return l;
     }
@@ -139,7 +137,7 @@ static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8
     return NULL;
 }
 
-static void received(struct rc *rc, const struct ibv_wc *wc)
+void rc_received(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t frame = (uint32_t)wc->wr_id;
     const uint8_t *at = rc_receive_at(rc, frame);
@@ -169,13 +167,13 @@ static void received(struct rc *rc, const struct ibv_wc *wc)
     } else if (kind != RC_MESSAGE) {
         rc_receive_give(l, frame);
         if (kind != RC_TELL_ONLY)
-            count(l, RC_MAIN, 1);
+            rc_count_taken(l, RC_MAIN, 1);
     }
 }
 
 /* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
  * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
-static int deliver_inbox(struct weft *w, struct rc_link *l, uint32_t most)
+int rc_deliver(struct weft *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in keep() */
@@ -190,163 +188,11 @@ static int deliver_inbox(struct weft *w, struct rc_link *l, uint32_t most)
         rc_receive_give(l, frame);
         n++;
         if (l->stash.count < STASH_MAX) {
-            count(l, RC_MESSAGES, 1 + l->withheld);
+            rc_count_taken(l, RC_MESSAGES, 1 + l->withheld);
             l->withheld = 0;
         } else {
             l->withheld++;
         }
     }
     return (int)n;
-}
-
-/* --- progress --- */
-
-/* Whether it was a receive. */
-static bool handle(struct rc *rc, const struct ibv_wc *wc)
-{
-    uint32_t number = rc_wr_link(wc->wr_id);
-    if (!rc_wr_sent(wc->wr_id)) {
-        received(rc, wc);
-        return true;
-    }
-    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
-    if (l && rc_wr_generation(wc->wr_id) == (l->generation & RC_WR_GENERATION)) /* else of a queue pair that is no more */
-        rc_done(l, wc);
-    return false;
-}
-
-/* Everything but handlers: also while one of them is slow. */
-static int service(struct rc *rc)
-{
-    struct ibv_wc wc[BATCH];
-    int n = 0, got;
-    uint32_t there = atomic_load_explicit(&rc->receives.given, memory_order_relaxed) -
-                     atomic_load_explicit(&rc->receives.taken, memory_order_relaxed), taken = 0;
-    if (rc->has_early) {
-        rc->has_early = false;
-        taken += handle(rc, &rc->early);
-        n++;
-    }
-    do {
-        got = ibv_poll_cq(rc->cq, BATCH, wc);
-        for (int i = 0; i < got; i++)
-            taken += handle(rc, &wc[i]);
-        n += got > 0 ? got : 0;
-    } while (got == BATCH && n < 8 * BATCH);
-    if (BASE_UNLIKELY(rc->rails))
-        n += rc_rails_poll(rc);
-    if (taken)
-        rc_receives_look(rc, there, taken);
-    return n;
-}
-
-int rc_service(struct weft *w)
-{
-    struct rc *rc = w->rc;
-    if (!rc->cq || !base_spin_try(&rc->receiving))
-        return 0;
-    int n = service(rc);
-    base_spin_unlock(&rc->receiving);
-    return n;
-}
-
-int rc_progress(struct weft *w)
-{
-    struct rc *rc = w->rc;
-    int n = 0;
-    if (!rc->cq)
-        return 0;
-    for (uint32_t i = 0; i < rc->count; i++) {
-        struct rc_link *l = rc->links[i];
-        if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0) {
-            n++;
-            if (l->withheld && l->stash.count < STASH_MAX) {
-                count(l, RC_MESSAGES, l->withheld);
-                l->withheld = 0;
-            }
-        }
-        n += deliver_inbox(w, l, RC_WINDOW);
-        /* Stages and frames are shared by all links: what found none looks again. */
-        if (BASE_UNLIKELY(__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) ||
-                          __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) ||
-                          __atomic_load_n(&l->again, __ATOMIC_RELAXED)) &&
-            base_spin_try(&l->lock)) {
-            n += rc_push_locked(l);
-            base_spin_unlock(&l->lock);
-        }
-    }
-    return n;
-}
-
-bool rc_idle(struct weft *w)
-{
-    struct rc *rc = w->rc;
-    if (!rc->cq)
-        return true;
-    if (!base_spin_try(&rc->receiving))
-        return false;
-    if (!rc->has_early) {
-        ibv_req_notify_cq(rc->cq, 0);
-        /* What came before the wish is not told of: look once more. */
-        rc->has_early = ibv_poll_cq(rc->cq, 1, &rc->early) > 0;
-    }
-    bool quiet = !rc->has_early;
-    if (rc->rails)
-        quiet = rc_rails_idle(rc) && quiet;
-    base_spin_unlock(&rc->receiving);
-    for (uint32_t i = 0; i < rc->count && quiet; i++)
-        quiet = atomic_load_explicit(&rc->links[i]->inbox_in, memory_order_acquire) ==
-                atomic_load_explicit(&rc->links[i]->inbox_out, memory_order_relaxed);
-    return quiet;
-}
-
-void rc_take_all(struct rc *rc)
-{
-    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* that were there when it began */
-    int n;
-    do {
-        base_spin_lock(&rc->receiving);
-        n = rc->cq ? service(rc) : 0;
-        base_spin_unlock(&rc->receiving);
-        most -= (uint64_t)n < most ? (uint64_t)n : most;
-    } while (n > 0 && most > 0);
-}
-
-/* All that a peer has sent and that has come, after it is gone; what another thread has taken from the completion queue just
- * now, and not put into the inbox yet, is waited for. That is a window at most; what a peer that lives all the same sends as
- * these are taken is not heard any more. */
-void rc_last_words(struct weft *w, struct fab_link *link)
-{
-    struct rc_link *l = link->impl;
-    struct rc *rc = w->rc;
-    uint32_t left = RC_WINDOW;
-    int n;
-    do {
-        rc_take_all(rc);
-        n = deliver_inbox(w, l, left);
-        left -= (uint32_t)n;
-    } while (n > 0 && left > 0);
-}
-
-/* --- operations --- */
-
-int rc_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
-                  weft_op *op)
-{
-    struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
-    if (len) {
-        int err = rc_put(w, link, to, src, len, NULL); /* before the frame, in the same queue pair */
-        if (err)
-            return err;
-    }
-    return rc_frame_send(link->impl, &f, NULL, NULL, true, NULL, op);
-}
-
-int rc_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
-            size_t payload_len, weft_op *op)
-{
-    (void)w;
-    struct rc_frame f = {.kind = RC_MESSAGE, .id = (uint16_t)id, .header_len = (uint16_t)header_len,
-                         .payload_len = (uint16_t)payload_len};
-    return rc_frame_send(link->impl, &f, header, payload, false, NULL, op);
 }

@@ -2,7 +2,7 @@
  *
  * The message ring: see ring.h.
  */
-#include "fabric/ring.h"
+#include "fabric/shm/ring.h"
 
 #include <string.h>
 

@@ -11,9 +11,9 @@
  * Either end leaves a track that has broken: it destroys its queue pair, says so (gone), and hears when the other end has
  * done the same. Only then may its pieces go by another rail: nothing of the old one can come late and write over what came
  * after. Then the leader tries again, ever more seldom. A peer that is stopped answers nothing, and is waited for: whether it
- * lives is judged by its heartbeats. Generations are as in rc_connect.c, the leader's to count.
+ * lives is judged by its heartbeats. Generations are as in connect.c, the leader's to count.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -35,30 +35,12 @@ struct rail_call {
     struct verbs_address address; /* RAIL_OFFER, RAIL_ACCEPT */
     char text[256];               /* RAIL_REFUSED, RAIL_GONE: why */
 };
+
 _Static_assert(sizeof(struct rail_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
 
 static bool leads(const struct rc_link *l)
 {
     return l->w->rank < l->link->node;
-}
-
-static struct rc_rail *rail_of(const struct rc_link *l, const struct rc_track *t)
-{
-    return &l->rc->rails->rail[t->rail];
-}
-
-void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...)
-{
-    va_list ap;
-    if (t->lost || !t->qp.qp)
-        return;
-    va_start(ap, why);
-    vsnprintf(t->why, sizeof t->why, why, ap);
-    va_end(ap);
-    t->lost = true;
-    t->up = false;
-    rc_stripe_look(l);
-    rc_look_again(l->rc);
 }
 
 static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind kind, uint32_t generation, const char *text)
@@ -76,7 +58,7 @@ static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind 
 
 static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
 {
-    struct rc_rail *r = rail_of(l, t);
+    struct rc_rail *r = rc_rail_of(l, t);
     struct verbs_qp qp;
     if (!verbs_port_up(r->device))
         return base_fail(-ENETDOWN, "%s: port %u is down", r->device->name, r->device->port);
@@ -97,7 +79,7 @@ static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
         return base_fail(-ENOSPC, "%s: a queue pair with room for %u requests; a rail needs %u", r->device->name, qp.send_depth,
                          2 * RC_TRACK_DEPTH);
     }
-    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* others carry on: no need to be patient */
     r->tracks++;
     base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
@@ -119,8 +101,8 @@ static void drop(struct rc_link *l, struct rc_track *t)
         ;
     base_spin_lock(&l->lock);
     if (t->qp.qp) {
-        rail_of(l, t)->tracks--;
-        atomic_fetch_sub_explicit(&rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
+        rc_rail_of(l, t)->tracks--;
+        atomic_fetch_sub_explicit(&rc_rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
     }
     t->up = t->lost = false;
     verbs_qp_destroy(&t->qp);
@@ -145,7 +127,7 @@ static void over(struct rc_link *l, struct rc_track *t)
 static void later(struct rc_link *l, struct rc_track *t, const char *why)
 {
     uint32_t choices = l->tracks->peer_count;
-    if (t->was_up && l->w->reconnect_ns == 0)
+    if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
     else /* at once, as long as there is another one to choose */
         t->retry_ns = base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
@@ -153,9 +135,9 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     if (!t->was_up && t->tries >= choices && !t->said) {
         t->said = true;
         base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; see WEFT_RAILS",
-                 rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
+                 rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
     }
-    base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rail_of(l, t)->device->name, l->link->node, t->tries, why);
+    base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node, t->tries, why);
 }
 
 static void report(struct rc_link *l, struct rc_track *t, const char *why)
@@ -163,7 +145,7 @@ static void report(struct rc_link *l, struct rc_track *t, const char *why)
     if (t->state != RC_TRACK_UP)
         return;
     atomic_fetch_add_explicit(&l->tracks->breaks, 1, memory_order_relaxed);
-    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the others carry on", rail_of(l, t)->device->name,
+    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the others carry on", rc_rail_of(l, t)->device->name,
              l->link->node, l->link->pid, l->link->host, why);
 }
 
@@ -189,7 +171,7 @@ static void up(struct rc_link *l, struct rc_track *t)
     rc_stripe_look(l);
     base_spin_unlock(&l->lock);
     base_log(again || t->said ? BASE_LOG_WARN : BASE_LOG_DEBUG, "device %s reaches node %u%s: queue pair 0x%06x",
-             rail_of(l, t)->device->name, l->link->node, again ? " again" : "", t->qp.here.qpn);
+             rc_rail_of(l, t)->device->name, l->link->node, again ? " again" : "", t->qp.here.qpn);
 }
 
 /* --- the leader --- */
@@ -218,7 +200,7 @@ static bool is_used(const struct rc_link *l, const struct rc_track *but, bool ou
 static bool choose(const struct rc_link *l, struct rc_track *t)
 {
     const struct rc_tracks *tracks = l->tracks;
-    const uint8_t *own = rail_of(l, t)->device->chosen.gid.raw.raw;
+    const uint8_t *own = rc_rail_of(l, t)->device->chosen.gid.raw.raw;
     uint32_t order[RC_TRACKS], n = 0;
     for (uint32_t i = 0; i < tracks->peer_count; i++)
         if (!is_used(l, t, false, i))
@@ -268,7 +250,7 @@ static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
     char why[256] = "";
     base_spin_lock(&l->lock);
     if (rc_stands_still(&t->stand, &t->qp, t->qp.qp && !t->lost && t->posted != t->done, t->done, now))
-        rc_track_lose_locked(l, t, RC_STANDSTILL, rail_of(l, t)->device->name, (long long)(t->stand.still_ns / WEFT_SECOND));
+        rc_track_lose_locked(l, t, RC_STANDSTILL, rc_rail_of(l, t)->device->name, (long long)(t->stand.still_ns / WEFT_SECOND));
     bool lost = t->lost, proved = t->proved;
     (void)rc_stripe_drained(l, t);
     if (lost)
@@ -420,19 +402,4 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     }
     rc_look_again(l->rc);
     return true;
-}
-
-void rc_tracks_fail_locked(struct rc_link *l, int status)
-{
-    for (uint32_t i = 0; l->tracks && i < RC_TRACKS; i++) {
-        struct rc_track *t = &l->tracks->track[i];
-        if (t->qp.qp) {
-            rail_of(l, t)->tracks--;
-            atomic_fetch_sub_explicit(&rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
-        }
-        t->up = false;
-        verbs_qp_destroy(&t->qp); /* as the first rail's */
-        rc_stripe_fail(l, t, status);
-    }
-    rc_stripe_look(l);
 }

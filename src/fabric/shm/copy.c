@@ -29,13 +29,13 @@
  * pages in turn come first, and may be a fifth slower: 16 MiB are measured for all that is larger, and there their lead grows.
  * Where they are bad, they are so by far more.
  */
-#include "fabric/copy.h"
+#include "fabric/shm/copy.h"
 
 #include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
 
-#include "fabric/copy_ways.h"
+#include "fabric/shm/copy_ways.h"
 
 #define STREAM_LEAST  ((size_t)1 << 20)
 #define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */

@@ -3,28 +3,7 @@
  * Flush and fence: what is proved to be at the peer, and what waits for it. A flush waits for what was begun before it, by any thread, and
  * for nothing that is begun later.
  */
-#include "fabric/rc.h"
-
-void rc_flush_locked(struct rc_link *l)
-{
-    struct rc *rc = l->rc;
-    if (l->closed || l->flush_read != 0)
-        return;
-    l->flush_wanted = !rc_has_slot(l);
-    if (l->flush_wanted)
-        return;
-    /* A read behind the writes: its completion says that they are there. */
-    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
-    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
-    struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
-    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
-                             .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = l->peer_keys[0]}};
-    uint64_t covers = l->last_change;
-    if (rc_post(l, &wr, true) == 0) {
-        l->flush_read = l->posted;
-        l->flush_covers = covers;
-    }
-}
+#include "fabric/rc/rc.h"
 
 /* Is all that was kept when the flush began in the send queue? Then positions say the rest, unless a queue pair that broke leaves some
  * to be posted again. */

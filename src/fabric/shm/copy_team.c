@@ -13,8 +13,8 @@
  */
 #include <stdlib.h>
 
-#include "fabric/copy.h"
-#include "fabric/copy_ways.h"
+#include "fabric/shm/copy.h"
+#include "fabric/shm/copy_ways.h"
 
 #define THREADS_MOST  6u /* by default: more add little, and other programs want processors too */
 #define PIECE_LEAST   ((size_t)256 << 10)

@@ -2,37 +2,10 @@
  *
  * What becomes of requests: those that are done, those that failed, and all of them when their peer is gone.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* One request is over. */
-BASE_INLINE void finish(struct rc_link *l, struct rc_slot *s, int status)
-{
-    if (s->copy_to && status == 0)
-        memcpy(s->copy_to, s->stage, s->len);
-    if (s->stage)
-        rc_give_stage(l->rc, s->stage, s->frame);
-    if (s->work) {
-        struct rc_work *k = s->work;
-        k->pieces--;
-        k->status = k->status ? k->status : status;
-        if (k->whole && k->pieces == 0) {
-            if (BASE_UNLIKELY(k->striped))
-                rc_stripe_over(l, k);
-            fab_complete(k->op, k->status);
-            free(k);
-        }
-    } else {
-        fab_complete(s->op, status);
-    }
-}
-
-void rc_finish(struct rc_link *l, struct rc_slot *s, int status)
-{
-    finish(l, s, status);
-}
 
 /* The first request to fail is the one that did; those behind it are flushed. */
 static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum ibv_wc_status status)
@@ -75,7 +48,7 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc)
     }
     l->proved = true;
     while (l->done <= position) {
-        finish(l, rc_slot_at(l, l->done), 0);
+        rc_finish(l, rc_slot_at(l, l->done), 0);
         l->done++;
     }
     if (l->flush_read && l->done >= l->flush_read) {
@@ -112,7 +85,7 @@ void rc_fail_all(struct rc_link *l, int status)
     rc_tracks_fail_locked(l, status);
     rc_drop_again_locked(l, status);
     while (l->done < l->posted) {
-        finish(l, rc_slot_at(l, l->done), status);
+        rc_finish(l, rc_slot_at(l, l->done), status);
         l->done++;
     }
     for (int i = 0; i < RC_LANES && l->kept; i++)

@@ -1,8 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the rc transport share: rc.c (device, joining), rc_connect.c (queue pairs), rc_post.c (operations into the
- * send queue), rc_complete.c (what becomes of them), rc_order.c (flush and fence), rc_receive.c (where frames are received), rc_message.c (frames, credits, and what a node
- * does for others: atomics, signals), rc_atomic.c. Further devices to the same peers are rc_rails.h's.
+ * What the files of the rc transport share. Each calls only those before it (further devices to the same peers are rails.h's):
+ *
+ *   link.c        what is to be done about a link; stages and frames
+ *   work.c        works, and the end of their requests
+ *   post.c        requests into the send queue
+ *   again.c       what a queue pair that broke leaves behind
+ *   stripe.c      large puts and gets over several rails
+ *   backlog.c     what waits for room, for credits, or behind a fence
+ *   complete.c    what becomes of requests
+ *   operations.c  puts, gets, atomics, messages
+ *   order.c       flush and fence
+ *   receive.c     where frames are received
+ *   message.c     frames that come: messages, and what this node does for others
+ *   rails.c       the further devices
+ *   poll.c        looks at the completion queues
+ *   tracks.c      queue pairs on further devices
+ *   connect.c     queue pairs on the first
+ *   transport.c   the device, joining, the end; the table
  *
  * One reliable queue pair a peer. put is an RDMA write, get an RDMA read, everything else a frame that is sent into a
  * receive the peer has posted. The queue pair keeps all of it in order, both on the way and at the target, so a fence has to
@@ -10,7 +25,7 @@
  *
  * When nodes join, a pair exchanges where its pools are and their keys, no more. The first operation to a peer waits in the
  * link's backlog and asks the progress thread for a queue pair; that is agreed on over the side connection with the peer's
- * progress thread, so nobody there has to call anything (rc_connect.c). What a queue pair needs is made with it.
+ * progress thread, so nobody there has to call anything (connect.c). What a queue pair needs is made with it.
  *
  * A link's lock guards its queue pair, its send queue and what waits for it. Completions are handled under rc->receiving,
  * handlers run under w->progress. Order: w->progress, rc->receiving, a link's lock. While the node runs only the progress thread
@@ -106,7 +121,7 @@ struct rc_work {
     uint32_t pieces;         /* in the send queue */
     int status;              /* of the first piece that failed; 0 */
     bool whole;              /* all pieces are posted */
-    bool striped;            /* over several rails (rc_rails.h), and with those that are, in the order of their numbers: */
+    bool striped;            /* over several rails (rails.h), and with those that are, in the order of their numbers: */
     struct rc_work *before, *after;
     uint64_t number;         /* of its lane */
     struct {                 /* spread out after a fence: when all until there has proved to be at the peer, by the first rail */
@@ -141,10 +156,10 @@ struct rc_link {
     uint64_t peer_base;
     uint32_t peer_shift;     /* of its segments */
     uint32_t peer_keys_count, *peer_keys;
-    struct rc_tracks *tracks; /* rc_rails.h; NULL: one rail */
+    struct rc_tracks *tracks; /* rails.h; NULL: one rail */
     bool has_atomics;        /* our device has atomics, and the peer's are atomic with its processor */
 
-    /* --- the progress thread's, see rc_connect.c --- */
+    /* --- the progress thread's, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
     bool called;             /* our address has gone to the peer, of this generation */
     int64_t since_ns;        /* there is no queue pair that works; 0: there is, or none was wanted */
@@ -225,7 +240,7 @@ struct rc_link {
     char why[512];           /* written before `broken` */
 };
 
-/* rc_receive.c: frames to receive into; a frame is a number, RC_RECEIVES of them a chunk. */
+/* receive.c: frames to receive into; a frame is a number, RC_RECEIVES of them a chunk. */
 struct rc_receives {
     struct ibv_srq *srq;     /* shared by all links; NULL: each queue pair has its own */
     uint32_t most, room;     /* chunks: for all that credits allow, and that there can be */
@@ -239,6 +254,7 @@ struct rc_receives {
 
 struct rc {
     struct weft *w;
+    const struct fab_transport *transport; /* rc's table */
     struct fab_look look;    /* for the device */
     struct verbs_device *device;
     struct ibv_comp_channel *channel;
@@ -262,93 +278,108 @@ struct rc {
     bool has_early;
 };
 
-/* rc.c */
+/* --- link.c --- */
 void *rc_take_stage(struct rc *rc, bool frame); /* NULL: all are on their way */
 bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc *rc, void *stage, bool frame);
-void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the peer is to be given up */
-
-/* rc_connect.c */
 void rc_look_again(struct rc *rc); /* the progress thread, at what every link wants */
 void rc_want_locked(struct rc_link *l); /* a queue pair: the progress thread will make one */
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */
-void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len);
-int64_t rc_upkeep(struct weft *w, int64_t now_ns);
-#define RC_STANDSTILL "%s has neither done a request nor failed it in %lld s, many times what its retries may take"
-bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now); /* for too long */
+void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the peer is to be given up */
+int rc_gone(struct rc_link *l); /* -ECONNRESET with a sentence */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
+#define RC_STANDSTILL "%s has neither done a request nor failed it in %lld s, many times what its retries may take"
+#define RC_STANDSTILL_LOOK WEFT_SECOND /* between two looks */
+bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now); /* for too long */
 
-/* rc_atomic.c */
-int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* with the lock: 1, 0 no room now, or an error */
-int rc_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
-              weft_op *op);
+/* --- work.c, with the link's lock --- */
+struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
+void rc_take_from_backlog(struct rc_queue *q); /* its first work is posted, or given up */
+void rc_stripe_begin(struct rc_link *l, struct rc_work *k); /* it is spread out over several rails from now on */
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);  /* it has ended */
+void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* one request is over */
 
-/* rc_again.c: what a queue pair that broke leaves behind, on the next one */
+/* --- post.c, with the link's lock; false: no room now --- */
+/* A put or get that fits into one request. `op` completes with it. */
+bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, uint64_t len, weft_op *op);
+bool rc_post_next(struct rc_link *l, struct rc_work *k); /* the next piece of a put or get */
+bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes); /* ours, in one */
+bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt); /* a put or get, as the slot says */
+/* `body` begins with the header. A frame larger than RC_LITTLE is the body of `*own`, which is taken then. */
+bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own);
+bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot); /* a frame that is kept */
+int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1, 0 no room now, or an error */
+void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken); /* the peer has, so many frames of a lane */
+void rc_tell_locked(struct rc_link *l, bool due); /* the peer how far its frames were taken, where that is due */
+void rc_flush_locked(struct rc_link *l); /* a read behind what was posted, if none is under way: l->flushed_to will tell */
+
+/* --- again.c: what a queue pair that broke leaves behind, on the next one; with the lock --- */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]); /* the peer has received so many frames */
 void rc_resume_locked(struct rc_link *l); /* as far as there is room */
 void rc_drop_again_locked(struct rc_link *l, int status); /* all of it ends so */
 
-/* rc_post.c; the link's lock is held where the name says so, and for the first four */
-int rc_post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt); /* rc_slot_next() says what it is */
-bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt); /* a put or get, as the slot says */
-bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot); /* a frame that is kept; false: no room now */
-bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes); /* ours, in one */
-void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken); /* the peer has, so many frames of a lane */
-bool rc_has_slot(const struct rc_link *l);
-bool rc_clear_way(const struct rc_link *l, enum rc_lane lane); /* may something go at once, not past what waits nor a fence? */
-int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* a copy of it, for later */
-int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit); /* before more is kept for a peer with much waiting */
-int rc_gone(struct rc_link *l); /* -ECONNRESET with a sentence */
-bool rc_push_locked(struct rc_link *l); /* what waits, as far as it goes; did anything go */
-/* A frame at once, or kept: its op, if any, completes when it is on its way. With `ask` the frame wants an answer, and the op
- * completes with that; `old` (or NULL) takes what the answer brings. */
-int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old,
-                  weft_op *op);
-/* To what the peer has asked. False: it has asked for more than it may (or there is no memory). */
+/* --- stripe.c, with the lock --- */
+int rc_stripe_post(struct rc_link *l, struct rc_work *k); /* 1: a part of it; 0: not now; -1: it is nothing to spread out */
+void rc_stripe_repeat(struct rc_link *l); /* as far as there is room */
+
+/* --- backlog.c, with the link's lock where the name says so, and for those that keep --- */
+/* To what the peer has asked. False: it has asked for more than it may (or there is no memory). Takes the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
 void rc_drop_answers_locked(struct rc_link *l);
-void rc_tell_locked(struct rc_link *l, bool due); /* the peer how far its frames were taken, where that is due */
-int rc_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
-int rc_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-void rc_take_from_backlog(struct rc_queue *q); /* its first work is posted, or given up */
+void rc_enqueue(struct rc_link *l, enum rc_lane lane, struct rc_work *k, uint64_t stripes); /* behind what waits; it is the backlog's now */
+int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* a copy of it, for later */
+bool rc_push_locked(struct rc_link *l); /* what waits, as far as it goes; did anything go */
+int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit); /* before more is kept for a peer with much waiting */
 
-/* rc_complete.c; the link's lock is held for the first */
-void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* one request is over */
+/* --- complete.c --- */
 void rc_done(struct rc_link *l, const struct ibv_wc *wc); /* a completion of the send queue */
 void rc_fail_all(struct rc_link *l, int status);
 
-/* rc_order.c */
-void rc_flush_locked(struct rc_link *l); /* a read behind what was posted, if none is under way: l->flushed_to will tell */
+/* --- operations.c, order.c: of the transport's table, and what they are made of --- */
+/* A frame at once, or kept: its op, if any, completes when it is on its way. With `ask` the frame wants an answer, and the op completes
+ * with that; `old` (or NULL) takes what the answer brings. */
+int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old,
+                  weft_op *op);
+int rc_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+int rc_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+int rc_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+              weft_op *op);
+int rc_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                  weft_op *op);
+int rc_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
+int rc_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+            size_t payload_len, weft_op *op);
 bool rc_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
 void rc_fence(struct weft *w, struct fab_link *l);
 
-/* rc_stripe.c, with the lock */
-int rc_stripe_post(struct rc_link *l, struct rc_work *k); /* 1: a part of it; 0: not now; -1: it is nothing to spread out */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k); /* a work that is spread out has ended */
-void rc_stripe_repeat(struct rc_link *l); /* as far as there is room */
+/* --- receive.c --- */
+int rc_receives_open(struct rc *rc); /* with the device in use */
+void rc_receives_close(struct rc *rc);
+int rc_receives_add(struct rc *rc); /* as many more as one peer can use */
+int rc_receives_for(struct rc_link *l); /* a queue pair that is to be made ... */
+int rc_receives_post_locked(struct rc_link *l); /* ... and has been */
+uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
+void rc_receive_hold(struct rc_link *l, uint32_t frame); /* something came in it */
+void rc_receive_give(struct rc_link *l, uint32_t frame); /* it may be received into again */
+void rc_receive_unused(struct rc *rc, uint32_t frame); /* nothing came in it: its queue pair has ended */
+void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
-/* rc_message.c */
-int rc_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
-                  weft_op *op);
-int rc_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
-            size_t payload_len, weft_op *op);
+/* --- message.c --- */
+void rc_received(struct rc *rc, const struct ibv_wc *wc); /* a completion of a receive; with rc->receiving */
+int rc_deliver(struct weft *w, struct rc_link *l, uint32_t most); /* messages that have come; with w->progress */
+void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames); /* of the peer's; takes the lock */
+
+/* --- poll.c --- */
 void rc_take_all(struct rc *rc); /* everything that is in the completion queue */
 int rc_service(struct weft *w);
 int rc_progress(struct weft *w);
 bool rc_idle(struct weft *w);
 void rc_last_words(struct weft *w, struct fab_link *l);
 
-/* rc_receive.c */
-int rc_receives_open(struct rc *rc); /* with the device in use */
-void rc_receives_close(struct rc *rc);
-int rc_receives_for(struct rc_link *l); /* a queue pair that is to be made ... */
-int rc_receives_post_locked(struct rc_link *l); /* ... and has been */
-void rc_receives_leave(struct rc_link *l); /* one that is about to be destroyed, while the node goes on */
-uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
-void rc_receive_hold(struct rc_link *l, uint32_t frame); /* something came in it */
-void rc_receive_give(struct rc_link *l, uint32_t frame); /* it may be received into again */
-void rc_receive_unused(struct rc *rc, uint32_t frame); /* nothing came in it: its queue pair has ended */
-void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
+/* --- connect.c --- */
+void rc_leave(struct rc_link *l); /* its queue pair is about to be destroyed, while the node goes on */
+void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len);
+int64_t rc_upkeep(struct weft *w, int64_t now_ns);
 
 static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 {
@@ -358,6 +389,26 @@ static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 static inline bool rc_waits(const struct rc_link *l)
 {
     return l->again || l->flush_wanted || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
+}
+/* Is there room for a request now? */
+static inline bool rc_has_slot(const struct rc_link *l)
+{
+    return l->up && !l->again && l->posted - l->done < l->depth;
+}
+static inline enum rc_lane rc_lane_of(uint8_t frame_kind)
+{
+    return frame_kind == RC_MESSAGE ? RC_MESSAGES : RC_MAIN;
+}
+/* Not past a fence: answers, works of the other lane, and those that go by other rails too, that came before it. */
+static inline bool rc_fence_open(const struct rc_link *l, enum rc_lane lane, uint64_t asks, uint64_t other, uint64_t stripes)
+{
+    return asks <= l->answered && l->lane[1 - lane].posted >= other && stripes <= l->stripes_done;
+}
+/* May something go at once, not past what waits nor a fence? */
+static inline bool rc_clear_way(const struct rc_link *l, enum rc_lane lane)
+{
+    const struct rc_queue *q = &l->lane[lane];
+    return !q->backlog && rc_fence_open(l, lane, l->fence_asks, q->fence_other, l->fence_stripes);
 }
 /* Of the request that is posted next, if there is room. */
 static inline struct rc_slot *rc_slot_next(struct rc_link *l)

@@ -16,21 +16,21 @@
  * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
  *
  * A queue pair breaks when a request or a receive fails, when a request comes to no end, or when the peer calls for a newer
- * one. With w->reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
+ * one. With w->options.reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
  * passed without one that works; then, and without it at once, the peer counts as dead. Time in which a call waits for its
  * answer does not count: whether the peer lives is judged by its heartbeats (peer.c). The call says how many frames were
- * received: see rc_again.c.
+ * received: see again.c.
  */
-#include "fabric/rc_rails.h"
+#include "fabric/rc/rails.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
-#define STANDSTILL_LOOK WEFT_SECOND
-#define PATIENCE       5 /* times what the retries of a request should take; four are allowed (InfiniBand: Local ACK Timeout) */
+#define LEAVE_NS       (100 * WEFT_MS) /* so long a device may take to say that a queue pair has ended */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 
@@ -46,49 +46,10 @@ struct rc_call {
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: why */
 };
+
 _Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
 
-void rc_look_again(struct rc *rc)
-{
-    /* release: pairs with the exchange in rc_upkeep(); who sees it sees what is wanted, at the latest under the link's lock */
-    atomic_store_explicit(&rc->attention, true, memory_order_release);
-    fab_kick(rc->w);
-}
-
-void rc_want_locked(struct rc_link *l)
-{
-    if (l->wanted || l->closed)
-        return;
-    l->wanted = true;
-    rc_look_again(l->rc);
-}
-
-void rc_lose_locked(struct rc_link *l, const char *why, ...)
-{
-    va_list ap;
-    if (l->lost || l->closed || !l->qp.qp)
-        return;
-    va_start(ap, why);
-    vsnprintf(l->lost_why, sizeof l->lost_why, why, ap);
-    va_end(ap);
-    l->lost = true;
-    l->up = false;
-    rc_look_again(l->rc);
-}
-
 /* --- a queue pair --- */
-
-/* The timeout of a request, such that the queue pair goes on trying for the liveness time at least: whether a host that
- * does not answer for a while is dead is not for the device to say. At most half a minute and a little. And at most about a
- * second where a queue pair that breaks is made anew: that costs little, and may find another way. */
-uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
-{
-    uint8_t timeout = q->timeout;
-    int64_t enough_ns = reconnect_ns && liveness_ns > WEFT_SECOND ? WEFT_SECOND : liveness_ns;
-    while (timeout < 20 && (q->retry + 1) * (INT64_C(4096) << timeout) < enough_ns)
-        timeout++;
-    return timeout;
-}
 
 /* Of the link's generation, with its receives posted. */
 static int make(struct rc_link *l)
@@ -108,8 +69,8 @@ static int make(struct rc_link *l)
     err = verbs_qp_create(&qp, rc->device, &options);
     if (err)
         return err;
-    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->liveness_ns;
-    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->reconnect_ns);
+    int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->options.reconnect_ns);
     if (l->depth && (qp.send_depth < l->depth || qp.inline_bytes < l->inline_bytes)) {
         verbs_qp_destroy(&qp);
         return base_fail(-EIO, "%s: a queue pair with less room than the one before", rc->device->name);
@@ -140,10 +101,49 @@ static int make(struct rc_link *l)
     return err;
 }
 
+/* Has the device said that this queue pair takes nothing more? It may have said so of others. */
+static bool has_ended(struct rc_link *l)
+{
+    struct rc *rc = l->rc;
+    struct ibv_context *context = rc->device->context;
+    struct pollfd p = {.fd = context->async_fd, .events = POLLIN};
+    struct ibv_async_event e;
+    while (poll(&p, 1, 0) > 0 && rc->device->lib->get_async_event(context, &e) == 0) {
+        for (uint32_t i = 0; e.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && i < rc->count; i++)
+            if (rc->links[i]->qp.qp == e.element.qp)
+                atomic_store_explicit(&rc->links[i]->ended, true, memory_order_relaxed);
+        rc->device->lib->ack_async_event(&e);
+    }
+    return atomic_load_explicit(&l->ended, memory_order_relaxed);
+}
+
+/* A queue pair that is destroyed takes its completions with it, and so receives of the shared queue that nobody would know
+ * of: it is stopped first, and what it took is looked at. */
+void rc_leave(struct rc_link *l)
+{
+    struct rc *rc = l->rc;
+    if (!rc->receives.srq || !l->qp.qp)
+        return;
+    int64_t until = base_deadline(LEAVE_NS);
+    int err = verbs_qp_stop(&l->qp);
+    bool ended = has_ended(l);
+    while (!err && !ended && base_now_ns() < until) {
+        struct pollfd p = {.fd = rc->device->context->async_fd, .events = POLLIN};
+        poll(&p, 1, 10);
+        ended = has_ended(l);
+    }
+    rc_take_all(rc);
+    if (!ended) { /* perhaps some are lost: as many as there can be are put in their place */
+        err = rc_receives_add(rc);
+        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not say when a queue pair has ended: receives may be lost%s%s",
+                 rc->device->name, err ? ": " : "", err ? base_error() : "");
+    }
+}
+
 /* What came by it is looked at before. */
 static void drop(struct rc_link *l)
 {
-    rc_receives_leave(l);
+    rc_leave(l);
     rc_take_all(l->rc);
     base_spin_lock(&l->rc->receiving);
     base_spin_lock(&l->lock);
@@ -176,7 +176,7 @@ static int say(struct rc_link *l, enum call_kind kind, const char *text)
 /* There is none that works, for `why`: another attempt, later, or the end. */
 static void failed(struct rc_link *l, const char *why)
 {
-    int64_t now = base_now_ns(), limit = l->w->reconnect_ns;
+    int64_t now = base_now_ns(), limit = l->w->options.reconnect_ns;
     if (l->state != RC_COLD)
         drop(l);
     base_spin_lock(&l->lock);
@@ -209,7 +209,7 @@ static void lost(struct rc_link *l, const char *why)
         l->since_ns = base_now_ns();
         l->tries = 0;
     }
-    if (l->w->reconnect_ns && l->tries == 0)
+    if (l->w->options.reconnect_ns && l->tries == 0)
         base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; it is being built anew (WEFT_RECONNECT)", l->link->node,
                  l->link->pid, l->link->host, why);
     failed(l, why);
@@ -376,20 +376,6 @@ void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t le
     }
 }
 
-/* A queue pair ends its requests, well or not, when its retries are over. Not all do: rdma_rxe of Linux 6.1 sometimes begins a
- * retry and then neither sends nor complains. Time in which this thread did not look does not count: completions may have been
- * there all along. */
-bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
-{
-    int64_t since = now - s->looked_ns;
-    if (!waits || done != s->done)
-        *s = (struct rc_stand){.done = done};
-    else
-        s->still_ns += since < 2 * STANDSTILL_LOOK ? since : 2 * STANDSTILL_LOOK;
-    s->looked_ns = now;
-    return s->still_ns > PATIENCE * (q->retry + 1) * (INT64_C(4096) << q->timeout);
-}
-
 /* Reads and writes need nothing of the peer but its device. A frame needs a receive, and while the peer is stopped, or in a
  * handler for long, there may be none left. */
 static bool frames_wait(struct rc_link *l)
@@ -412,7 +398,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
         /* The peer's progress thread answers, and takes what is there before it does anything that may be long. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
-        if (!s->asked || (s->answered_ns && now - s->answered_ns > STANDSTILL_LOOK))
+        if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))
             rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
     } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
         rc_flush_locked(l); /* nobody asked for a completion of these, and they may stand still as well */
@@ -421,7 +407,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_unlock(&l->lock);
     if (ask)
         s->asked = say(l, RC_QUESTION, NULL) == 0;
-    return l->state == RC_UP ? now + STANDSTILL_LOOK : INT64_MAX;
+    return l->state == RC_UP ? now + RC_STANDSTILL_LOOK : INT64_MAX;
 }
 
 /* What is to be done for a link now; when to look again. */

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What runs the program's and the rooms' functions: handlers of messages, hooks. While one of them runs its thread must not wait. By
+ * whichever thread looks: one that waits, or the progress thread (progress.c).
+ */
+#include "fabric/fabric.h"
+
+static BASE_THREAD_LOCAL unsigned handler_depth;
+
+bool fab_in_handler(void)
+{
+    return handler_depth != 0;
+}
+
+bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
+                 const void *payload, size_t payload_len)
+{
+    if (BASE_UNLIKELY(id >= FAB_HANDLERS))
+        return true; /* not from any weft: drop it */
+    struct fab_handler *h = &w->handlers[id];
+    weft_handler_fn fn = atomic_load_explicit(&h->fn, memory_order_acquire);
+    if (BASE_UNLIKELY(!fn))
+        return false;
+    fn(w, from, header, header_len, payload, payload_len, h->arg);
+    return true;
+}
+
+int fab_service(struct weft *w)
+{
+    int n = 0;
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        n += (*t)->service ? (*t)->service(w) : 0;
+    if (n)
+        fab_wake_here(w); /* words of this node may have changed */
+    return n;
+}
+
+/* False: another thread is at it. */
+BASE_INLINE bool deliver(struct weft *w, int *events)
+{
+    int n = 0;
+    if (!base_spin_try(&w->progress))
+        return false;
+    handler_depth++;
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        n += (*t)->progress(w);
+    handler_depth--;
+    /* Whoever goes to sleep counts itself a sleeper, takes this lock, and then looks: if it had the lock before us, we
+     * see it here; if it gets it after us, it sees what the handlers changed. No fence is needed. */
+    bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
+    base_spin_unlock(&w->progress);
+    if (BASE_UNLIKELY(sleepers))
+        fab_wake_here(w);
+    *events = n;
+    return true;
+}
+
+int fab_messages(struct weft *w)
+{
+    int n = 0;
+    (void)deliver(w, &n);
+    return n;
+}
+
+#define LAST_LOOKS 64u
+
+BASE_COLD void fab_last_look(struct weft *w)
+{
+    int n = 0;
+    /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
+     * thread that naps while the program waits again and again is woken to see that: it is lazy then, which spares these looks. */
+    bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
+    if (!deliver(w, &n) || n > 0 || often)
+        fab_kick(w);
+}
+
+int fab_progress(struct weft *w)
+{
+    int n = fab_service(w);
+    return n + fab_messages(w);
+}
+
+int weft_progress(weft *w)
+{
+    if (fab_in_handler())
+        return 0;
+    fab_polled(w);
+    return fab_progress(w);
+}
+
+void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone)
+{
+    base_spin_lock(&w->progress);
+    handler_depth++;
+    l->transport->last_words(w, l);
+    handler_depth--;
+    /* With the lock: whoever delivers after this sees it, and takes nothing more from there.
+     * release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message looks at the state
+     * after that, and fails it itself (shm/message.c, send_slow()). */
+    atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
+    base_spin_unlock(&w->progress);
+}
+
+void fab_run_gone(struct weft *w, uint32_t node, bool died)
+{
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    handler_depth++;
+    for (uint32_t i = 0; i < n; i++)
+        if (w->hooks[i].gone)
+            w->hooks[i].gone(w, node, died, w->hooks[i].arg);
+    handler_depth--;
+}
+
+int64_t fab_run_ticks(struct weft *w)
+{
+    int64_t now = base_now_ns(), next = INT64_MAX;
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    handler_depth++;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!w->hooks[i].tick)
+            continue;
+        int64_t in = w->hooks[i].tick(w, now, w->hooks[i].arg);
+        if (in < next)
+            next = in;
+    }
+    for (const struct fab_transport **t = w->transports; *t; t++) {
+        int64_t in = (*t)->upkeep ? (*t)->upkeep(w, now) : INT64_MAX;
+        if (in < next)
+            next = in;
+    }
+    handler_depth--;
+    return next < 0 ? 0 : next;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Looks at the completion queue: by a thread that waits, by whoever delivers messages, by the progress thread before it sleeps.
+ */
+#include "fabric/rc/rails.h"
+
+#define BATCH 32
+
+/* Whether it was a receive. */
+static bool handle(struct rc *rc, const struct ibv_wc *wc)
+{
+    uint32_t number = rc_wr_link(wc->wr_id);
+    if (!rc_wr_sent(wc->wr_id)) {
+        rc_received(rc, wc);
+        return true;
+    }
+    struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
+    if (l && rc_wr_generation(wc->wr_id) == (l->generation & RC_WR_GENERATION)) /* else of a queue pair that is no more */
+        rc_done(l, wc);
+    return false;
+}
+
+/* Everything but handlers: also while one of them is slow. */
+static int service(struct rc *rc)
+{
+    struct ibv_wc wc[BATCH];
+    int n = 0, got;
+    uint32_t there = atomic_load_explicit(&rc->receives.given, memory_order_relaxed) -
+                     atomic_load_explicit(&rc->receives.taken, memory_order_relaxed), taken = 0;
+    if (rc->has_early) {
+        rc->has_early = false;
+        taken += handle(rc, &rc->early);
+        n++;
+    }
+    do {
+        got = ibv_poll_cq(rc->cq, BATCH, wc);
+        for (int i = 0; i < got; i++)
+            taken += handle(rc, &wc[i]);
+        n += got > 0 ? got : 0;
+    } while (got == BATCH && n < 8 * BATCH);
+    if (BASE_UNLIKELY(rc->rails))
+        n += rc_rails_poll(rc);
+    if (taken)
+        rc_receives_look(rc, there, taken);
+    return n;
+}
+
+int rc_service(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    if (!rc->cq || !base_spin_try(&rc->receiving))
+        return 0;
+    int n = service(rc);
+    base_spin_unlock(&rc->receiving);
+    return n;
+}
+
+int rc_progress(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    int n = 0;
+    if (!rc->cq)
+        return 0;
+    for (uint32_t i = 0; i < rc->count; i++) {
+        struct rc_link *l = rc->links[i];
+        if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0) {
+            n++;
+            if (l->withheld && l->stash.count < STASH_MAX) {
+                rc_count_taken(l, RC_MESSAGES, l->withheld);
+                l->withheld = 0;
+            }
+        }
+        n += rc_deliver(w, l, RC_WINDOW);
+        /* Stages and frames are shared by all links: what found none looks again. */
+        if (BASE_UNLIKELY(__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) ||
+                          __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) ||
+                          __atomic_load_n(&l->again, __ATOMIC_RELAXED)) &&
+            base_spin_try(&l->lock)) {
+            n += rc_push_locked(l);
+            base_spin_unlock(&l->lock);
+        }
+    }
+    return n;
+}
+
+bool rc_idle(struct weft *w)
+{
+    struct rc *rc = w->rc;
+    if (!rc->cq)
+        return true;
+    if (!base_spin_try(&rc->receiving))
+        return false;
+    if (!rc->has_early) {
+        ibv_req_notify_cq(rc->cq, 0);
+        /* What came before the wish is not told of: look once more. */
+        rc->has_early = ibv_poll_cq(rc->cq, 1, &rc->early) > 0;
+    }
+    bool quiet = !rc->has_early;
+    if (rc->rails)
+        quiet = rc_rails_idle(rc) && quiet;
+    base_spin_unlock(&rc->receiving);
+    for (uint32_t i = 0; i < rc->count && quiet; i++)
+        quiet = atomic_load_explicit(&rc->links[i]->inbox_in, memory_order_acquire) ==
+                atomic_load_explicit(&rc->links[i]->inbox_out, memory_order_relaxed);
+    return quiet;
+}
+
+void rc_take_all(struct rc *rc)
+{
+    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* that were there when it began */
+    int n;
+    do {
+        base_spin_lock(&rc->receiving);
+        n = rc->cq ? service(rc) : 0;
+        base_spin_unlock(&rc->receiving);
+        most -= (uint64_t)n < most ? (uint64_t)n : most;
+    } while (n > 0 && most > 0);
+}
+
+/* All that a peer has sent and that has come, after it is gone; what another thread has taken from the completion queue just
+ * now, and not put into the inbox yet, is waited for. That is a window at most; what a peer that lives all the same sends as
+ * these are taken is not heard any more. */
+void rc_last_words(struct weft *w, struct fab_link *link)
+{
+    struct rc_link *l = link->impl;
+    struct rc *rc = w->rc;
+    uint32_t left = RC_WINDOW;
+    int n;
+    do {
+        rc_take_all(rc);
+        n = rc_deliver(w, l, left);
+        left -= (uint32_t)n;
+    } while (n > 0 && left > 0);
+}

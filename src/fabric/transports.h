@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The transports there are, for who makes a node (node/open.c): fabric itself knows none of them by name. A new one is a folder
+ * here, a line in this file, and one in that list.
+ */
+#ifndef WEFT_TRANSPORTS_H
+#define WEFT_TRANSPORTS_H
+
+struct fab_transport;
+extern const struct fab_transport fab_shm, fab_rc, fab_tb;
+
+#endif
