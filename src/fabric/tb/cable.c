@@ -176,7 +176,7 @@ void tb_cable_close(struct tb_cable *c)
     free(c);
 }
 
-static bool cable_send_frame(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
+bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
 {
     base_spin_lock(&c->lock);
     /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
@@ -196,16 +196,6 @@ void tb_cable_left(struct tb_cable *c)
     base_spin_lock(&c->lock);
     c->flight_out += c->flight_out != c->flight_in;
     base_spin_unlock(&c->lock);
-}
-
-bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame, uint32_t bytes)
-{
-    return cable_send_frame(c, TB_REQUEST_FRAME, node, slot, frame, bytes);
-}
-
-bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes)
-{
-    return cable_send_frame(c, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
 }
 
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)

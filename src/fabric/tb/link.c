@@ -36,7 +36,7 @@ void tb_break(struct tb_link *l, const char *why, ...)
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct tb_link *l = ctx;
-    bool went = l->via && tb_cable_send(l->via, l->link->node, slot, frame, bytes);
+    bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FRAME, l->link->node, slot, frame, bytes);
     if (!went)
         atomic_store_explicit(&l->no_room, true, memory_order_relaxed);
     return went;

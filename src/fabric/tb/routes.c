@@ -257,7 +257,7 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
     f.hops--;
     memcpy(frame, &f, sizeof f);
     base_spin_lock(&l->lock); /* a way is taken away under it */
-    bool went = l->via && tb_cable_forward(l->via, from, slot, frame, bytes);
+    bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
     if (went) {
         from->held[slot] = (uint16_t)(l->via->index + 1);
         from->held_count++;

@@ -179,6 +179,7 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 }
 
 /* cable.c */
+enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
 int tb_cable_remake(struct tb_cable *c, struct tb_device *device); /* all its queue pairs, anew, on this device; it has none */
 void tb_cable_lanes_down(struct tb_cable *c);
 void tb_cable_down(struct tb_cable *c);  /* they are gone, and with them what was posted; what was under way is in `flight` */
@@ -187,15 +188,15 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
 int tb_cable_add_lane(struct tb_cable *c);
 int tb_cable_start(struct tb_cable *c); /* connected: post the receives */
 void tb_cable_close(struct tb_cable *c); /* and freed */
-bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame, uint32_t bytes);
-bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes);
+/* TB_REQUEST_FRAME: `whose` is the node whose link's slot this is; TB_REQUEST_FORWARD: the cable that it came by, slot its receive. False:
+ * no room now. */
+bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
 int tb_cable_receive(struct tb_cable *c, uint32_t slot); /* again, now or with the next ones; under tb->receiving, as is: */
 int tb_cable_receive_owed(struct tb_cable *c);
 
 /* wr_id: what it was, of which making of the cable's queue pairs, whose, which. */
-enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
     return (uint64_t)what << 56 | (uint64_t)(c->generation & 0xff) << 48 | (uint64_t)(c->index & 0xffff) << 32 | (uint64_t)(node & 0xffff) << 16 | (slot & 0xffff);
