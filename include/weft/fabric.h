@@ -122,10 +122,11 @@ typedef struct weft_link_stats {
     char devices[112];     /* RDMA devices of this node that lead there: "rdma_en2, rdma_en3"; "": none is used */
     uint32_t via;          /* the next node on the way: itself when that is direct; UINT32_MAX when no way leads there now */
     uint32_t cables;       /* tb: that lead there; 0: other nodes do, or no cable was found */
-    uint64_t frames_sent, frames_again;        /* tb: control frames, and those of them that were sent again */
-    uint64_t frames_received, frames_damaged;  /* tb: damaged ones were dropped, and came again */
-    uint64_t bulk_sent_bytes, bulk_came_bytes; /* tb: that went without a copy */
-    uint64_t bulk_wrong, bulk_repairs;         /* tb: pieces that came damaged or not in turn, and lanes repaired after a loss */
+    uint64_t frames_sent, frames_retransmitted;    /* tb: control frames, and how often one was sent again */
+    uint64_t frames_received, frames_damaged;      /* tb: damaged ones were dropped; their sender sends them again */
+    uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that went without a copy */
+    uint64_t bulk_rejected, bulk_repairs;          /* tb: pieces that came damaged or out of order, and were sent again; lanes
+                                                      repaired after a loss */
     uint32_t rails;          /* rc: devices that lead there now, together */
     uint64_t rail_breaks;    /* rc: how often one of them but the first stopped to */
     uint64_t rail_bytes[4];  /* rc: of puts and gets that were spread over them (WEFT_STRIPE), what went by each */

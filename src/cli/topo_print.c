@@ -110,22 +110,22 @@ static struct cli_table *link_table(const struct topo *t)
 {
     static const struct cli_column columns[] = {{"from", true},       {"to", true},        {"state", false}, {"transport", false},
                                                 {"way", false},       {"devices", false},  {"round trip", true},
-                                                {"bandwidth", true},  {"again", true},     {"repairs", true}};
+                                                {"bandwidth", true},  {"retransmits", true}, {"repairs", true}};
     struct cli_table *table = cli_table_new(columns, 10);
     int rc = table ? 0 : -ENOMEM;
     for (uint32_t i = 0; i < t->size * t->size && !rc; i++) {
         uint32_t from = i / t->size, to = i % t->size;
         const struct topo_link *l = link_of(t, from, to);
-        char a[16], b[16], way[32], time[32], rate[32], again[32], repairs[32];
+        char a[16], b[16], way[32], time[32], rate[32], retransmits[32], repairs[32];
         if (from == to)
             continue;
         bool tb = strcmp(l->stats.transport, "tb") == 0;
         snprintf(a, sizeof a, "%u", from);
         snprintf(b, sizeof b, "%u", to);
-        snprintf(again, sizeof again, tb ? "%llu" : "-", (unsigned long long)l->stats.frames_again);
+        snprintf(retransmits, sizeof retransmits, tb ? "%llu" : "-", (unsigned long long)l->stats.frames_retransmitted);
         snprintf(repairs, sizeof repairs, tb ? "%llu" : "-", (unsigned long long)l->stats.bulk_repairs);
         const char *cells[] = {a, b, l->measured ? "up" : l->why, dash(l->stats.transport), way_text(l, to, way, sizeof way),
-                               dash(l->stats.devices), time_text(l, time, sizeof time), rate_text(l, rate, sizeof rate), again, repairs};
+                               dash(l->stats.devices), time_text(l, time, sizeof time), rate_text(l, rate, sizeof rate), retransmits, repairs};
         rc = cli_table_add(table, cells);
     }
     if (!rc)
@@ -179,10 +179,10 @@ static json_t *link_json(const struct topo_link *l, uint32_t from, uint32_t to)
                      text_json(s->transport), "direct", direct(l, to), "via",
                      s->via == UINT32_MAX ? json_null() : json_integer(s->via), "devices", text_json(s->devices), "cables", (int)s->cables,
                      "round_trip_ns", (json_int_t)l->round_trip_ns, "bytes_per_second", (json_int_t)l->bytes_per_second, "frames_sent",
-                     (json_int_t)s->frames_sent, "frames_again", (json_int_t)s->frames_again, "frames_received",
+                     (json_int_t)s->frames_sent, "frames_retransmitted", (json_int_t)s->frames_retransmitted, "frames_received",
                      (json_int_t)s->frames_received, "frames_damaged", (json_int_t)s->frames_damaged, "bulk_sent_bytes",
-                     (json_int_t)s->bulk_sent_bytes, "bulk_came_bytes", (json_int_t)s->bulk_came_bytes, "bulk_wrong",
-                     (json_int_t)s->bulk_wrong, "bulk_repairs", (json_int_t)s->bulk_repairs);
+                     (json_int_t)s->bulk_sent_bytes, "bulk_received_bytes", (json_int_t)s->bulk_received_bytes, "bulk_rejected",
+                     (json_int_t)s->bulk_rejected, "bulk_repairs", (json_int_t)s->bulk_repairs);
 }
 
 static int print_json(const struct topo *t)

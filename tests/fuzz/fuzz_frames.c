@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric/tb/peer.h"
+#include "fabric/tb/endpoint.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const uint32_t messages[LANES] = {4096, 8192, 65536}, depths[LANES] = {64, 3, 1};
 
 static struct {
-    struct tb_peer p;
+    struct tb_endpoint p;
     uint8_t *pool, *frames;
     uint32_t session;
     int64_t now;
@@ -108,13 +108,13 @@ static void on_complete(void *ctx, weft_op *op, int status)
 
 static void begin(void)
 {
-    struct tb_peer_env env = {.emit = on_emit, .lane_receive = on_receive, .lane_send = on_send, .message = on_message,
+    struct tb_endpoint_env env = {.emit = on_emit, .lane_receive = on_receive, .lane_send = on_send, .message = on_message,
                               .complete = on_complete};
-    struct tb_peer_config config = {.here = 3, .node = 7, .session = ++f.session, .frames = f.frames, .pool = f.pool,
+    struct tb_endpoint_config config = {.here = 3, .node = 7, .session = ++f.session, .frames = f.frames, .pool = f.pool,
                                     .pool_bytes = POOL, .first_byte = FIRST, .segment = POOL / 2, .check = f.session & 1};
-    tb_peer_init(&f.p, &env, &config);
+    tb_endpoint_init(&f.p, &env, &config);
     for (uint32_t i = 0; i < LANES; i++)
-        if (tb_peer_add_lane(&f.p, messages[i], depths[i]))
+        if (tb_endpoint_add_lane(&f.p, messages[i], depths[i]))
             abort();
     memset(f.lanes, 0, sizeof f.lanes);
     memset(f.posted, 0, sizeof f.posted);
@@ -123,7 +123,7 @@ static void begin(void)
 
 static void end(void)
 {
-    tb_peer_end(&f.p, -5);
+    tb_endpoint_end(&f.p, -5);
     for (uint32_t i = 0; i < OPS; i++)
         if (f.ops[i].status == 1)
             abort();
@@ -166,7 +166,7 @@ static void frame_of(struct input *in, uint8_t *frame, uint32_t payload)
     if (!exact)
         abort();
     memcpy(exact, frame, sizeof h + payload);
-    (void)tb_peer_frame(&f.p, exact, (uint32_t)sizeof h + payload, f.now);
+    (void)tb_endpoint_frame(&f.p, exact, (uint32_t)sizeof h + payload, f.now);
     free(exact);
 }
 
@@ -212,23 +212,23 @@ static void operation(struct input *in)
     int rc;
     switch (what % 6) {
     case 0:
-        rc = tb_peer_put(&f.p, at, local, len, &f.ops[i]);
+        rc = tb_endpoint_put(&f.p, at, local, len, &f.ops[i]);
         break;
     case 1:
-        rc = tb_peer_get(&f.p, local, at, len, &f.ops[i]);
+        rc = tb_endpoint_get(&f.p, local, at, len, &f.ops[i]);
         break;
     case 2:
-        rc = tb_peer_put_signal(&f.p, at, local, len, FIRST, 1, &f.ops[i]);
+        rc = tb_endpoint_put_signal(&f.p, at, local, len, FIRST, 1, &f.ops[i]);
         break;
     case 3:
-        rc = tb_peer_atomic(&f.p, FAB_CAS, at, len, 1, true, &f.olds[i], &f.ops[i]);
+        rc = tb_endpoint_atomic(&f.p, FAB_CAS, at, len, 1, true, &f.olds[i], &f.ops[i]);
         break;
     case 4:
-        rc = tb_peer_message(&f.p, 1, f.outside, 8, f.outside, (uint32_t)(len % WEFT_PAYLOAD_MAX), &f.ops[i]);
+        rc = tb_endpoint_message(&f.p, 1, f.outside, 8, f.outside, (uint32_t)(len % WEFT_PAYLOAD_MAX), &f.ops[i]);
         break;
     default:
         f.ops[i].status = 0;
-        rc = tb_peer_fence(&f.p);
+        rc = tb_endpoint_fence(&f.p);
     }
     if (rc)
         abort();
@@ -238,7 +238,7 @@ static void lane_down(uint32_t lane)
 {
     if (!f.p.bulk.lanes[lane].up)
         return;
-    tb_peer_lane_down(&f.p, lane);
+    tb_endpoint_lane_down(&f.p, lane);
     memset(&f.lanes[lane], 0, sizeof f.lanes[lane]);
 }
 
@@ -251,15 +251,15 @@ static void cable(struct input *in)
         if (f.p.bulk.lanes[lane].up)
             lane_down(lane);
         else
-            tb_peer_lane_up(&f.p, lane, (uint16_t)(what % 4 + 1));
+            tb_endpoint_lane_up(&f.p, lane, (uint16_t)(what % 4 + 1));
         return;
     }
     for (uint32_t i = 0; i < LANES; i++)
         lane_down(i);
     if (what & 1)
-        tb_peer_reroute(&f.p);
+        tb_endpoint_reroute(&f.p);
     else
-        tb_peer_fail(&f.p, -5);
+        tb_endpoint_fail(&f.p, -5);
     for (uint32_t i = 0; i < OPS && !(what & 1); i++)
         if (f.ops[i].status == 1)
             abort();
@@ -276,18 +276,18 @@ static void device(struct input *in)
         uint64_t at = f.lanes[lane].at[f.lanes[lane].first++ % TB_LANE_DEPTH];
         if (at != TB_SCRAP)
             memset(f.pool + at, what, messages[lane]);
-        tb_peer_lane_landed(&f.p, lane, f.now);
+        tb_endpoint_lane_landed(&f.p, lane, f.now);
         break;
     case 1:
         if (f.lanes[lane].sends) {
             f.lanes[lane].sends--;
-            tb_peer_lane_left(&f.p, lane);
+            tb_endpoint_lane_left(&f.p, lane);
         }
         break;
     default:
         if (f.posted[slot]) {
             f.posted[slot]--;
-            tb_peer_left(&f.p, slot);
+            tb_endpoint_left(&f.p, slot);
         }
     }
 }
@@ -312,7 +312,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 0: /* as it stands */
             len = take(&in, 2) % (TB_FRAME_BYTES + 1);
             len = len > in.left ? in.left : len;
-            (void)tb_peer_frame(&f.p, in.at, (uint32_t)len, f.now);
+            (void)tb_endpoint_frame(&f.p, in.at, (uint32_t)len, f.now);
             in.at += len, in.left -= len;
             break;
         case 1: /* records as they stand */
@@ -341,17 +341,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         default:
             if (f.waiting) {
                 f.waiting--;
-                tb_peer_granted(&f.p, 1);
+                tb_endpoint_granted(&f.p, 1);
             }
         }
         if (f.p.broken[0]) {
             end();
             begin();
         }
-        tb_peer_pump(&f.p, f.now);
-        if (tb_peer_due(&f.p) <= f.now || f.p.serve_count > TB_ASKS || f.p.tracked > TB_ASKS + TB_TRANSFERS)
+        tb_endpoint_pump(&f.p, f.now);
+        if (tb_endpoint_due(&f.p) <= f.now || f.p.serve_count > TB_ASKS || f.p.tracked > TB_ASKS + TB_TRANSFERS)
             abort();
-        (void)tb_peer_flushed(&f.p, &(struct fab_flush){0});
+        (void)tb_endpoint_flushed(&f.p, &(struct fab_flush){0});
     }
     end();
     return 0;

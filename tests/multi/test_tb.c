@@ -352,7 +352,7 @@ static void uncopied(weft *w, void *arg)
     OK(weft_barrier(w, WEFT_DEFAULT));
     OK(weft_link_stat(w, other, &after, sizeof after));
     uint64_t sent = after.bulk_sent_bytes - before.bulk_sent_bytes;
-    CHECK(after.bulk_came_bytes - before.bulk_came_bytes == BYTES);
+    CHECK(after.bulk_received_bytes - before.bulk_received_bytes == BYTES);
     /* More are sent only where the other end has asked again: it cannot know what is lost and what is late. */
     atomic_store(&repairs[weft_rank(w)], (uint32_t)(after.bulk_repairs - before.bulk_repairs));
     OK(weft_barrier(w, WEFT_DEFAULT));

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric/tb/peer.h"
+#include "fabric/tb/endpoint.h"
 
 #define US INT64_C(1000)
 #define MS (1000 * US)
@@ -92,7 +92,7 @@ struct message {
 struct end {
     struct world *w;
     uint32_t node, peer;
-    struct tb_peer p;
+    struct tb_endpoint p;
     uint8_t *frames;
     bool up, flushing, pump, adjacent;
     struct fab_flush flush;     /* flushing: since then; */
@@ -185,11 +185,11 @@ void work_begin(struct world *w, struct end *e);    /* one operation or a chain 
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 void work_look(struct world *w, uint32_t node);     /* after anything was written to this node */
-void work_flush(struct end *e);                     /* from now on tb_peer_flushed() is asked, about what has begun */
-void work_flushed(struct end *e);                   /* tb_peer_flushed() has just been true */
+void work_flush(struct end *e);                     /* from now on tb_endpoint_flushed() is asked, about what has begun */
+void work_flushed(struct end *e);                   /* tb_endpoint_flushed() has just been true */
 void work_settle(struct end *e);                    /* take in what is complete */
-void work_failed(struct end *e);                    /* after tb_peer_fail(): all is complete, somehow, and may still happen */
-void work_ended(struct end *e);                     /* after tb_peer_end(): all is complete, somehow */
+void work_failed(struct end *e);                    /* after tb_endpoint_fail(): all is complete, somehow, and may still happen */
+void work_ended(struct end *e);                     /* after tb_endpoint_end(): all is complete, somehow */
 void work_handle(struct end *e);
 void work_check_all(struct world *w, uint32_t node);
 void work_check_words(struct world *w);

@@ -183,7 +183,7 @@ static void choose_local(struct world *w, struct chain *c, struct step *s, uint6
 
 static void begin_put(struct world *w, struct chain *c, struct step *s)
 {
-    struct tb_peer *p = &c->e->p;
+    struct tb_endpoint *p = &c->e->p;
     choose_local(w, c, s, c->len, false);
     s->after = copy_of(w, s->local, c->len);
     s->changes = true;
@@ -192,9 +192,9 @@ static void begin_put(struct world *w, struct chain *c, struct step *s)
     if (s->kind == SIGNAL) {
         uint64_t add = sim_random(w) | 1;
         s->sum += add;
-        rc = tb_peer_put_signal(p, c->to, s->local, c->len, c->word, add, op);
+        rc = tb_endpoint_put_signal(p, c->to, s->local, c->len, c->word, add, op);
     } else {
-        rc = tb_peer_put(p, c->to, s->local, c->len, op);
+        rc = tb_endpoint_put(p, c->to, s->local, c->len, op);
     }
     if (rc)
         sim_fail(w, "put: %d", rc);
@@ -216,7 +216,7 @@ static void begin_atomic(struct world *w, struct chain *c, struct step *s, const
     s->answer = s->kind != ADD || s->has_op || sim_below(w, 2);
     s->changes = true;
     s->after = copy_of(w, &is, 8);
-    int rc = tb_peer_atomic(&c->e->p, kind, c->to, a, b, s->answer, s->answer ? &s->old : NULL, s->has_op ? &s->op : NULL);
+    int rc = tb_endpoint_atomic(&c->e->p, kind, c->to, a, b, s->answer, s->answer ? &s->old : NULL, s->has_op ? &s->op : NULL);
     if (rc)
         sim_fail(w, "atomic: %d", rc);
 }
@@ -230,7 +230,7 @@ static void begin_shared(struct world *w, struct chain *c, struct step *s)
     s->expected = i & 1 ? sim_random(w) : 1;
     if (i & 1)
         n->word_sum[i] += s->expected;
-    int rc = tb_peer_atomic(&c->e->p, i & 1 ? FAB_SWAP : FAB_ADD, FIRST + 8 * i, s->expected, 0, s->answer, s->answer ? &s->old : NULL,
+    int rc = tb_endpoint_atomic(&c->e->p, i & 1 ? FAB_SWAP : FAB_ADD, FIRST + 8 * i, s->expected, 0, s->answer, s->answer ? &s->old : NULL,
                             s->has_op ? &s->op : NULL);
     if (rc)
         sim_fail(w, "atomic: %d", rc);
@@ -252,7 +252,7 @@ static void begin_message(struct world *w, struct chain *c, struct step *s, uint
     for (uint32_t i = 0; i < len; i++)
         payload[i] = letter(header[0] + 1, i);
     uint32_t id = (uint32_t)(header[0] % 100);
-    int rc = tb_peer_message(&c->e->p, id, header, header_len, payload, len, s->has_op ? &s->op : NULL);
+    int rc = tb_endpoint_message(&c->e->p, id, header, header_len, payload, len, s->has_op ? &s->op : NULL);
     if (rc)
         sim_fail(w, "message: %d", rc);
     memset(payload, 0xee, sizeof payload);
@@ -304,7 +304,7 @@ void work_begin(struct world *w, struct end *e)
     uint64_t sum = c->first_sum;
     for (uint32_t i = 0; i < c->count; i++) {
         struct step *s = &c->steps[i];
-        if (i && tb_peer_fence(&e->p))
+        if (i && tb_endpoint_fence(&e->p))
             sim_fail(w, "fence");
         static const enum step_kind of_word[] = {PUT, GET, ADD, SWAP, CAS, MESSAGE}, of_block[] = {PUT, PUT, GET, GET, MESSAGE};
         s->kind = shared ? SHARED : message ? MESSAGE : word ? of_word[sim_below(w, 6)] : of_block[sim_below(w, 5)];
@@ -325,7 +325,7 @@ void work_begin(struct world *w, struct end *e)
             break;
         case GET: {
             choose_local(w, c, s, c->len, true);
-            int rc = tb_peer_get(&e->p, s->local, c->to, c->len, s->has_op ? &s->op : NULL);
+            int rc = tb_endpoint_get(&e->p, s->local, c->to, c->len, s->has_op ? &s->op : NULL);
             if (rc)
                 sim_fail(w, "get: %d", rc);
             break;
@@ -520,7 +520,7 @@ void work_flush(struct end *e)
     e->flush_chain = chain_id;
     e->flush_sent = e->sent;
     if (e->up)
-        (void)tb_peer_flushed(&e->p, &e->flush);
+        (void)tb_endpoint_flushed(&e->p, &e->flush);
 }
 
 void work_flushed(struct end *e)
@@ -652,7 +652,7 @@ void work_handle(struct end *e)
         e->handled++;
         n++;
     }
-    tb_peer_granted(&e->p, n);
+    tb_endpoint_granted(&e->p, n);
     sim_pump(e);
     e->handling = e->waiting != NULL;
     int64_t at = w->now + (int64_t)sim_below(w, (uint64_t)w->c.handle_most);

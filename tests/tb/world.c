@@ -169,7 +169,7 @@ static bool env_send(void *ctx, uint32_t lane, uint64_t offset)
 static void arm(struct end *e)
 {
     struct world *w = e->w;
-    int64_t due = tb_peer_due(&e->p);
+    int64_t due = tb_endpoint_due(&e->p);
     if (due <= w->now)
         sim_fail(w, "after pump: due %lld ns ago, node %u to %u", (long long)(w->now - due), e->node, e->peer);
     if (due == INT64_MAX || (e->armed <= due && e->armed > w->now))
@@ -183,19 +183,19 @@ void sim_pump(struct end *e)
     if (!e->up)
         return;
     e->pump = false;
-    if (e->flushing && sim_below(e->w, 4) == 0 && tb_peer_flushed(&e->p, &e->flush)) { /* also before it is pumped */
+    if (e->flushing && sim_below(e->w, 4) == 0 && tb_endpoint_flushed(&e->p, &e->flush)) { /* also before it is pumped */
         e->flushing = false;
         work_flushed(e);
     }
-    tb_peer_pump(&e->p, e->w->now);
+    tb_endpoint_pump(&e->p, e->w->now);
     if (e->p.broken[0])
         sim_fail(e->w, "node %u gives up %u: %s", e->node, e->peer, e->p.broken);
     work_settle(e);
-    if (e->flushing && tb_peer_flushed(&e->p, &e->flush)) {
+    if (e->flushing && tb_endpoint_flushed(&e->p, &e->flush)) {
         e->flushing = false;
         work_flushed(e);
     } else if (e->flushing) {
-        tb_peer_pump(&e->p, e->w->now); /* it is asked for now */
+        tb_endpoint_pump(&e->p, e->w->now); /* it is asked for now */
     }
     arm(e);
 }
@@ -239,7 +239,7 @@ static void frame_came(struct world *w, uint32_t node, uint8_t *frame, uint32_t 
     if (!exact)
         sim_fail(w, "no memory");
     memcpy(exact, frame, bytes);
-    int rc = tb_peer_frame(&e->p, exact, bytes, w->now);
+    int rc = tb_endpoint_frame(&e->p, exact, bytes, w->now);
     free(exact);
     if (rc && rc != -EBADMSG)
         sim_fail(w, "node %u gives up %u: %d, %s", node, f.from, rc, e->p.broken);
@@ -261,10 +261,10 @@ static void sent(struct world *w, struct done *d)
             /* Until now the device may have read it. */
             if (device_sum(e->frames + (size_t)d->send.slot * TB_FRAME_BYTES, d->send.bytes) != d->send.sum)
                 sim_fail(w, "a frame was changed while the device had it");
-            tb_peer_left(&e->p, d->send.slot);
+            tb_endpoint_left(&e->p, d->send.slot);
         }
     } else if (e->up && d->generation == q->generation) {
-        tb_peer_lane_left(&e->p, q->number - 1u);
+        tb_endpoint_lane_left(&e->p, q->number - 1u);
         e->pump = true;
     }
 }
@@ -278,7 +278,7 @@ static void received(struct world *w, struct done *d)
         device_receive(w, q, 0);
     } else if (end_of(w, q->to, q->from)->up && d->generation == q->generation) {
         struct end *e = end_of(w, q->to, q->from);
-        tb_peer_lane_landed(&e->p, q->number - 1u, w->now);
+        tb_endpoint_lane_landed(&e->p, q->number - 1u, w->now);
         e->pump = true;
         work_look(w, q->to);
     }
@@ -320,22 +320,22 @@ static void come_up(struct world *w, struct end *e, uint32_t session)
     uint32_t hops = 0;
     for (uint32_t at = e->node; at != e->peer; at = w->nodes[at].route[e->peer])
         hops++;
-    struct tb_peer_env env = {.ctx = e, .emit = env_emit, .lane_receive = env_receive, .lane_send = env_send,
+    struct tb_endpoint_env env = {.ctx = e, .emit = env_emit, .lane_receive = env_receive, .lane_send = env_send,
                               .message = work_message, .complete = work_complete};
-    struct tb_peer_config config = {.here = (uint16_t)e->node, .node = (uint16_t)e->peer, .session = session, .frames = e->frames,
+    struct tb_endpoint_config config = {.here = (uint16_t)e->node, .node = (uint16_t)e->peer, .session = session, .frames = e->frames,
                                     .pool = w->nodes[e->node].pool, .pool_bytes = w->c.pool_bytes, .first_byte = FIRST,
                                     .segment = w->c.segment, .check = w->c.check};
-    tb_peer_init(&e->p, &env, &config);
+    tb_endpoint_init(&e->p, &env, &config);
     e->p.stream.hops = (uint8_t)hops;
     for (uint32_t i = 0; i < w->c.lane_count && e->adjacent; i++)
-        if (tb_peer_add_lane(&e->p, w->c.lanes[i].message, w->c.lanes[i].depth))
+        if (tb_endpoint_add_lane(&e->p, w->c.lanes[i].message, w->c.lanes[i].depth))
             sim_fail(w, "a lane is refused");
     if (w->c.wrap) { /* on both sides the same */
         struct tb_stream *s = &e->p.stream;
         s->first = s->next = s->expected = s->asked = UINT32_MAX - 100;
         s->order = s->order_arrived = UINT32_MAX - 200;
         s->grant = s->granted = s->grant_said = TB_MESSAGES - 50;
-        e->p.messages_sent = e->p.messages_came = (uint32_t)-50;
+        e->p.messages_sent = e->p.messages_received = (uint32_t)-50;
         for (uint32_t i = 0; i < e->p.bulk.lane_count; i++) {
             struct tb_lane *l = &e->p.bulk.lanes[i];
             l->in_first = l->in_landed = l->in_next = UINT32_MAX - 30;
@@ -400,7 +400,7 @@ static void restart(struct world *w, uint32_t a, uint32_t b)
         ends[i]->sent = ends[i]->came = ends[i]->handled = 0;
     }
     for (int i = 0; i < 2; i++) {
-        tb_peer_end(&ends[i]->p, -ECONNRESET);
+        tb_endpoint_end(&ends[i]->p, -ECONNRESET);
         drop_messages(ends[i]);
     }
     for (int i = 0; i < 2; i++)
@@ -424,19 +424,19 @@ static void pull(struct world *w, uint32_t a, uint32_t b)
     for (uint32_t i = first; ends[0]->adjacent && i < w->c.lane_count; i++) {
         cut_lane(&w->queues[a][b][1 + i]);
         cut_lane(&w->queues[b][a][1 + i]);
-        tb_peer_lane_down(&ends[0]->p, i);
-        tb_peer_lane_down(&ends[1]->p, i);
+        tb_endpoint_lane_down(&ends[0]->p, i);
+        tb_endpoint_lane_down(&ends[1]->p, i);
     }
     for (uint32_t i = 0; i < 2; i++) {
         struct end *e = ends[i];
         e->down = true;
         e->generation++;
         if (how == 1 && sim_below(w, 4)) {
-            tb_peer_reroute(&e->p);
+            tb_endpoint_reroute(&e->p);
         } else if (how == 2 && sim_below(w, 4)) {
             work_settle(e);
             e->failing = true;
-            tb_peer_fail(&e->p, -ENETDOWN);
+            tb_endpoint_fail(&e->p, -ENETDOWN);
             e->failing = false;
             work_failed(e);
         }
@@ -538,7 +538,7 @@ static void step(struct world *w, struct event *e)
             break;
         end->down = false;
         for (uint32_t i = e->bytes; end->adjacent && i < w->c.lane_count; i++)
-            tb_peer_lane_up(&end->p, i, (uint16_t)(1 + end->generation));
+            tb_endpoint_lane_up(&end->p, i, (uint16_t)(1 + end->generation));
         sim_pump(end);
         break;
     case COME_UP:
@@ -592,7 +592,7 @@ static bool all_done(struct world *w)
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             struct end *e = end_of(w, i, j), *o = end_of(w, j, i);
-            if (i != j && (e->sent != o->came || !tb_peer_flushed(&e->p, &(struct fab_flush){0})))
+            if (i != j && (e->sent != o->came || !tb_endpoint_flushed(&e->p, &(struct fab_flush){0})))
                 return false;
         }
     return true;
@@ -615,11 +615,11 @@ static void tell(struct world *w)
     struct tb_bulk_counts b = {0};
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
-            struct tb_peer *p = &end_of(w, i, j)->p;
-            s.frames += p->stream.counts.frames, s.again += p->stream.counts.again, s.bares += p->stream.counts.bares;
+            struct tb_endpoint *p = &end_of(w, i, j)->p;
+            s.frames += p->stream.counts.frames, s.retransmitted += p->stream.counts.retransmitted, s.bares += p->stream.counts.bares;
             s.records += p->stream.counts.records, s.repeated += p->stream.counts.repeated;
-            b.sent_bytes += p->bulk.counts.sent_bytes, b.came_bytes += p->bulk.counts.came_bytes;
-            b.pieces += p->bulk.counts.pieces, b.wrong += p->bulk.counts.wrong, b.repairs += p->bulk.counts.repairs;
+            b.sent_bytes += p->bulk.counts.sent_bytes, b.received_bytes += p->bulk.counts.received_bytes;
+            b.pieces += p->bulk.counts.pieces, b.rejected += p->bulk.counts.rejected, b.repairs += p->bulk.counts.repairs;
         }
     const struct faults *f = &w->c.faults;
     printf("seed %llu: %u nodes, %u lanes, %s; lose %u %u spoil %u %u twice %u reorder %u withhold %u stop %u restart %u pull %u: "
@@ -627,9 +627,9 @@ static void tell(struct world *w)
            "bulk %llu of %llu, pieces %llu wrong %llu repairs %llu\n",
            (unsigned long long)w->c.seed, w->c.nodes, w->c.lane_count, w->c.credits ? "credits" : "plain", f->lose, f->lose_lane, f->spoil,
            f->spoil_lane, f->twice, f->reorder, f->withhold, f->stop, f->restart, f->pull, (double)w->now / 1e6, (unsigned long long)w->steps,
-           (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames, (unsigned long long)s.again,
-           (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records, (unsigned long long)b.came_bytes,
-           (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces, (unsigned long long)b.wrong, (unsigned long long)b.repairs);
+           (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames, (unsigned long long)s.retransmitted,
+           (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records, (unsigned long long)b.received_bytes,
+           (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces, (unsigned long long)b.rejected, (unsigned long long)b.repairs);
 }
 
 /* Where nothing goes wrong and no send is lost for want of a receive, nothing is sent twice. */
@@ -640,11 +640,11 @@ static void check_economy(struct world *w)
         return;
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
-            const struct tb_peer *p = &end_of(w, i, j)->p;
+            const struct tb_endpoint *p = &end_of(w, i, j)->p;
             const struct tb_bulk_counts *b = &p->bulk.counts;
-            if (i != j && (p->stream.counts.again || p->stream.counts.repeated || p->stream.counts.damaged || b->wrong || b->repairs))
+            if (i != j && (p->stream.counts.retransmitted || p->stream.counts.repeated || p->stream.counts.damaged || b->rejected || b->repairs))
                 sim_fail(w, "nothing went wrong, and %llu frames were sent again, %llu pieces found wrong, %llu lanes repaired",
-                         (unsigned long long)p->stream.counts.again, (unsigned long long)b->wrong, (unsigned long long)b->repairs);
+                         (unsigned long long)p->stream.counts.retransmitted, (unsigned long long)b->rejected, (unsigned long long)b->repairs);
         }
 }
 
@@ -658,7 +658,7 @@ static void take_down(struct world *w)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             if (i == j)
                 continue;
-            tb_peer_end(&n->ends[j].p, -ESHUTDOWN);
+            tb_endpoint_end(&n->ends[j].p, -ESHUTDOWN);
             drop_messages(&n->ends[j]);
             free(n->ends[j].frames);
             free(w->queues[i][j]);

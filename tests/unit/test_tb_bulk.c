@@ -86,7 +86,7 @@ static bool on_fetch(void *ctx, uint32_t transfer, uint16_t generation, uint64_t
     return true;
 }
 
-static void on_came(void *ctx, uint64_t word, uint64_t add, uint32_t what)
+static void on_received(void *ctx, uint64_t word, uint64_t add, uint32_t what)
 {
     (void)ctx;
     (void)word;
@@ -112,7 +112,7 @@ static int setup(void **state)
     memset(t.pool, 7, POOL);
     memset(t.frames, 0, TB_SLOTS * TB_FRAME_BYTES);
     tb_stream_init(&t.stream, &(struct tb_stream_env){.emit = on_emit, .records = on_records, .complete = on_complete}, 0, 1, 1, t.frames);
-    tb_bulk_init(&t.bulk, &t.stream, &(struct tb_bulk_env){.receive = on_receive, .send = on_send, .fetch = on_fetch, .came = on_came,
+    tb_bulk_init(&t.bulk, &t.stream, &(struct tb_bulk_env){.lane_receive = on_receive, .lane_send = on_send, .fetch = on_fetch, .received = on_received,
                                                            .done = on_done, .again = on_done},
                  t.pool, POOL, 4096, UINT64_C(1) << 30, TB_CHECK_FULL);
     return tb_bulk_add_lane(&t.bulk, MESSAGE, 4);

@@ -27,15 +27,16 @@
 #define TB_SCRAP        UINT64_MAX /* offset: memory whose contents nobody wants */
 
 struct tb_bulk_env {
-    void *ctx;
+    void *lane_ctx; /* of lane_receive and lane_send */
     /* Post a receive / a send of the lane's size at this offset of the pool (TB_SCRAP: anywhere harmless). False: the queue is
      * full; nothing was posted. */
-    bool (*receive)(void *ctx, uint32_t lane, uint64_t offset);
-    bool (*send)(void *ctx, uint32_t lane, uint64_t offset);
+    bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
+    bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
+    void *ctx; /* of the others */
     /* Ask for bytes of a transfer as records; tb_bulk_fetched() when they are there. False: no room now. */
     bool (*fetch)(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes);
     /* A transfer that came is whole: `what` (of TB_OPEN) is to be done with the word. */
-    void (*came)(void *ctx, uint64_t word, uint64_t add, uint32_t what);
+    void (*received)(void *ctx, uint64_t word, uint64_t add, uint32_t what);
     /* One that this node began is done: `cookie` of tb_bulk_put() or tb_bulk_get(). */
     void (*done)(void *ctx, void *cookie);
     /* ... or is not, and never will be: it is to be done another way (tb_bulk_reroute()). */
@@ -52,8 +53,8 @@ struct tb_transfer {      /* coming in */
     uint32_t pieces, left, cursor; /* left: not verified; cursor: none before it needs a receive */
     uint64_t *wanted;     /* bitmap: pieces that need a receive */
     uint64_t from;        /* of an own one: where it is at the peer */
-    uint32_t spoilt;      /* repairs for its sake since its last right piece */
-    bool hot;             /* so many that lanes are given up: the rest comes as records */
+    uint32_t repairs_without_progress; /* of lanes, for its sake, since its last right piece */
+    bool use_records;     /* so many that lanes are given up: the rest comes as records */
     uint32_t fetching, asked, asks; /* the piece; bytes of it that were asked for (0: none yet); questions under way */
     uint64_t word, add;   /* TB_OPEN's */
     uint32_t what;
@@ -105,7 +106,7 @@ struct tb_lane {
 };
 
 struct tb_bulk_counts {
-    uint64_t sent_bytes, came_bytes, pieces, wrong, repairs, hot;
+    uint64_t sent_bytes, received_bytes, pieces, rejected, repairs, use_records;
 };
 
 struct tb_bulk {
@@ -121,7 +122,7 @@ struct tb_bulk {
     struct tb_transfer in[TB_TRANSFERS];
     struct tb_outgoing out[TB_TRANSFERS];
     int64_t pumped;       /* last: a time before it that is still there waits for a word of the peer's or for room */
-    uint32_t hot;         /* transfers that are */
+    uint32_t use_records; /* transfers that do */
     uint32_t turn;        /* which transfer gets the next receive */
     uint16_t done[TB_TRANSFERS]; /* TB_DONE to be said */
     uint32_t done_count;

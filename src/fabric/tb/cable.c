@@ -15,23 +15,23 @@
 #define LOOK_SEND    (WEFT_MS / 20)
 
 /* Of so many bytes, in what the device counts its queues in. */
-static uint32_t units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
+static uint32_t cable_units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
 {
     uint32_t unit = d->d->traits.depth_unit_bytes;
     return unit ? messages * ((bytes + unit - 1) / unit) : messages;
 }
 
-static int make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uint32_t receives, uint32_t bytes)
+static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uint32_t receives, uint32_t bytes)
 {
     struct verbs_qp_options options = {
-        .type = IBV_QPT_UC, .send_cq = d->of[TB_SENT].cq, .recv_cq = d->of[TB_RECEIVED].cq, .send_depth = units(d, sends, bytes),
-        .recv_depth = units(d, receives, bytes), .sge = 1, .signal_all = true,
+        .type = IBV_QPT_UC, .send_cq = d->of[TB_SENT].cq, .recv_cq = d->of[TB_RECEIVED].cq, .send_depth = cable_units(d, sends, bytes),
+        .recv_depth = cable_units(d, receives, bytes), .sge = 1, .signal_all = true,
     };
     return verbs_qp_create(qp, d->d, &options);
 }
 
 /* What control takes: another device, or the same one at another time, may grant less. */
-static void take_grant(struct tb_cable *c)
+static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
     c->receives = c->control.recv_depth < TB_RECEIVES ? c->control.recv_depth : TB_RECEIVES;
@@ -53,11 +53,11 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
     }
     *c = (struct tb_cable){.tb = tb, .device = device, .index = index, .node = node, .generation = 1,
                            .frames = tb->cable_frames + (uint64_t)index * TB_RECEIVES * TB_FRAME_BYTES};
-    if (make_qp(&c->control, device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES) != 0) {
+    if (cable_make_qp(&c->control, device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES) != 0) {
         free(c);
         return NULL;
     }
-    take_grant(c);
+    cable_take_grant(c);
     tb->cables[index] = c;
     tb->cable_count = index == tb->cable_count ? index + 1 : tb->cable_count;
     device->cables++;
@@ -69,11 +69,11 @@ int tb_cable_add_lane(struct tb_cable *c)
     const struct tb_lane_option *o = &c->tb->lanes[c->lane_count];
     const struct verbs_device *d = c->device->d;
     struct verbs_qp *qp = &c->lanes[c->lane_count];
-    uint32_t need = units(c->device, o->depth, o->message);
+    uint32_t need = cable_units(c->device, o->depth, o->message);
     if (o->message > d->traits.message_bytes)
         return base_fail(-EMSGSIZE, "%s: a message of %u bytes is larger than the device's, %llu: smaller ones in WEFT_TB_LANES", d->name,
                          o->message, (unsigned long long)d->traits.message_bytes);
-    int err = make_qp(qp, c->device, o->depth, o->depth, o->message);
+    int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
     c->lane_count++; /* closed with the cable, also when it is of no use */
@@ -84,14 +84,14 @@ int tb_cable_add_lane(struct tb_cable *c)
     return 0;
 }
 
-static int post_receive(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
+static int cable_post_receive(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)at, .length = bytes, .lkey = tb_lkey(d, at)};
     struct ibv_recv_wr *bad, wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
     return ibv_post_recv(qp->qp, &wr, &bad);
 }
 
-static int post_send(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
+static int cable_post_send(struct verbs_qp *qp, struct tb_device *d, void *at, uint32_t bytes, uint64_t wr_id)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)at, .length = bytes, .lkey = tb_lkey(d, at)};
     struct ibv_send_wr *bad, wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
@@ -111,7 +111,7 @@ int tb_cable_receive_owed(struct tb_cable *c)
                                      .sg_list = &sge[i], .num_sge = 1};
     }
     c->owed_count = 0;
-    if (n == 0 || !tb_watch_up(c->tb, c->device, LOOK_RECEIVE))
+    if (n == 0 || !tb_device_up(c->tb, c->device, LOOK_RECEIVE))
         return 0;
     int err = ibv_post_recv(c->control.qp, wr, &bad);
     return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
@@ -141,9 +141,9 @@ int tb_cable_remake(struct tb_cable *c, struct tb_device *device)
     c->device->cables--;
     c->device = device;
     device->cables++;
-    int err = make_qp(&c->control, c->device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES);
+    int err = cable_make_qp(&c->control, c->device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES);
     if (!err)
-        take_grant(c);
+        cable_take_grant(c);
     while (!err && c->lane_count < c->tb->lane_count)
         err = tb_cable_add_lane(c);
     if (err)
@@ -176,12 +176,12 @@ void tb_cable_close(struct tb_cable *c)
     free(c);
 }
 
-static bool send_frame(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
+bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
 {
     base_spin_lock(&c->lock);
     /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
-    bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_watch_up(c->tb, c->device, LOOK_SEND) &&
-                post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
+    bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_device_up(c->tb, c->device, LOOK_SEND) &&
+                cable_post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
     if (went) {
         c->flight[c->flight_in % TB_SENDS].whose = (uint16_t)whose;
         c->flight[c->flight_in % TB_SENDS].slot = (uint16_t)slot;
@@ -198,24 +198,14 @@ void tb_cable_left(struct tb_cable *c)
     base_spin_unlock(&c->lock);
 }
 
-bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame, uint32_t bytes)
-{
-    return send_frame(c, TB_REQUEST_FRAME, node, slot, frame, bytes);
-}
-
-bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes)
-{
-    return send_frame(c, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
-}
-
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_watch_up(c->tb, c->device, LOOK_RECEIVE) &&
-           post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
+    return tb_device_up(c->tb, c->device, LOOK_RECEIVE) &&
+           cable_post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
 }
 
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_watch_up(c->tb, c->device, LOOK_SEND) &&
-           post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
+    return tb_device_up(c->tb, c->device, LOOK_SEND) &&
+           cable_post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
 }

@@ -37,7 +37,7 @@ struct step {
     struct verbs_address address[TB_CABLE_LANES];
 };
 
-static int exchange(struct tb_link *l, int fd, const void *mine, void *theirs, size_t len, int64_t deadline)
+static int connect_exchange(struct tb_link *l, int fd, const void *mine, void *theirs, size_t len, int64_t deadline)
 {
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, len, true, deadline);
     if (!err)
@@ -45,7 +45,7 @@ static int exchange(struct tb_link *l, int fd, const void *mine, void *theirs, s
     return err ? base_fail(err, "exchange of queue pairs with node %u: %s", l->link->node, base_strerror(err)) : 0;
 }
 
-static bool offered(const struct tb_device *d)
+static bool connect_offered(const struct tb_device *d)
 {
     return d->d->traits.link != VERBS_THUNDERBOLT || d->cables == 0;
 }
@@ -63,7 +63,7 @@ static void say_told(const struct tb *tb, struct hello *h, uint32_t node)
             h->told = TOLD_DOWN;
 }
 
-static void introduce(const struct tb *tb, struct hello *h, uint32_t node)
+static void connect_introduce(const struct tb *tb, struct hello *h, uint32_t node)
 {
     *h = (struct hello){.magic = TB_HELLO, .pool_bytes = tb->w->pool_bytes, .segment = tb->segment, .rank = tb->w->rank,
                         .size = tb->w->size, .check = tb->check, .lanes = tb->lane_count, .offers = tb->device_count};
@@ -73,7 +73,7 @@ static void introduce(const struct tb *tb, struct hello *h, uint32_t node)
         struct offer *o = &h->offer[i];
         memcpy(o->gid, d->chosen.gid.raw.raw, sizeof o->gid);
         o->thunderbolt = d->traits.link == VERBS_THUNDERBOLT;
-        o->busy = !offered(&tb->devices[i]);
+        o->busy = !connect_offered(&tb->devices[i]);
         snprintf(o->device, sizeof o->device, "%.37s", d->name);
     }
     say_told(tb, h, node);
@@ -95,7 +95,7 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
 }
 
 /* How many leading bits two addresses share: both ends of a cable are usually in one network. */
-static uint32_t likeness(const uint8_t a[16], const uint8_t b[16])
+static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t n = 0;
     while (n < 128 && !((a[n / 8] ^ b[n / 8]) >> (7 - n % 8) & 1))
@@ -104,22 +104,22 @@ static uint32_t likeness(const uint8_t a[16], const uint8_t b[16])
 }
 
 /* One step: ours has ended with `err`; both must have gone well. */
-static int agree(struct tb_link *l, int fd, struct step *mine, struct step *theirs, int err, int64_t deadline, bool *both)
+static int connect_agree(struct tb_link *l, int fd, struct step *mine, struct step *theirs, int err, int64_t deadline, bool *both)
 {
     mine->result = err;
-    int rc = exchange(l, fd, mine, theirs, sizeof *mine, deadline);
+    int rc = connect_exchange(l, fd, mine, theirs, sizeof *mine, deadline);
     *both = !rc && err == 0 && theirs->result == 0;
     return rc;
 }
 
-static void addresses(struct step *s, const struct verbs_qp *qps, uint32_t count)
+static void connect_addresses(struct step *s, const struct verbs_qp *qps, uint32_t count)
 {
     *s = (struct step){.count = count};
     for (uint32_t i = 0; i < count; i++)
         s->address[i] = qps[i].here;
 }
 
-static int connect_all(struct verbs_qp *qps, uint32_t count, const struct step *theirs)
+static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struct step *theirs)
 {
     int err = theirs->count == count ? 0 : base_fail(-EPROTO, "it made %u queue pairs, this node %u", theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
@@ -141,27 +141,27 @@ static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t
     struct tb_cable *c = tb_cable_make(l->tb, device, l->link->node);
     int err = c ? 0 : -1;
     if (c)
-        addresses(&mine, &c->control, 1);
+        connect_addresses(&mine, &c->control, 1);
     base_spin_unlock(receiving);
-    int rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
+    int rc = connect_agree(l, fd, &mine, &theirs, err, deadline, &both);
     if (rc || !both)
         goto out;
     base_spin_lock(receiving);
-    err = connect_all(&c->control, 1, &theirs);
+    err = connect_queue_pairs(&c->control, 1, &theirs);
     while (!err && c->lane_count < l->tb->lane_count)
         err = tb_cable_add_lane(c);
-    addresses(&mine, c->lanes, err ? 0 : c->lane_count);
+    connect_addresses(&mine, c->lanes, err ? 0 : c->lane_count);
     base_spin_unlock(receiving);
-    rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
+    rc = connect_agree(l, fd, &mine, &theirs, err, deadline, &both);
     if (rc || !both)
         goto out;
     base_spin_lock(receiving);
     c->lane_base = l->cable_count * l->tb->lane_count;
-    err = connect_all(c->lanes, c->lane_count, &theirs);
+    err = connect_queue_pairs(c->lanes, c->lane_count, &theirs);
     if (!err)
         err = tb_cable_start(c);
     base_spin_unlock(receiving);
-    rc = agree(l, fd, &mine, &theirs, err, deadline, &both);
+    rc = connect_agree(l, fd, &mine, &theirs, err, deadline, &both);
 out:
     if (rc || !both) {
         if (!rc && err && why_len)
@@ -190,7 +190,7 @@ static int by_likeness(const void *a, const void *b)
 #define REMEDY "correct \"rdma\" in the hostfile (the row of a node has its device towards each other), or leave it out, and cables are found"
 
 /* May this port of the node be one end? A hostfile that names another says no. */
-static bool meant(const struct hello *h, uint32_t i)
+static bool connect_meant(const struct hello *h, uint32_t i)
 {
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
@@ -233,8 +233,8 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
     bool used_low[TB_DEVICES] = {0}, used_high[TB_DEVICES] = {0};
     for (uint32_t i = 0; i < low->offers; i++)
         for (uint32_t j = 0; j < high->offers; j++)
-            if (!low->offer[i].busy && !high->offer[j].busy && meant(low, i) && meant(high, j) && low->offer[i].thunderbolt == high->offer[j].thunderbolt)
-                pairs[n++] = (struct pair){i, j, likeness(low->offer[i].gid, high->offer[j].gid)};
+            if (!low->offer[i].busy && !high->offer[j].busy && connect_meant(low, i) && connect_meant(high, j) && low->offer[i].thunderbolt == high->offer[j].thunderbolt)
+                pairs[n++] = (struct pair){i, j, connect_likeness(low->offer[i].gid, high->offer[j].gid)};
     qsort(pairs, n, sizeof *pairs, by_likeness);
     for (uint32_t k = 0; k < n && l->cable_count < TB_DEVICES; k++) {
         if (used_low[pairs[k].low] || used_high[pairs[k].high])
@@ -261,20 +261,18 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
     return 0;
 }
 
-int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
 {
-    struct tb *tb = w->tb;
-    struct tb_link *l = tb_link_make(tb, link);
+    struct tb *tb = l->tb;
+    struct fab_link *link = l->link;
     struct hello mine, theirs = {0};
     char why[400] = "";
-    if (!l)
-        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
     base_spin_lock(&tb->receiving);
-    introduce(tb, &mine, link->node);
+    connect_introduce(tb, &mine, link->node);
     base_spin_unlock(&tb->receiving);
     int err = base_random(&mine.session, sizeof mine.session);
     if (!err)
-        err = exchange(l, side_fd, &mine, &theirs, sizeof mine, deadline);
+        err = connect_exchange(l, side_fd, &mine, &theirs, sizeof mine, deadline);
     if (!err)
         err = check_hello(l, &mine, &theirs);
     if (!err)
@@ -291,11 +289,13 @@ int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadl
     link->pool_bytes = theirs.pool_bytes;
     base_spin_lock(&tb->receiving);
     err = tb_link_ready(l, mine.session + theirs.session, segment);
+    if (!err && l->cable_count)
+        tb_routes_cable(tb, link->node, true);
     base_spin_unlock(&tb->receiving);
-    /* The machines are there on both sides before the first frame. */
+    /* The endpoints are there on both sides before the first frame. */
     char ready = 'r', answer = 0;
     if (!err)
-        err = exchange(l, side_fd, &ready, &answer, 1, deadline);
+        err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
         err = base_fail(-EPROTO, "node %u did not get ready", link->node);
     return err;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 /* Frames of links, receives of cables, and memory for pieces that nobody wants. */
-static int make_memory(struct tb *tb)
+static int device_make_memory(struct tb *tb)
 {
     uint32_t peers = tb->w->size - 1, scrap = 0;
     for (uint32_t i = 0; i < tb->lane_count; i++)
@@ -41,7 +41,7 @@ static int make_memory(struct tb *tb)
     return 0;
 }
 
-static int take(struct tb *tb, struct tb_device *dev)
+static int device_take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
     bool alone = d->traits.link == VERBS_THUNDERBOLT; /* one cable */
@@ -73,7 +73,7 @@ static int take(struct tb *tb, struct tb_device *dev)
     return err;
 }
 
-static void give(struct tb_device *dev)
+static void device_give(struct tb_device *dev)
 {
     verbs_unregister(&dev->pool);
     verbs_unregister(&dev->private);
@@ -81,14 +81,13 @@ static void give(struct tb_device *dev)
         verbs_cq_destroy(&dev->of[i].cq, &dev->of[i].channel, dev->d);
 }
 
-static bool wanted(const struct tb *tb, const struct verbs_device *d)
+static bool device_wanted(const struct tb *tb, const struct verbs_device *d)
 {
     return !tb->w->options.device[0] || strcmp(tb->w->options.device, d->name) == 0;
 }
 
-int tb_devices_look(struct weft *w)
+int tb_devices_find(struct tb *tb, bool *thunderbolt)
 {
-    struct tb *tb = w->tb;
     int err = tb->w->options.guard[0] ? verbs_guard_start(&tb->guard, tb->w->options.guard) : 0;
     if (!err)
         err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->options.gid_index)
@@ -96,14 +95,14 @@ int tb_devices_look(struct weft *w)
     if (err)
         return err;
     char why[1100] = "";
-    bool thunderbolt = false;
     uint32_t n = 0;
+    *thunderbolt = false;
     for (uint32_t i = 0; i < tb->all_count; i++) {
         const struct verbs_device *d = &tb->all[i];
-        if (wanted(tb, d) && d->usable == 0 && d->traits.uc) {
+        if (device_wanted(tb, d) && d->usable == 0 && d->traits.uc) {
             n++;
-            thunderbolt = thunderbolt || d->traits.link == VERBS_THUNDERBOLT;
-        } else if (wanted(tb, d) && !why[0]) {
+            *thunderbolt = *thunderbolt || d->traits.link == VERBS_THUNDERBOLT;
+        } else if (device_wanted(tb, d) && !why[0]) {
             snprintf(why, sizeof why, "; device %s: %s", d->name, d->usable ? d->why_not : "has no UC queue pairs");
         }
     }
@@ -114,24 +113,46 @@ int tb_devices_look(struct weft *w)
     if (!tb->cables)
         return base_fail(-ENOMEM, "no memory for %u cables", tb->cable_max);
     tb->segment = VERBS_SEGMENT;
-    err = make_memory(tb);
-    if (!err && thunderbolt)
-        err = tb_ending_watch(tb); /* before anything is taken */
+    return device_make_memory(tb);
+}
+
+int tb_devices_take(struct tb *tb, bool thunderbolt)
+{
+    int err = 0;
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
         base_spin_lock(&tb->receiving); /* a signal gives back what there is by then (ending.c), or waits until this device is whole */
         struct verbs_device *d = &tb->all[i];
         /* Where there are Thunderbolt ports, they are what this transport is for. */
-        if (wanted(tb, d) && !d->usable && d->traits.uc && (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
+        if (device_wanted(tb, d) && !d->usable && d->traits.uc && (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
             struct tb_device *dev = &tb->devices[tb->device_count++];
             dev->d = d;
-            err = take(tb, dev);
+            err = device_take(tb, dev);
         }
         base_spin_unlock(&tb->receiving);
     }
     return err;
 }
 
-static bool taken(const struct tb *tb, const struct verbs_device *d)
+/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
+ * the link's lock. */
+bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
+{
+    if (atomic_load_explicit(&d->down, memory_order_relaxed))
+        return false;
+    if (at_most) {
+        int64_t now = base_recent_ns();
+        if (now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
+            return true;
+        atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
+    }
+    if (verbs_port_up(d->d))
+        return true;
+    if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
+        fab_kick(tb->w); /* tb_watch() */
+    return false;
+}
+
+static bool device_taken(const struct tb *tb, const struct verbs_device *d)
 {
     for (uint32_t i = 0; i < tb->device_count; i++)
         if (tb->devices[i].d == d)
@@ -143,20 +164,20 @@ void tb_devices_again(struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->all_count && tb->device_count < TB_DEVICES; i++) {
         struct verbs_device *d = &tb->all[i];
-        if (!d->context || d->traits.link != VERBS_THUNDERBOLT || !wanted(tb, d) || taken(tb, d) || !verbs_port_up(d) ||
+        if (!d->context || d->traits.link != VERBS_THUNDERBOLT || !device_wanted(tb, d) || device_taken(tb, d) || !verbs_port_up(d) ||
             verbs_device_again(d, tb->w->options.gid_index) || !d->traits.uc)
             continue;
         struct tb_device *dev = &tb->devices[tb->device_count];
         uint64_t segment = tb->segment;
         *dev = (struct tb_device){.d = d};
-        int err = take(tb, dev);
+        int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
             err = base_fail(-ENOSPC, "device %s: its regions are smaller than those of the others", d->name);
             tb->segment = segment; /* of what the links have agreed on */
         }
         if (err) {
             base_log(BASE_LOG_WARN, "a port has come up that cannot be used: %s", base_error());
-            give(dev);
+            device_give(dev);
             d->traits.uc = false; /* once is enough */
             continue;
         }
@@ -169,7 +190,7 @@ void tb_devices_close(struct tb *tb)
     uint32_t count = tb->device_count;
     tb->device_count = 0; /* whoever waits for what comes over them does not look at them any more */
     for (uint32_t i = 0; i < count; i++)
-        give(&tb->devices[i]);
+        device_give(&tb->devices[i]);
     if (tb->all)
         verbs_devices_close(tb->all, tb->all_count);
     tb->all = NULL;

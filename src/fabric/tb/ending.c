@@ -32,10 +32,10 @@ static int told[2] = {-1, -1};
 static bool at_exit;
 static _Atomic pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
 
-static void on_signal(int number)
+static void ending_on_signal(int number)
 {
     int was = errno;
-    /* acquire: pairs with the release in prepare(), and `told` was written before that */
+    /* acquire: pairs with the release in ending_prepare(), and `told` was written before that */
     if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
@@ -49,7 +49,7 @@ static void on_signal(int number)
 }
 
 /* Take a lock that a thread may hold which never goes on. */
-static bool take(base_spin *spin)
+static bool ending_take_lock(base_spin *spin)
 {
     int64_t end = base_deadline(PATIENCE);
     while (!base_spin_try(spin)) {
@@ -62,12 +62,12 @@ static bool take(base_spin *spin)
 
 /* Give back all that a node has of its devices; nothing is left to do when weft_close() has just done so. Its locks stay taken: whatever
  * else runs waits there until the process ends. */
-static void give_back(struct tb *tb)
+static void ending_give_back(struct tb *tb)
 {
-    bool mine = take(&tb->receiving);
+    bool mine = ending_take_lock(&tb->receiving);
     for (uint32_t i = 0; mine && i < tb->w->size; i++) {
         struct tb_link *l = tb_link_of(tb, i);
-        mine = !l || take(&l->lock);
+        mine = !l || ending_take_lock(&l->lock);
     }
     if (!mine) {
         base_log(BASE_LOG_WARN, "a thread is busy with the Thunderbolt devices and does not end: what this process has of them stays taken");
@@ -78,7 +78,7 @@ static void give_back(struct tb *tb)
     tb_devices_close(tb);
 }
 
-static void *undertaker(void *arg)
+static void *ending_thread(void *arg)
 {
     unsigned char number;
     (void)arg;
@@ -86,7 +86,7 @@ static void *undertaker(void *arg)
         ;
     pthread_mutex_lock(&lock);
     for (struct tb *tb = nodes; tb; tb = tb->next_ending)
-        give_back(tb);
+        ending_give_back(tb);
     struct sigaction plain = {.sa_handler = SIG_DFL};
     sigaction(number, &plain, NULL);
     kill(getpid(), number);
@@ -101,7 +101,7 @@ static void on_exit_without_close(void)
         return;
     pthread_mutex_lock(&lock);
     for (struct tb *tb = nodes; tb; tb = tb->next_ending)
-        give_back(tb);
+        ending_give_back(tb);
     nodes = NULL;
     pthread_mutex_unlock(&lock);
 }
@@ -110,7 +110,7 @@ static void plain_again(void)
 {
     for (size_t i = 0; i < FATAL; i++) {
         struct sigaction now, plain = {.sa_handler = SIG_DFL};
-        if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == on_signal)
+        if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == ending_on_signal)
             sigaction(fatal[i], &plain, NULL);
     }
 }
@@ -138,7 +138,7 @@ static void in_child(void)
     pthread_mutex_unlock(&lock);
 }
 
-static int prepare(void)
+static int ending_prepare(void)
 {
     pthread_t thread;
     if (told[0] >= 0)
@@ -146,7 +146,7 @@ static int prepare(void)
     int rc = base_pipe(told, 0);
     if (rc)
         return rc;
-    rc = base_thread(&thread, undertaker, NULL);
+    rc = base_thread(&thread, ending_thread, NULL);
     if (rc) {
         close(told[0]);
         close(told[1]);
@@ -166,13 +166,13 @@ static int prepare(void)
 int tb_ending_watch(struct tb *tb)
 {
     pthread_mutex_lock(&lock);
-    int rc = prepare();
+    int rc = ending_prepare();
     if (!rc) {
         tb->next_ending = nodes;
         nodes = tb;
         tb->watched = true;
         for (size_t i = 0; i < FATAL; i++) {
-            struct sigaction now, ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+            struct sigaction now, ours = {.sa_handler = ending_on_signal, .sa_flags = SA_RESTART};
             sigemptyset(&ours.sa_mask);
             if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
                 sigaction(fatal[i], &ours, NULL);

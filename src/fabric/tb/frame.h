@@ -46,7 +46,7 @@ enum tb_record_kind {
     TB_ANSWER,  /* token, a: the former value */
     TB_SIGNAL,  /* offset, a: to be added. No answer */
     TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
-    /* bulk.c */
+    /* of bulk */
     TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
@@ -73,6 +73,12 @@ struct tb_words {
     uint32_t token, token_high; /* token_high: 0, it fills the line */
     uint64_t offset, a, b, more;
 };
+
+static inline struct tb_words tb_words_of(enum tb_record_kind kind, uint32_t lane, uint32_t detail)
+{
+    return (struct tb_words){.r = {.kind = (uint8_t)kind, .lane = (uint8_t)lane, .detail = (uint16_t)detail,
+                                   .length = sizeof(struct tb_words)}};
+}
 
 static inline uint32_t tb_padded(uint32_t bytes)
 {

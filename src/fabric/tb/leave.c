@@ -51,7 +51,7 @@ void tb_leave_close(struct tb *tb)
     tb->leave = NULL;
 }
 
-static bool there(const struct tb *tb, uint32_t node)
+static bool leave_there(const struct tb *tb, uint32_t node)
 {
     return node != tb->w->rank && tb_link_of(tb, node) && fab_alive(tb->w, node);
 }
@@ -82,12 +82,12 @@ bool tb_leave_told(const struct tb *tb)
 {
     const struct tb_leave *v = tb->leave;
     for (uint32_t i = 0; i < tb->w->size && !v->going; i++)
-        if (there(tb, i) && (v->peer[i].answer || (v->question && v->peer[i].told != v->question)))
+        if (leave_there(tb, i) && (v->peer[i].answer || (v->question && v->peer[i].told != v->question)))
             return false;
     return true;
 }
 
-static bool say(struct tb *tb, uint32_t to, enum leave_word word, uint32_t number)
+static bool leave_say(struct tb *tb, uint32_t to, enum leave_word word, uint32_t number)
 {
     struct leave_message m = {.kind = TB_SIDE_LEAVE, .word = (uint16_t)word, .number = number};
     return fab_side_send(&tb->w->links[to], &m, sizeof m) == 0;
@@ -98,17 +98,17 @@ void tb_leave_tell(struct tb *tb)
     struct tb_leave *v = tb->leave;
     for (uint32_t i = 0; i < tb->w->size && !v->going; i++) {
         struct peer *p = &v->peer[i];
-        if (!there(tb, i))
+        if (!leave_there(tb, i))
             continue;
-        if (p->answer && say(tb, i, LEAVE_YES, p->answer))
+        if (p->answer && leave_say(tb, i, LEAVE_YES, p->answer))
             p->answer = 0;
-        if (v->question && p->told != v->question && say(tb, i, LEAVE_ASK, v->question))
+        if (v->question && p->told != v->question && leave_say(tb, i, LEAVE_ASK, v->question))
             p->told = v->question;
     }
 }
 
 /* Needed after all: who waits for this node goes first. */
-static void withdraw(struct tb *tb)
+static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;
     for (uint32_t i = 0; i < tb->w->size; i++) {
@@ -120,10 +120,10 @@ static void withdraw(struct tb *tb)
     v->question = 0;
 }
 
-static bool answered(const struct tb *tb)
+static bool leave_answered(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->w->size; i++)
-        if (there(tb, i) && !tb->leave->peer[i].yes)
+        if (leave_there(tb, i) && !tb->leave->peer[i].yes)
             return false;
     return true;
 }
@@ -136,7 +136,7 @@ bool tb_leave_waits(struct tb *tb)
         return false;
     if (now - tb->passed_at < LINGER && tb_routes_needed(tb)) {
         if (v->question)
-            withdraw(tb);
+            leave_withdraw(tb);
         return true;
     }
     if (!v->question && tb_routes_between(tb)) {
@@ -145,6 +145,6 @@ bool tb_leave_waits(struct tb *tb)
         v->question = ++v->questions;
         v->since = now;
     }
-    v->going = !v->question || answered(tb) || now - v->since > ASK_WAIT;
+    v->going = !v->question || leave_answered(tb) || now - v->since > ASK_WAIT;
     return !v->going;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the tb transport: into the link's machine under its lock, when there is room and a way; the machine is then let
+ * The operations of the tb transport: into the link's endpoint under its lock, when there is room and a way; the endpoint is then let
  * send what it can.
  */
 #include "fabric/tb/tb.h"
@@ -12,41 +12,41 @@ struct room {
     bool message; /* messages wait for their handlers, the rest does not */
 };
 
-static uint64_t backlog(struct tb_link *l, bool message)
+static uint64_t operation_backlog(struct tb_link *l, bool message)
 {
-    return __atomic_load_n(message ? &l->peer.message_bytes : &l->peer.backlog_bytes, __ATOMIC_RELAXED);
+    return __atomic_load_n(message ? &l->endpoint.message_bytes : &l->endpoint.backlog_bytes, __ATOMIC_RELAXED);
 }
 
-static bool has_room(void *arg)
+static bool operation_has_room(void *arg)
 {
     struct room *r = arg;
     /* Half: not to sleep again after the next one. */
-    return backlog(r->l, r->message) < TB_BACKLOG_WAIT / 2 || !fab_alive(r->l->tb->w, r->l->link->node);
+    return operation_backlog(r->l, r->message) < TB_BACKLOG_WAIT / 2 || !fab_alive(r->l->tb->w, r->l->link->node);
 }
 
-static BASE_COLD int wait_for_room(struct tb_link *l, bool message)
+static BASE_COLD int operation_wait_for_room(struct tb_link *l, bool message)
 {
     struct room r = {l, message};
     if (fab_in_handler())
-        return backlog(l, message) < TB_BACKLOG_MAX ? 0 : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
-    int err = fab_wait_for_room(l->tb->w, has_room, &r);
+        return operation_backlog(l, message) < TB_BACKLOG_MAX ? 0 : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
+    int err = fab_wait_for_room(l->tb->w, operation_has_room, &r);
     return err == -EAGAIN ? err : err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
-                           (unsigned long long)backlog(l, message)) : 0;
+                           (unsigned long long)operation_backlog(l, message)) : 0;
 }
 
-static BASE_COLD int no_way(const struct tb_link *l)
+static BASE_COLD int operation_no_way(const struct tb_link *l)
 {
     return base_fail(-ENETDOWN, "no way leads to node %u now: its cables are pulled, or their ports down; it goes on when one is back",
                      l->link->node);
 }
 
 /* Locks the link, when it has room; then its op is pending. What the system says waits for a way; what the program says does not. */
-static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
+static int operation_enter(struct tb_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
-        return no_way(l);
-    if (BASE_UNLIKELY(backlog(l, message) >= TB_BACKLOG_WAIT)) {
-        int err = wait_for_room(l, message);
+        return operation_no_way(l);
+    if (BASE_UNLIKELY(operation_backlog(l, message) >= TB_BACKLOG_WAIT)) {
+        int err = operation_wait_for_room(l, message);
         if (err)
             return err;
     }
@@ -60,17 +60,23 @@ static int enter(struct tb_link *l, bool message, bool program, weft_op *op)
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : operation_no_way(l);
+}
+
+/* Not inlined: most operations only add to a frame, and need not save the registers that this uses. */
+static __attribute__((noinline)) void operation_pump(struct tb_link *l)
+{
+    tb_pump_locked(l, base_recent_ns());
 }
 
 /* `rc`: of the start; where that failed the op has ended with it, and nobody waits for it. */
-static int leave(struct tb_link *l, int rc, weft_op *op)
+static int operation_leave(struct tb_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
         fab_complete(op, rc);
-    if (BASE_LIKELY(rc == 0) && !tb_peer_gathers(&l->peer))
-        tb_pump_locked(l, base_recent_ns());
-    bool look = tb_stream_crowded(&l->peer.stream) && ++l->crowded % LOOK_EVERY == 0;
+    if (BASE_LIKELY(rc == 0) && !tb_endpoint_gathers(&l->endpoint))
+        operation_pump(l);
+    bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
         tb_make_room(l->tb);
@@ -80,65 +86,65 @@ static int leave(struct tb_link *l, int rc, weft_op *op)
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, true, op);
+    int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_put(&l->peer, to, src, len, op), op);
+    return operation_leave(l, tb_endpoint_put(&l->endpoint, to, src, len, op), op);
 }
 
 int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, true, op);
+    int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_get(&l->peer, dst, from, len, op), op);
+    return operation_leave(l, tb_endpoint_get(&l->endpoint, dst, from, len, op), op);
 }
 
 int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
                      weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, true, op);
+    int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_atomic(&l->peer, kind, at, a, b, true, old, op), op);
+    return operation_leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, true, old, op), op);
 }
 
 int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, false, NULL);
+    int rc = operation_enter(l, false, false, NULL);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, wake ? tb_peer_atomic(&l->peer, FAB_SWAP, at, value, 0, false, NULL, NULL)
-                         : tb_peer_put(&l->peer, at, &value, sizeof value, NULL), NULL);
+    return operation_leave(l, wake ? tb_endpoint_atomic(&l->endpoint, FAB_SWAP, at, value, 0, false, NULL, NULL)
+                                   : tb_endpoint_put(&l->endpoint, at, &value, sizeof value, NULL), NULL);
 }
 
 int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                          weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, false, true, op);
+    int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_put_signal(&l->peer, to, src, len, signal, add, op), op);
+    return operation_leave(l, tb_endpoint_put_signal(&l->endpoint, to, src, len, signal, add, op), op);
 }
 
 int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len, weft_op *op)
 {
     struct tb_link *l = link->impl;
-    int rc = enter(l, true, !fab_is_system(id), op);
+    int rc = operation_enter(l, true, !fab_is_system(id), op);
     (void)w;
     if (rc)
         return rc;
-    return leave(l, tb_peer_message(&l->peer, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
+    return operation_leave(l, tb_endpoint_message(&l->endpoint, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
 }
 
 bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
@@ -146,7 +152,7 @@ bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    bool yes = l->closed || tb_peer_flushed(&l->peer, f);
+    bool yes = l->closed || tb_endpoint_flushed(&l->endpoint, f);
     if (!yes)
         tb_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);
@@ -158,7 +164,7 @@ void tb_fence(struct weft *w, struct fab_link *link)
     struct tb_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
-    if (!l->closed && tb_peer_fence(&l->peer) != 0)
+    if (!l->closed && tb_endpoint_fence(&l->endpoint) != 0)
         tb_break(l, "no memory for a fence");
     base_spin_unlock(&l->lock);
 }

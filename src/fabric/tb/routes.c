@@ -68,7 +68,7 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
     r->changed = true; /* also when there was another cable: frames go over one, and it may not be this one now; and who is gone is
-                        * no longer waited for, in all_heard() */
+                        * no longer waited for, in routes_all_heard() */
     if (*mine == there)
         return;
     *mine = there;
@@ -101,7 +101,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
 
 /* Breadth first, from a node and not through another (size: through any): the first step on a shortest way to each, and how many
  * were found. */
-static uint32_t search(struct tb *tb, uint32_t start, uint32_t without)
+static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
 {
     struct tb_routes *r = tb->routes;
     uint32_t in = 0, out = 0;
@@ -123,7 +123,7 @@ static uint32_t search(struct tb *tb, uint32_t start, uint32_t without)
 }
 
 /* Is known what cables there are? What each says first is all that it found when it joined. */
-static bool all_heard(const struct tb *tb)
+static bool routes_all_heard(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->w->size; i++)
         if (i != tb->w->rank && !tb->routes->heard[i] && (fab_alive(tb->w, i) || !tb_link_of(tb, i)))
@@ -133,7 +133,7 @@ static bool all_heard(const struct tb *tb)
 
 /* A node that dies is often missed first by its neighbours, who say so: then it is not the way that is gone. Who looks after the
  * side connections will come to the same. */
-static bool has_hung_up(const struct fab_link *link)
+static bool routes_has_hung_up(const struct fab_link *link)
 {
     struct pollfd side = {.fd = link->side_fd};
     return link->side_fd >= 0 && poll(&side, 1, 0) > 0 && (side.revents & (POLLHUP | POLLERR));
@@ -145,8 +145,8 @@ void tb_routes_apply(struct tb *tb)
     if (!r->changed)
         return;
     r->changed = false;
-    search(tb, tb->w->rank, r->size);
-    bool known = all_heard(tb);
+    routes_search(tb, tb->w->rank, r->size);
+    bool known = routes_all_heard(tb);
     for (uint32_t i = 0; i < r->size; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         if (!l)
@@ -157,12 +157,12 @@ void tb_routes_apply(struct tb *tb)
         struct tb_cable *via = own || l->closed ? own : next ? tb_link_cable(next) : NULL;
         if (via != l->via && !own && !l->closed)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no way leads to node %u now", i, r->first[i]);
-        if (!l->closed && !via && (l->via || (known && !atomic_load_explicit(&l->cut, memory_order_relaxed))) && !has_hung_up(l->link)) {
+        if (!l->closed && !via && (l->via || (known && !atomic_load_explicit(&l->cut, memory_order_relaxed))) && !routes_has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
-            tb_peer_fail(&l->peer, -ENETDOWN);
+            tb_endpoint_fail(&l->endpoint, -ENETDOWN);
         } else if (via) {
             if (!own && l->cable_count && l->via != via)
-                tb_peer_reroute(&l->peer);
+                tb_endpoint_reroute(&l->endpoint);
             atomic_store_explicit(&l->cut, false, memory_order_relaxed);
             /* relaxed: nothing is read because of it */
             atomic_store_explicit(&l->led, true, memory_order_relaxed);
@@ -207,7 +207,7 @@ bool tb_routes_needed(struct tb *tb)
         others++;
         one = i;
     }
-    bool needed = others > 1 && search(tb, one, tb->w->rank) < others;
+    bool needed = others > 1 && routes_search(tb, one, tb->w->rank) < others;
     r->changed = true; /* the ways are to be worked out again: this has used their place */
     return needed;
 }
@@ -257,7 +257,7 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
     f.hops--;
     memcpy(frame, &f, sizeof f);
     base_spin_lock(&l->lock); /* a way is taken away under it */
-    bool went = l->via && tb_cable_forward(l->via, from, slot, frame, bytes);
+    bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
     if (went) {
         from->held[slot] = (uint16_t)(l->via->index + 1);
         from->held_count++;

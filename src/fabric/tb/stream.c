@@ -21,7 +21,7 @@
 #define RTO_MOST   (200 * MS)
 #define BACKOFFS   7u
 
-static uint64_t checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
+static uint64_t stream_checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
 {
     size_t first = offsetof(struct tb_frame, from);
     return base_hash(frame + first, bytes - first, session);
@@ -31,7 +31,7 @@ bool tb_frame_right(const struct tb_frame *f, const void *frame, uint32_t bytes)
 {
     return bytes >= sizeof *f && bytes <= TB_FRAME_BYTES && f->magic == TB_MAGIC && f->version == TB_VERSION && f->reserved == 0 &&
            (f->type == TB_SEQUENCED || f->type == TB_BARE) &&
-           f->length <= bytes - sizeof *f && f->checksum == checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
+           f->length <= bytes - sizeof *f && f->checksum == stream_checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
 }
 
 void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
@@ -39,7 +39,7 @@ void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
     struct tb_frame f = *header;
     f.length = (uint16_t)(bytes - sizeof f);
     memcpy(frame, &f, sizeof f);
-    f.checksum = checksum(frame, bytes, f.session);
+    f.checksum = stream_checksum(frame, bytes, f.session);
     memcpy((uint8_t *)frame + offsetof(struct tb_frame, checksum), &f.checksum, sizeof f.checksum);
 }
 
@@ -49,7 +49,7 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
     *s = (struct tb_stream){.env = *env, .here = here, .peer = peer, .session = session, .frames = frames, .rto = RTO_FIRST, .hops = 1};
 }
 
-static void complete(struct tb_stream *s, struct tb_slot *slot, int status)
+static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int status)
 {
     while (slot->ops) {
         weft_op *op = slot->ops;
@@ -61,7 +61,7 @@ static void complete(struct tb_stream *s, struct tb_slot *slot, int status)
 void tb_stream_fail(struct tb_stream *s, int status)
 {
     for (uint32_t i = s->first; i != s->next + 1; i++)
-        complete(s, &s->slots[i % TB_WINDOW], status);
+        stream_complete(s, &s->slots[i % TB_WINDOW], status);
 }
 
 void tb_stream_end(struct tb_stream *s, int status)
@@ -79,7 +79,7 @@ static uint8_t *frame_at(const struct tb_stream *s, uint32_t slot)
     return s->frames + (size_t)slot * TB_FRAME_BYTES;
 }
 
-static bool emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint32_t sequence, bool asks)
+static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint32_t sequence, bool asks)
 {
     struct tb_slot *slot = &s->slots[at];
     struct tb_frame f = {
@@ -104,19 +104,19 @@ static bool emit(struct tb_stream *s, uint32_t at, enum tb_frame_type type, uint
 }
 
 /* Close the open frame: it goes at the next chance. */
-static void seal(struct tb_stream *s)
+static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
     slot->lost = s->unsent = true; /* not sent yet, and to be */
-    slot->again = false;
+    slot->retransmitted = false;
     slot->at = 0;
     s->fill = 0;
     s->next++;
 }
 
 /* May the frame `next` be opened? */
-static bool openable(const struct tb_stream *s, uint32_t next)
+static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
     return next - s->first < TB_WINDOW && s->slots[next % TB_WINDOW].posted == 0;
 }
@@ -125,19 +125,19 @@ uint32_t tb_stream_fits(const struct tb_stream *s)
 {
     uint32_t left = TB_PAYLOAD_BYTES - s->fill;
     if (left >= TB_PAYLOAD_BYTES / 4)
-        return s->fill || openable(s, s->next) ? left : 0;
-    return openable(s, s->next + 1) ? TB_PAYLOAD_BYTES : 0;
+        return s->fill || stream_openable(s, s->next) ? left : 0;
+    return stream_openable(s, s->next + 1) ? TB_PAYLOAD_BYTES : 0;
 }
 
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
 {
     if (s->fill + bytes > TB_PAYLOAD_BYTES) {
-        if (!openable(s, s->next + 1))
+        if (!stream_openable(s, s->next + 1))
             return NULL;
-        seal(s);
+        stream_seal(s);
     }
     if (s->fill == 0) {
-        if (!openable(s, s->next))
+        if (!stream_openable(s, s->next))
             return NULL;
         struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
         slot->ops = NULL;
@@ -158,6 +158,16 @@ void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
     if (s->fill >= TB_PAYLOAD_BYTES) {
         s->fill = TB_PAYLOAD_BYTES;
     }
+}
+
+bool tb_stream_say(struct tb_stream *s, const struct tb_words *m)
+{
+    void *room = tb_stream_room(s, sizeof *m);
+    if (!room)
+        return false;
+    memcpy(room, m, sizeof *m);
+    tb_stream_commit(s, sizeof *m);
+    return true;
 }
 
 void tb_stream_op(struct tb_stream *s, weft_op *op)
@@ -194,14 +204,14 @@ void tb_stream_left(struct tb_stream *s, uint32_t slot)
     s->unleft--;
 }
 
-static int64_t rto(const struct tb_stream *s)
+static int64_t stream_rto(const struct tb_stream *s)
 {
     int64_t t = s->rto << s->backoff;
     return t > RTO_MOST ? RTO_MOST : t;
 }
 
 /* The oldest that the peer is not known to have. */
-static struct tb_slot *oldest(struct tb_stream *s)
+static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)
         if (!s->slots[i % TB_WINDOW].arrived)
@@ -223,14 +233,14 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
             continue;
         }
         bool first = slot->at == 0;
-        if (!emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
+        if (!stream_emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
-        slot->again = !first;
+        slot->retransmitted = !first;
         slot->at = now;
         slot->order = ++s->order;
         s->counts.frames += first;
-        s->counts.again += !first;
+        s->counts.retransmitted += !first;
         if (slot->asks && (int32_t)(i + 1 - s->asked) > 0)
             s->asked = i + 1;
         if (i == s->first)
@@ -241,15 +251,15 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
 }
 
 /* The frame that brought new credit may have been lost, and nobody sends it again: ask now and then. Is it time to? */
-static bool beg(struct tb_stream *s, int64_t now)
+static bool probe_credit(struct tb_stream *s, int64_t now)
 {
-    if (s->hunger == TB_FED || s->first != s->next || s->fill)
+    if (s->credit == TB_CREDIT_OK || s->first != s->next || s->fill)
         return false; /* what is under way brings an answer */
-    if (s->hunger == TB_HUNGRY) {
-        s->hunger = TB_STARVES;
+    if (s->credit == TB_CREDIT_BLOCKED) {
+        s->credit = TB_CREDIT_PROBING;
         s->quiet_since = now;
     }
-    if (now - s->quiet_since < rto(s))
+    if (now - s->quiet_since < stream_rto(s))
         return false;
     s->quiet_since = now;
     if (s->backoff < BACKOFFS)
@@ -263,10 +273,10 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     if (s->fill && (s->unleft < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
         if (s->want_ack)
             s->slots[s->next % TB_WINDOW].asks = true;
-        seal(s);
+        stream_seal(s);
     }
-    if (s->first != s->next && now - s->quiet_since >= rto(s)) {
-        struct tb_slot *slot = oldest(s);
+    if (s->first != s->next && now - s->quiet_since >= stream_rto(s)) {
+        struct tb_slot *slot = stream_oldest(s);
         if (slot && slot->at && slot->posted == 0)
             slot->lost = s->unsent = true;
         s->quiet_since = now;
@@ -276,13 +286,13 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     if (!send_sealed(s, now))
         return;
     bool ask = s->want_ack && s->first != s->next && s->fill == 0 && s->asked != s->next;
-    ask = beg(s, now) || ask;
+    ask = probe_credit(s, now) || ask;
     if (ask || s->ack_now || s->unsaid >= SAY_EVERY || (s->ack_at && now >= s->ack_at)) {
         for (uint32_t i = TB_WINDOW; i < TB_SLOTS; i++) {
             if (s->slots[i].posted)
                 continue;
             s->slots[i].bytes = TB_HEADER_BYTES;
-            if (emit(s, i, TB_BARE, 0, ask)) {
+            if (stream_emit(s, i, TB_BARE, 0, ask)) {
                 s->counts.bares++;
                 if (ask)
                     s->asked = s->next;
@@ -296,7 +306,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
 bool tb_stream_gathers(const struct tb_stream *s)
 {
     return s->fill && s->fill < TB_PAYLOAD_BYTES && s->unleft >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
-           s->unsaid < SAY_EVERY && s->hunger == TB_FED;
+           s->unsaid < SAY_EVERY && s->credit == TB_CREDIT_OK;
 }
 
 bool tb_stream_crowded(const struct tb_stream *s)
@@ -307,8 +317,8 @@ bool tb_stream_crowded(const struct tb_stream *s)
 int64_t tb_stream_due(const struct tb_stream *s)
 {
     int64_t due = INT64_MAX;
-    if (s->first != s->next || (s->hunger == TB_STARVES && s->fill == 0))
-        due = s->quiet_since + rto(s);
+    if (s->first != s->next || (s->credit == TB_CREDIT_PROBING && s->fill == 0))
+        due = s->quiet_since + stream_rto(s);
     if (s->ack_at > s->pumped && s->ack_at < due)
         due = s->ack_at;
     return due;
@@ -316,12 +326,12 @@ int64_t tb_stream_due(const struct tb_stream *s)
 
 /* --- receiving --- */
 
-static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t now)
+static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t now)
 {
     bool any = false;
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
-        if (!slot->again && slot->at && !slot->arrived) {
+        if (!slot->retransmitted && slot->at && !slot->arrived) {
             int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
@@ -331,7 +341,7 @@ static void acknowledged(struct tb_stream *s, const struct tb_frame *f, int64_t 
             s->order_arrived = slot->order;
         slot->arrived = true;
         slot->lost = false;
-        complete(s, slot, 0);
+        stream_complete(s, slot, 0);
         any = true;
     }
     for (uint32_t i = 0; i < TB_WINDOW && f->early >> i; i++) {
@@ -388,11 +398,11 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         }
     }
     s->counts.received++;
-    acknowledged(s, &f, now);
+    stream_acknowledged(s, &f, now);
     if ((int32_t)(f.grant - s->granted) > 0) {
         s->granted = f.grant;
-        s->backoff = s->hunger == TB_STARVES ? 0 : s->backoff;
-        s->hunger = TB_FED;
+        s->backoff = s->credit == TB_CREDIT_PROBING ? 0 : s->backoff;
+        s->credit = TB_CREDIT_OK;
     }
     s->ack_now = s->ack_now || (f.flags & TB_ASK_ACK);
     if (f.type != TB_SEQUENCED)
@@ -413,7 +423,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
             keep_early(s, ahead, (const uint8_t *)frame + sizeof f, f.length);
         return 0;
     }
-    int rc = s->env.records(s->env.ctx, (const uint8_t *)frame + sizeof f, f.length);
+    int rc = s->env.records(s->env.records_ctx, (const uint8_t *)frame + sizeof f, f.length);
     bool more;
     do {
         s->expected++;
@@ -422,7 +432,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         s->early >>= 1;
         if (more && rc == 0) {
             uint32_t slot = s->expected % TB_WINDOW;
-            rc = s->env.records(s->env.ctx, s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, s->early_bytes[slot]);
+            rc = s->env.records(s->env.records_ctx, s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, s->early_bytes[slot]);
         }
     } while (more && rc == 0);
     if (!s->ack_at)

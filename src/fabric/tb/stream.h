@@ -21,12 +21,13 @@
 #define TB_SLOTS  (TB_WINDOW + TB_BARES)
 
 struct tb_stream_env {
-    void *ctx;
+    void *ctx; /* of emit and complete */
     /* Put a frame on its way. `slot` comes back by tb_stream_left(). False: no room now; tb_stream_pump() tries again. */
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
+    void (*complete)(void *ctx, weft_op *op, int status);
+    void *records_ctx;
     /* Records in their order. Negative: they make no sense. */
     int (*records)(void *ctx, const uint8_t *payload, uint32_t bytes);
-    void (*complete)(void *ctx, weft_op *op, int status);
 };
 
 struct tb_slot {
@@ -34,7 +35,7 @@ struct tb_slot {
     uint16_t posted;  /* times it is in a send queue now */
     bool arrived;     /* the peer has it, though it may miss one before it */
     bool lost;        /* to be sent again */
-    bool again;       /* it was: its time says nothing about the way's */
+    bool retransmitted; /* its time says nothing about the way's */
     bool asks;        /* for an acknowledgement at once */
     uint32_t order;   /* of sending: what was sent before one that arrived, and has not, is lost */
     int64_t at;       /* when it was sent last */
@@ -42,7 +43,7 @@ struct tb_slot {
 };
 
 struct tb_stream_counts {
-    uint64_t frames, again, bares, records;           /* sent */
+    uint64_t frames, retransmitted, bares, records;           /* sent */
     uint64_t received, repeated, out_of_order, damaged; /* damaged: dropped, whatever was wrong with it */
 };
 
@@ -76,7 +77,8 @@ struct tb_stream {
     int64_t ack_at;       /* when to tell at the latest; 0: nothing to tell */
 
     uint32_t grant, granted; /* as the frames carry it: ours, and the peer's */
-    enum { TB_FED, TB_HUNGRY, TB_STARVES } hunger; /* hungry: the owner has found no credit; starves: and since quiet_since waits */
+    /* Of the owner's messages. Blocked: one waits for credit. Probing: and the peer is asked for it, since quiet_since. */
+    enum { TB_CREDIT_OK, TB_CREDIT_BLOCKED, TB_CREDIT_PROBING } credit;
     uint32_t grant_said;
     struct tb_stream_counts counts;
 };
@@ -91,6 +93,8 @@ void tb_stream_end(struct tb_stream *s, int status);
  * exactly those bytes. */
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes);
 void tb_stream_commit(struct tb_stream *s, uint32_t bytes);
+/* Both for a record of fixed fields. False: no room. */
+bool tb_stream_say(struct tb_stream *s, const struct tb_words *m);
 /* How many bytes the next record may have at most to fit the open frame (a fresh one if that is nearly full); 0: no room. */
 uint32_t tb_stream_fits(const struct tb_stream *s);
 /* `op` completes when all records that were committed so far have been executed. */

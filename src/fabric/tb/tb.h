@@ -1,11 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share: device.c (devices, their memory and completion queues), cable.c (the queue pairs to a
- * neighbour), connect.c (finding and connecting cables), routes.c (ways through other nodes), watch.c (cables
- * that go and come back), ending.c (signals), operations.c, tb.c (the transport's table: links, progress).
- * The protocol itself is peer.c, stream.c and bulk.c, which know no device.
+ * What the files of the tb transport share. Each calls only those before it. First the protocol, which knows no device:
  *
- * Locks, outer first: tb->receiving (who polls), a link's lock (its machine). Cables post under the lock of whichever link emits,
+ *   stream.c       frames, each delivered once and in order
+ *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
+ *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
+ *
+ * then what carries it:
+ *
+ *   device.c       devices, their memory and completion queues
+ *   cable.c        the queue pairs to a neighbour
+ *   message.c      messages that wait for their handlers
+ *   link.c         a link's life, and what its endpoint asks for
+ *   routes.c       ways through other nodes
+ *   watch.c        cables that go and come back
+ *   leave.c        leaving, one node after another
+ *   ending.c       gives devices back when a signal ends the process
+ *   connect.c      finds and connects the cables to a node that joins
+ *   poll.c         progress: completion queues, timers, upkeep
+ *   operations.c   puts, gets, atomics, messages, flush, fence
+ *   transport.c    opening, joining, the end of a link; the table
+ *
+ * Locks, outer first: tb->receiving (who polls), a link's lock (its endpoint). Cables post under the lock of whichever link emits,
  * and count with atomics.
  */
 #ifndef WEFT_TB_H
@@ -13,7 +29,7 @@
 
 #include "fabric/fabric.h"
 #include "fabric/stash.h"
-#include "fabric/tb/peer.h"
+#include "fabric/tb/endpoint.h"
 #include "verbs/verbs.h"
 
 #define TB_DEVICES     8u    /* of a node */
@@ -91,13 +107,13 @@ struct tb_message {
 struct tb_link {
     struct tb *tb;
     struct fab_link *link;
-    base_spin lock;          /* of the machine */
-    struct tb_peer peer;
+    base_spin lock;          /* of the endpoint */
+    struct tb_endpoint endpoint;
     uint32_t crowded;        /* operations that began while much was under way, ever */
     bool closed;
     bool touched;            /* something happened since the last pump; under tb->receiving */
-    _Atomic bool starved;    /* a frame or a piece found no room */
-    _Atomic int64_t due;     /* of the machine's timers */
+    _Atomic bool no_room;    /* a frame or a piece found no room */
+    _Atomic int64_t due;     /* of the endpoint's timers */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via;    /* frames go this way; NULL: there is none now */
@@ -149,9 +165,12 @@ struct tb {
 
 /* device.c */
 void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget);
-int tb_devices_look(struct weft *w);  /* find them, take what is needed of each */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* thunderbolt: there are such ports, and only they are used */
+int tb_devices_take(struct tb *tb, bool thunderbolt);  /* what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
 void tb_devices_close(struct tb *tb); /* after all cables; under tb->receiving */
+/* Is its port up? Looked at unless that was done within at_most ns; for who is about to post, on any thread, under any lock. */
+bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
     const uint8_t *p = at;
@@ -160,6 +179,7 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 }
 
 /* cable.c */
+enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
 int tb_cable_remake(struct tb_cable *c, struct tb_device *device); /* all its queue pairs, anew, on this device; it has none */
 void tb_cable_lanes_down(struct tb_cable *c);
 void tb_cable_down(struct tb_cable *c);  /* they are gone, and with them what was posted; what was under way is in `flight` */
@@ -168,15 +188,15 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
 int tb_cable_add_lane(struct tb_cable *c);
 int tb_cable_start(struct tb_cable *c); /* connected: post the receives */
 void tb_cable_close(struct tb_cable *c); /* and freed */
-bool tb_cable_send(struct tb_cable *c, uint32_t node, uint32_t slot, void *frame, uint32_t bytes);
-bool tb_cable_forward(struct tb_cable *c, const struct tb_cable *from, uint32_t slot, void *frame, uint32_t bytes);
+/* TB_REQUEST_FRAME: `whose` is the node whose link's slot this is; TB_REQUEST_FORWARD: the cable that it came by, slot its receive. False:
+ * no room now. */
+bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
 int tb_cable_receive(struct tb_cable *c, uint32_t slot); /* again, now or with the next ones; under tb->receiving, as is: */
 int tb_cable_receive_owed(struct tb_cable *c);
 
 /* wr_id: what it was, of which making of the cable's queue pairs, whose, which. */
-enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
     return (uint64_t)what << 56 | (uint64_t)(c->generation & 0xff) << 48 | (uint64_t)(c->index & 0xffff) << 32 | (uint64_t)(node & 0xffff) << 16 | (slot & 0xffff);
@@ -184,11 +204,9 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 
 /* watch.c: cables that go and come back; under tb->receiving, but for what says and hears also on the progress thread */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most); /* look at its port, unless that was done within at_most ns */
-bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most); /* the same, for who is about to post; any thread, any lock */
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* tell the peers, build anew */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len); /* bytes from outside */
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* take it down, and let what was on it go another way */
-struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; or NULL */
 enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of what the transport says on the side connection */
 
 /* ending.c: give everything back when the process is told to end */
@@ -196,7 +214,7 @@ int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
-int tb_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline);
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 
 /* routes.c; all but open and close under tb->receiving, and on the progress thread those that say or hear */
 int tb_routes_open(struct tb *tb);
@@ -220,17 +238,43 @@ void tb_leave_tell(struct tb *tb);  /* on the progress thread: the peers what is
 bool tb_leave_told(const struct tb *tb);
 bool tb_leave_waits(struct tb *tb); /* the node wants to leave, and has to wait; false once: it goes */
 
-/* tb.c */
+/* link.c */
 /* acquire: pairs with the release when the link was ready */
 static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
     return node < tb->w->size ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
+/* Let its endpoint send what it can; under its lock. */
+static inline void tb_pump_locked(struct tb_link *l, int64_t now)
+{
+    struct tb *tb = l->tb;
+    atomic_store_explicit(&l->no_room, false, memory_order_relaxed);
+    tb_endpoint_pump(&l->endpoint, now);
+    int64_t due = tb_endpoint_due(&l->endpoint);
+    atomic_store_explicit(&l->due, due, memory_order_relaxed);
+    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
+        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+}
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
-int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its machine. Under tb->receiving */
-void tb_pump_locked(struct tb_link *l, int64_t now); /* let its machine send what it can */
+int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its endpoint. Under tb->receiving */
+struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; or NULL */
+
+/* message.c */
+/* Of tb_endpoint_env. */
+bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
+int tb_message_deliver(struct weft *w, struct tb_link *l); /* how many */
+bool tb_message_none(struct tb *tb); /* none waits to be delivered */
+int tb_progress(struct weft *w);
+
+/* poll.c; the last five: what struct fab_transport says of them */
+int tb_poll(struct tb *tb, bool sends); /* look at the queues, of sends too if that is asked for; under tb->receiving */
 void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless somebody does; no lock is held */
+int tb_service(struct weft *w);
+int64_t tb_upkeep(struct weft *w, int64_t now);
+bool tb_idle(struct weft *w);
+int tb_fd(struct weft *w, uint32_t i);
+void tb_woken(struct weft *w);
 
 /* operations.c: what struct fab_transport says of them */
 int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);

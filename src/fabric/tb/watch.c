@@ -28,16 +28,8 @@ struct cable_message {
 };
 _Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
 
-struct tb_cable *tb_link_cable(const struct tb_link *l)
-{
-    for (uint32_t i = 0; i < l->cable_count; i++)
-        if (l->cables[i]->ready)
-            return l->cables[i];
-    return NULL;
-}
-
 /* Its place among the link's cables, the same on both sides. */
-static uint8_t place(const struct tb_link *l, const struct tb_cable *c)
+static uint8_t watch_place(const struct tb_link *l, const struct tb_cable *c)
 {
     uint8_t i = 0;
     while (i < l->cable_count && l->cables[i] != c)
@@ -45,9 +37,9 @@ static uint8_t place(const struct tb_link *l, const struct tb_cable *c)
     return i;
 }
 
-static bool tell(struct tb_link *l, const struct tb_cable *c, enum cable_word word, uint32_t queue)
+static bool watch_tell(struct tb_link *l, const struct tb_cable *c, enum cable_word word, uint32_t queue)
 {
-    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = (uint8_t)word, .cable = place(l, c), .queue = (uint8_t)queue,
+    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = (uint8_t)word, .cable = watch_place(l, c), .queue = (uint8_t)queue,
                               .count = (uint8_t)(1 + c->tb->lane_count), .generation = c->generation};
     if (word == CABLE_ADDRESS)
         m.address = queue ? c->lanes[queue - 1].here : c->control.here;
@@ -67,7 +59,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         /* First their queue pairs, under the lock that all who post on them hold: what is wanted anew must not be written to by them. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->closed; i++)
-            tb_peer_lane_down(&l->peer, c->lane_base + i);
+            tb_endpoint_lane_down(&l->endpoint, c->lane_base + i);
         bool other = !l->closed && tb_link_cable(l);
         base_spin_unlock(&l->lock);
         tb_routes_cable(tb, c->node, other);
@@ -85,13 +77,13 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
             continue;
         base_spin_lock(&of->lock);
         if (!of->closed)
-            tb_peer_left(&of->peer, c->flight[c->flight_out % TB_SENDS].slot);
+            tb_endpoint_left(&of->endpoint, c->flight[c->flight_out % TB_SENDS].slot);
         of->touched = true;
         base_spin_unlock(&of->lock);
     }
 }
 
-static void lost(struct tb *tb, struct tb_cable *c, const char *why)
+static void watch_lost(struct tb *tb, struct tb_cable *c, const char *why)
 {
     base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: %s", c->device->d->name, c->node, why);
     tb_watch_abandon(tb, c);
@@ -102,26 +94,7 @@ static void lost(struct tb *tb, struct tb_cable *c, const char *why)
     fab_kick(tb->w);
 }
 
-/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
- * the link's lock. */
-bool tb_watch_up(struct tb *tb, struct tb_device *d, int64_t at_most)
-{
-    if (atomic_load_explicit(&d->down, memory_order_relaxed))
-        return false;
-    if (at_most) {
-        int64_t now = base_recent_ns();
-        if (now - atomic_load_explicit(&d->looked_at, memory_order_relaxed) < at_most)
-            return true;
-        atomic_store_explicit(&d->looked_at, now, memory_order_relaxed);
-    }
-    if (verbs_port_up(d->d))
-        return true;
-    if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
-        fab_kick(tb->w); /* tb_watch() */
-    return false;
-}
-
-static void fail(struct tb_cable *c, int64_t now);
+static void watch_fail(struct tb_cable *c, int64_t now);
 
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
 {
@@ -136,10 +109,10 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
         if (!c || c->device != d)
             continue;
         if (c->ready) {
-            lost(tb, c, "its port is down");
+            watch_lost(tb, c, "its port is down");
         } else if (c->building) {
             base_fail(-ENETDOWN, "its port is down");
-            fail(c, now);
+            watch_fail(c, now);
         } else {
             joins = joins || c->open; /* connect.c has it: it is lost as soon as it is ready */
         }
@@ -149,22 +122,22 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
 
 /* --- building --- */
 
-static void later(struct tb_cable *c, int64_t now)
+static void watch_later(struct tb_cable *c, int64_t now)
 {
     c->again_at = now + c->patience;
     c->patience = 2 * c->patience < AGAIN_MAX ? 2 * c->patience : AGAIN_MAX;
 }
 
-static void fail(struct tb_cable *c, int64_t now)
+static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
     tb_watch_abandon(c->tb, c); /* frames that came by it may be on their way on */
     c->say_down = true;
-    later(c, now);
+    watch_later(c, now);
 }
 
 /* May the cable be on this port now? One whose place a hostfile says stays there. */
-static bool candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
+static bool watch_candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
 {
     if (d != c->device && (tb->w->towards || d->d->traits.link != VERBS_THUNDERBOLT || c->device->d->traits.link != VERBS_THUNDERBOLT))
         return false;
@@ -175,18 +148,18 @@ static bool candidate(struct tb *tb, const struct tb_cable *c, struct tb_device 
     return verbs_port_up(d->d);
 }
 
-static bool leads(const struct tb *tb, const struct tb_cable *c)
+static bool watch_leads(const struct tb *tb, const struct tb_cable *c)
 {
     return tb->w->rank < c->node;
 }
 
-static void open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
+static void watch_open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
 {
     c->building = false;
     base_spin_lock(&l->lock);
     c->ready = true;
     for (uint32_t i = 0; i < c->lane_count; i++)
-        tb_peer_lane_up(&l->peer, c->lane_base + i, c->generation);
+        tb_endpoint_lane_up(&l->endpoint, c->lane_base + i, c->generation);
     l->touched = true;
     base_spin_unlock(&l->lock);
     tb_routes_cable(tb, c->node, true);
@@ -197,7 +170,7 @@ static void open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
         base_log(BASE_LOG_WARN, "the cable on %s to node %u is back", c->device->d->name, c->node);
 }
 
-static int connect_all(struct tb_cable *c)
+static int watch_connect_all(struct tb_cable *c)
 {
     int err = verbs_qp_connect(&c->control, &c->theirs[0]);
     for (uint32_t i = 0; i < c->lane_count && !err; i++)
@@ -205,39 +178,39 @@ static int connect_all(struct tb_cable *c)
     return err ? err : tb_cable_start(c);
 }
 
-static bool tell_addresses(struct tb *tb, struct tb_link *l, struct tb_cable *c)
+static bool watch_tell_addresses(struct tb *tb, struct tb_link *l, struct tb_cable *c)
 {
     bool told = true;
     for (uint32_t i = 0; i <= tb->lane_count && told; i++)
-        told = tell(l, c, CABLE_ADDRESS, i);
+        told = watch_tell(l, c, CABLE_ADDRESS, i);
     return told;
 }
 
 /* The one that leads: on this port. */
-static void propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, struct tb_device *device, int64_t now)
+static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, struct tb_device *device, int64_t now)
 {
     c->generation++;
     c->got = 0;
     c->connected = c->peer_ready = false;
     c->building = tb_cable_remake(c, device) == 0;
     c->again_at = now;
-    if (!c->building || !tell_addresses(tb, l, c))
-        fail(c, now);
+    if (!c->building || !watch_tell_addresses(tb, l, c))
+        watch_fail(c, now);
 }
 
 /* The other one, to a proposal that is complete: from whichever port the other end of that cable is in. */
-static void answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
+static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
 {
     uint32_t first = (uint32_t)(c->device - tb->devices);
     for (uint32_t k = 0; k < tb->device_count; k++) {
         struct tb_device *d = &tb->devices[(first + k) % tb->device_count];
-        if (!candidate(tb, c, d))
+        if (!watch_candidate(tb, c, d))
             continue;
-        if (tb_cable_remake(c, d) == 0 && connect_all(c) == 0) {
+        if (tb_cable_remake(c, d) == 0 && watch_connect_all(c) == 0) {
             c->building = c->connected = true;
             c->again_at = now;
-            if (!tell_addresses(tb, l, c) || !tell(l, c, CABLE_READY, 0))
-                fail(c, now);
+            if (!watch_tell_addresses(tb, l, c) || !watch_tell(l, c, CABLE_READY, 0))
+                watch_fail(c, now);
             return;
         }
         base_log(BASE_LOG_INFO, "the cable to node %u is not on %s: %s", c->node, d->d->name, base_error());
@@ -248,27 +221,27 @@ static void answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t
     fab_kick(tb->w);
 }
 
-static void go_on(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
+static void watch_go_on(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
 {
     if (c->got == (1u << (1 + tb->lane_count)) - 1 && !c->connected) {
-        if (!leads(tb, c)) {
-            answer(tb, l, c, now);
-        } else if (connect_all(c) || !tell(l, c, CABLE_READY, 0)) {
-            fail(c, now);
+        if (!watch_leads(tb, c)) {
+            watch_answer(tb, l, c, now);
+        } else if (watch_connect_all(c) || !watch_tell(l, c, CABLE_READY, 0)) {
+            watch_fail(c, now);
         } else {
             c->connected = true;
         }
     }
     if (c->building && c->connected && c->peer_ready)
-        open_up(tb, l, c);
+        watch_open_up(tb, l, c);
 }
 
 /* The next of its ports, from where it was last. */
-static struct tb_device *next_port(struct tb *tb, struct tb_cable *c)
+static struct tb_device *watch_next_port(struct tb *tb, struct tb_cable *c)
 {
     for (uint32_t k = 0; k < tb->device_count; k++) {
         uint32_t i = (c->next + k) % tb->device_count;
-        if (!candidate(tb, c, &tb->devices[i]))
+        if (!watch_candidate(tb, c, &tb->devices[i]))
             continue;
         c->next = i + 1;
         return &tb->devices[i];
@@ -288,14 +261,14 @@ void tb_watch_upkeep(struct tb *tb, int64_t now)
             tb_devices_again(tb);
         }
         if (c->say_down)
-            c->say_down = !tell(l, c, CABLE_DOWN, 0);
+            c->say_down = !watch_tell(l, c, CABLE_DOWN, 0);
         if (c->building && now >= c->again_at + 10 * AGAIN && !verbs_port_up(c->device->d)) {
             base_fail(-ENETDOWN, "its port is down");
-            fail(c, now);
+            watch_fail(c, now);
         }
-        struct tb_device *d = leads(tb, c) && !c->building && !c->say_down && now >= c->again_at ? next_port(tb, c) : NULL;
+        struct tb_device *d = watch_leads(tb, c) && !c->building && !c->say_down && now >= c->again_at ? watch_next_port(tb, c) : NULL;
         if (d)
-            propose(tb, l, c, d, now);
+            watch_propose(tb, l, c, d, now);
     }
 }
 
@@ -321,12 +294,12 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
                 c->next = (uint32_t)(c->device - tb->devices);
             }
             tb_watch_abandon(tb, c);
-            later(c, now);
+            watch_later(c, now);
         }
         c->generation = m.generation;
         return;
     case CABLE_ADDRESS:
-        if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && leads(tb, c)) || (leads(tb, c) && !c->building))
+        if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && watch_leads(tb, c)) || (watch_leads(tb, c) && !c->building))
             return;
         if (newer > 0) { /* a proposal: what there was is no more */
             if (c->ready || c->building)
@@ -335,7 +308,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
             c->say_down = false;
             c->got = 0;
         }
-        if (!leads(tb, c) && (c->building || c->ready))
+        if (!watch_leads(tb, c) && (c->building || c->ready))
             return;
         c->theirs[m.queue] = m.address;
         c->got |= 1u << m.queue;
@@ -348,5 +321,5 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     default:
         return;
     }
-    go_on(tb, l, c, now);
+    watch_go_on(tb, l, c, now);
 }

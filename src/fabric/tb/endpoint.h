@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * peer: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends are this
+ * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends are this
  * one machine. Pure, as stream.c and bulk.c below it: events in, frames and completions out, the time given with each call.
  * It touches the pool it was given, and nothing else of the world. Its owner holds one lock over all calls.
  *
@@ -8,8 +8,8 @@
  * what follows the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not hold up
  * what needs none.
  */
-#ifndef WEFT_TB_PEER_H
-#define WEFT_TB_PEER_H
+#ifndef WEFT_TB_ENDPOINT_H
+#define WEFT_TB_ENDPOINT_H
 
 #include "fabric/atomic.h"
 #include "fabric/flush.h"
@@ -20,7 +20,7 @@
 #define TB_ASK_BYTES (32u << 10)  /* of one get's piece that comes by answers */
 #define TB_MESSAGES  64u          /* that wait for their handlers at the receiver, at most */
 
-struct tb_peer_env {
+struct tb_endpoint_env {
     void *ctx;
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
@@ -30,7 +30,7 @@ struct tb_peer_env {
     void (*complete)(void *ctx, weft_op *op, int status);
 };
 
-struct tb_peer_config {
+struct tb_endpoint_config {
     uint16_t here, node;
     uint32_t session;
     uint8_t *frames;           /* [TB_SLOTS], as tb_stream_init() */
@@ -52,12 +52,12 @@ struct tb_ask {
     uint16_t transfer, generation, next_free;
 };
 
-struct tb_peer_counts {
+struct tb_endpoint_counts {
     uint64_t staged_puts, staged_gets; /* bytes that went in records though they were many: no lane, or not in the pool */
 };
 
-struct tb_peer {
-    struct tb_peer_env env;
+struct tb_endpoint {
+    struct tb_endpoint_env env;
     struct tb_stream stream;
     struct tb_bulk bulk;
     uint8_t *pool;
@@ -67,7 +67,7 @@ struct tb_peer {
     struct tb_work *serves, **serves_end;     /* answers that found no room */
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* kept, in works (and serves), in messages; read without the lock as a hint */
-    uint32_t messages_sent, messages_came;
+    uint32_t messages_sent, messages_received;
     uint32_t tracked;          /* asks and transfers under way: what a fence waits for */
     /* For flushes: how many works and asks are under way that were begun in the present turn, and in those before it, by the turn's
      * lowest bit. A turn ends when a flush begins, or later, while some of an earlier one are still under way. */
@@ -75,49 +75,49 @@ struct tb_peer {
     struct tb_ask asks[TB_ASKS];
     uint16_t free_ask;         /* TB_ASKS: none */
     int64_t now;
-    struct tb_peer_counts counts;
+    struct tb_endpoint_counts counts;
     char broken[96];           /* why the peer makes no sense; "": it does */
 };
 
-/* `p` is large; it stays where it is. */
-void tb_peer_init(struct tb_peer *p, const struct tb_peer_env *env, const struct tb_peer_config *config);
-/* Everything pending completes with `status`, everything made is freed; may be followed by tb_peer_init(). */
-void tb_peer_end(struct tb_peer *p, int status);
-int tb_peer_add_lane(struct tb_peer *p, uint32_t message_bytes, uint32_t depth);
-void tb_peer_lane_down(struct tb_peer *p, uint32_t lane); /* as tb_bulk_lane_down() and tb_bulk_lane_up() */
-void tb_peer_lane_up(struct tb_peer *p, uint32_t lane, uint16_t generation);
+/* `e` is large; it stays where it is. */
+void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config);
+/* Everything pending completes with `status`, everything made is freed; may be followed by tb_endpoint_init(). */
+void tb_endpoint_end(struct tb_endpoint *e, int status);
+int tb_endpoint_add_lane(struct tb_endpoint *e, uint32_t message_bytes, uint32_t depth);
+void tb_endpoint_lane_down(struct tb_endpoint *e, uint32_t lane); /* as tb_bulk_lane_down() and tb_bulk_lane_up() */
+void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generation);
 
 /* The operations, offsets in the peer's pool, checked by the caller. Ops are pending already (status 1). 0, or -ENOMEM with
- * nothing begun. `src` and `dst` belong to the machine until the op is complete, or, without one, until flushed. Puts of at most
+ * nothing begun. `src` and `dst` belong to the endpoint until the op is complete, or, without one, until flushed. Puts of at most
  * 64 bytes and messages are copied. */
-int tb_peer_put(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, weft_op *op);
-int tb_peer_put_signal(struct tb_peer *p, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
-int tb_peer_get(struct tb_peer *p, void *dst, uint64_t from, uint64_t len, weft_op *op);
+int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
+int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
+int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
 /* `answer` false: nobody wants to know what was there (`old` and `op` are NULL). */
-int tb_peer_atomic(struct tb_peer *p, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
-                   weft_op *op);
-int tb_peer_message(struct tb_peer *p, uint32_t id, const void *header, uint32_t header_len, const void *payload,
-                    uint32_t payload_len, weft_op *op);
-int tb_peer_fence(struct tb_peer *p);
+int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
+                       weft_op *op);
+int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
+                        uint32_t payload_len, weft_op *op);
+int tb_endpoint_fence(struct tb_endpoint *e);
 /* All that had begun when `f` was first given, all zeros, has been executed; if not, it is being asked for. */
-bool tb_peer_flushed(struct tb_peer *p, struct fab_flush *f);
+bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* No way leads to the peer now: what waits for it ends with `status`, and may or may not have happened. What has been copied already
  * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. */
-void tb_peer_fail(struct tb_peer *p, int status);
+void tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* No lane is up, but there is a way: what went by lanes goes in records. */
-void tb_peer_reroute(struct tb_peer *p);
+void tb_endpoint_reroute(struct tb_endpoint *e);
 
-/* What happened; each is followed by tb_peer_pump() when the batch is over. */
+/* What happened; each is followed by tb_endpoint_pump() when the batch is over. */
 /* 0; -EBADMSG: a damaged frame, dropped; else the peer makes no sense (`broken`). */
-int tb_peer_frame(struct tb_peer *p, const void *frame, uint32_t bytes, int64_t now);
-void tb_peer_left(struct tb_peer *p, uint32_t slot);
-void tb_peer_lane_landed(struct tb_peer *p, uint32_t lane, int64_t now);
-void tb_peer_lane_left(struct tb_peer *p, uint32_t lane);
-void tb_peer_granted(struct tb_peer *p, uint32_t messages); /* so many more messages have been handled */
-void tb_peer_pump(struct tb_peer *p, int64_t now);
-bool tb_peer_gathers(const struct tb_peer *p); /* the operation that just began waits for company: nothing to pump */
-int64_t tb_peer_due(const struct tb_peer *p); /* when pump wants to be called at the latest; INT64_MAX: never */
+int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now);
+void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
+void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
+void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
+void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* so many more messages have been handled */
+void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
+bool tb_endpoint_gathers(const struct tb_endpoint *e); /* the operation that just began waits for company: nothing to pump */
+int64_t tb_endpoint_due(const struct tb_endpoint *e); /* when pump wants to be called at the latest; INT64_MAX: never */
 
 #endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Messages that have come over tb: kept in their link's inbox, and delivered to their handlers from there.
+ */
+#include "fabric/tb/tb.h"
+
+#include <string.h>
+
+bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len)
+{
+    struct tb_link *l = ctx;
+    uint32_t in = atomic_load_explicit(&l->inbox_in, memory_order_relaxed);
+    if (in - atomic_load_explicit(&l->inbox_out, memory_order_acquire) >= TB_MESSAGES)
+        return false;
+    struct tb_message *m = &l->inbox[in % TB_MESSAGES];
+    *m = (struct tb_message){.id = (uint16_t)id, .header_len = (uint16_t)header_len, .payload_len = (uint16_t)payload_len};
+    memcpy(m->bytes, header, header_len);
+    memcpy(m->bytes + tb_padded(header_len), payload, payload_len);
+    /* release: who delivers sees the message (acquire in tb_message_deliver) */
+    atomic_store_explicit(&l->inbox_in, in + 1, memory_order_release);
+    return true;
+}
+
+static void message_grant(struct tb_link *l, uint32_t messages)
+{
+    base_spin_lock(&l->lock);
+    if (!l->closed) {
+        tb_endpoint_granted(&l->endpoint, messages);
+        tb_pump_locked(l, base_now_ns());
+    }
+    base_spin_unlock(&l->lock);
+}
+
+/* To their handlers. Where too many wait for one that is not installed, the peer is not to send more. */
+int tb_message_deliver(struct weft *w, struct tb_link *l)
+{
+    uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
+    /* acquire: pairs with the release in tb_message_keep() */
+    while (atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
+        const struct tb_message *m = &l->inbox[out % TB_MESSAGES];
+        stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
+        atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
+        n++;
+        l->withheld++;
+    }
+    if (l->withheld && l->stash.count < STASH_MAX) {
+        message_grant(l, l->withheld);
+        l->withheld = 0;
+    }
+    return (int)n;
+}
+
+int tb_progress(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    int n = 0;
+    for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        if (!l)
+            continue;
+        if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0)
+            n++;
+        n += tb_message_deliver(w, l);
+    }
+    return n;
+}
+
+bool tb_message_none(struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->w->size; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        if (l && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != atomic_load_explicit(&l->inbox_out, memory_order_relaxed))
+            return false;
+    }
+    return true;
+}

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Progress of tb: what the completion queues tell and the time are given to the links' endpoints, which then send what they can.
+ */
+#include "fabric/tb/tb.h"
+
+#include <string.h>
+
+#define BATCH  32
+#define LOOK   (5 * WEFT_MS)   /* ports are not looked at more often: that may be a call into the system; ... */
+#define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
+#define LOOKS_PER_CLOCK 16u
+#define FETCHED 512u
+#define FETCHED_EARLY 128u
+#define PAUSE (WEFT_MS / 2)    /* so long nothing came: perhaps nobody looked */
+#define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
+#define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
+
+/* True: the frame goes on, and its receive with it. One that came alone is answered at once. */
+static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
+{
+    const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
+    struct tb_frame f;
+    if (bytes < sizeof f)
+        return false;
+    memcpy(&f, frame, sizeof f);
+    if (f.magic == TB_MAGIC && f.to != tb->w->rank) {
+        bool went = tb_forward(tb, c, slot, bytes, f.to);
+        *(went ? &tb->passed_on : &tb->dropped) += 1;
+        tb->passed_at = now;
+        return went;
+    }
+    struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
+    if (!l)
+        return false; /* damaged, or of nobody we know: it will be sent again if it matters */
+    base_spin_lock(&l->lock);
+    int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->endpoint, frame, bytes, now);
+    if (rc == 0 && alone)
+        tb_pump_locked(l, now);
+    base_spin_unlock(&l->lock);
+    tb->answered = rc == 0 && alone;
+    l->touched = l->touched || !tb->answered;
+    if (rc == 0)
+        fab_heard(l->link);
+    else if (rc != -EBADMSG)
+        tb_break(l, "%s", l->endpoint.broken);
+    return false;
+}
+
+static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
+{
+    struct tb_link *l = tb_link_of(tb, c->node);
+    tb->owes_receives = true;
+    if (tb_cable_receive(c, slot) != 0 && l)
+        tb_break(l, "%s", base_error());
+}
+
+/* A frame has been passed on: the receive it came into is free. */
+static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
+{
+    struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
+    if (!from || !from->open || slot >= from->receives || !from->held[slot])
+        return; /* that cable is gone */
+    from->held[slot] = 0;
+    from->held_count--;
+    poll_receive_again(tb, from, slot);
+}
+
+/* Receives that wait to be posted again are, when there is nothing else to do: there are enough, and the answer is waited for. */
+static void poll_receive_owed(struct tb *tb)
+{
+    tb->owes_receives = false;
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        struct tb_cable *c = tb->cables[i];
+        struct tb_link *l = c && c->open ? tb_link_of(tb, c->node) : NULL;
+        if (c && c->open && tb_cable_receive_owed(c) != 0 && l)
+            tb_break(l, "%s", base_error());
+    }
+}
+
+static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alone)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), node = (uint32_t)(wc->wr_id >> 16 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
+    struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
+    struct tb_link *l = tb_link_of(tb, node);
+    if (!c || !c->open || (uint8_t)(wc->wr_id >> 48) != (uint8_t)c->generation)
+        return;
+    enum tb_request what = (enum tb_request)(wc->wr_id >> 56);
+    if (wc->status != IBV_WC_SUCCESS) {
+        struct tb_link *to = tb_link_of(tb, c->node);
+        if (to && wc->status != IBV_WC_WR_FLUSH_ERR)
+            tb_break(to, "%s: a %s failed: %s (%d)", c->device->d->name,
+                     what == TB_REQUEST_FRAME || what == TB_REQUEST_LANE_SEND ? "send to it" : "receive from it",
+                     c->device->d->lib->wc_status_str(wc->status), (int)wc->status);
+        return;
+    }
+    switch (what) {
+    case TB_REQUEST_RECEIVE:
+        if (slot >= c->receives)
+            return;
+        c->expected = (uint16_t)(slot + 1 < c->receives ? slot + 1 : 0);
+        if (!poll_on_frame(tb, c, slot, wc->byte_len, now, alone))
+            poll_receive_again(tb, c, slot);
+        return;
+    case TB_REQUEST_FORWARD:
+        tb_cable_left(c);
+        poll_passed_on(tb, node, slot);
+        return;
+    case TB_REQUEST_FRAME:
+        tb_cable_left(c);
+        break;
+    default:
+        break;
+    }
+    if (!l)
+        return;
+    base_spin_lock(&l->lock);
+    if (!l->closed) {
+        if (what == TB_REQUEST_FRAME)
+            tb_endpoint_left(&l->endpoint, slot);
+        else if (what == TB_REQUEST_LANE_SEND)
+            tb_endpoint_lane_left(&l->endpoint, c->lane_base + slot);
+        else
+            tb_endpoint_lane_landed(&l->endpoint, c->lane_base + slot, now);
+    }
+    base_spin_unlock(&l->lock);
+    l->touched = true;
+}
+
+/* Everything that is due, for links that were touched, found no room before, or whose time has come. */
+static void poll_pump_all(struct tb *tb, int64_t now)
+{
+    int64_t due = INT64_MAX;
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        tb_watch(tb, &tb->devices[i], now, LOOK);
+    tb_routes_apply(tb);
+    atomic_store_explicit(&tb->due, INT64_MAX, memory_order_relaxed);
+    for (uint32_t i = 0; i < tb->w->size; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        if (!l)
+            continue;
+        bool time = now >= atomic_load_explicit(&l->due, memory_order_relaxed);
+        if (l->touched || time || atomic_load_explicit(&l->no_room, memory_order_relaxed)) {
+            l->touched = false;
+            base_spin_lock(&l->lock);
+            if (!l->closed)
+                tb_pump_locked(l, now);
+            base_spin_unlock(&l->lock);
+        }
+        int64_t at = atomic_load_explicit(&l->due, memory_order_relaxed);
+        due = at < due ? at : due;
+    }
+    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
+        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+}
+
+/* All of the frame at once: it lies in another processor's cache, from where one line after another takes its time. */
+static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
+{
+    uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
+    const struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
+    if (!c || slot >= c->receives || wc->wr_id >> 56 != TB_REQUEST_RECEIVE || wc->status != IBV_WC_SUCCESS)
+        return;
+    const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
+    for (uint32_t i = 0; i < wc->byte_len && i < FETCHED; i += 64)
+        __builtin_prefetch(frame + i);
+}
+
+/* What comes next is written before it is told of: who looks without a pause has it by then. */
+static void poll_fetch_next(const struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->cable_count; i++) {
+        const struct tb_cable *c = tb->cables[i];
+        if (!c || !c->open)
+            continue;
+        const uint8_t *frame = c->frames + (uint64_t)c->expected * TB_FRAME_BYTES;
+        for (uint32_t k = 0; k < FETCHED_EARLY; k += 64)
+            __builtin_prefetch(frame + k);
+    }
+}
+
+/* The time of this look. After a pause nothing is judged by it before all that came meanwhile has been taken in. */
+static int64_t poll_look_time(struct tb *tb)
+{
+    int64_t now = base_recent_ns();
+    tb->paused = now - tb->looked_at >= PAUSE;
+    tb->looked_at = now;
+    return now;
+}
+
+static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_completions *c, int64_t *now)
+{
+    struct ibv_wc wc[BATCH];
+    int n = 0, got;
+    if (c->has_early) {
+        c->has_early = false;
+        *now = *now ? *now : poll_look_time(tb);
+        poll_handle(tb, &c->early, *now, false);
+        n++;
+    }
+    if (d->cables == 0) /* a port without a cable: nothing comes */
+        return n;
+    do {
+        got = ibv_poll_cq(c->cq, BATCH, wc);
+        if (got <= 0)
+            break;
+        poll_fetch_frame(tb, &wc[0]);
+        *now = *now ? *now : poll_look_time(tb);
+        tb_watch(tb, d, *now, LOOK_BUSY);
+        for (int k = 0; k < got; k++) {
+            if (k + 1 < got)
+                poll_fetch_frame(tb, &wc[k + 1]);
+            poll_handle(tb, &wc[k], *now, n == 0 && got == 1 && !tb->paused);
+        }
+        n += got;
+    } while (got == BATCH && n < 8 * BATCH);
+    return n;
+}
+
+/* Nobody waits for a send to leave: they are looked after when nothing has come, or too often something has, or somebody has many. */
+int tb_poll(struct tb *tb, bool sends)
+{
+    int n = 0;
+    int64_t now = 0;
+    tb->answered = tb->paused = false;
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_RECEIVED], &now);
+    tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
+    for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
+        n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
+    /* What is due has some time: a look at the clock costs more than one at the queue. */
+    if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
+        now = base_recent_ns();
+    if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
+        poll_pump_all(tb, now);
+    if (n == 0)
+        poll_fetch_next(tb);
+    if (n == 0 && tb->owes_receives)
+        poll_receive_owed(tb);
+    return n;
+}
+
+static int poll_try(struct tb *tb, bool sends)
+{
+    if (!tb->device_count || !base_spin_try(&tb->receiving))
+        return 0;
+    int n = tb_poll(tb, sends);
+    base_spin_unlock(&tb->receiving);
+    return n;
+}
+
+int tb_service(struct weft *w)
+{
+    return poll_try(w->tb, false);
+}
+
+void tb_make_room(struct tb *tb)
+{
+    if (poll_try(tb, true) > 0)
+        fab_wake_here(tb->w);
+}
+
+/* On the progress thread. */
+int64_t tb_upkeep(struct weft *w, int64_t now)
+{
+    struct tb *tb = w->tb;
+    if (!tb->device_count)
+        return INT64_MAX;
+    if (!base_spin_try(&tb->receiving))
+        return WEFT_MS; /* somebody polls, and does what is due */
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        tb_watch(tb, &tb->devices[i], now, LOOK);
+    tb_watch_upkeep(tb, now);
+    tb_routes_tell(tb);
+    tb_leave_tell(tb);
+    tb_routes_apply(tb);
+    poll_pump_all(tb, base_now_ns());
+    bool told = tb_routes_told(tb) && tb_leave_told(tb);
+    base_spin_unlock(&tb->receiving);
+    int64_t due = atomic_load_explicit(&tb->due, memory_order_relaxed);
+    due = due == INT64_MAX ? due : due > now ? due - now : 0;
+    int64_t most = told ? WATCH : WEFT_MS;
+    return due < most ? due : most;
+}
+
+bool tb_idle(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    bool quiet = true;
+    if (!tb->device_count)
+        return true;
+    if (!base_spin_try(&tb->receiving))
+        return false;
+    for (uint32_t i = 0; i < tb->device_count; i++) {
+        for (unsigned k = 0; k < TB_DIRECTIONS; k++) {
+            struct tb_completions *c = &tb->devices[i].of[k];
+            if (!c->has_early) {
+                ibv_req_notify_cq(c->cq, 0);
+                /* What came before the wish is not told of: look once more. */
+                c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
+            }
+            quiet = quiet && !c->has_early;
+        }
+    }
+    base_spin_unlock(&tb->receiving);
+    return quiet && tb_message_none(tb);
+}
+
+int tb_fd(struct weft *w, uint32_t i)
+{
+    struct tb *tb = w->tb;
+    return i / TB_DIRECTIONS < tb->device_count ? tb->devices[i / TB_DIRECTIONS].of[i % TB_DIRECTIONS].fd : -1;
+}
+
+void tb_woken(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    base_spin_lock(&tb->receiving); /* a signal may just have ended them (ending.c): then this waits for the end of the process */
+    for (uint32_t i = 0; i < tb->device_count; i++)
+        for (unsigned k = 0; k < TB_DIRECTIONS; k++)
+            verbs_cq_woken(tb->devices[i].of[k].channel, tb->devices[i].d);
+    base_spin_unlock(&tb->receiving);
+}

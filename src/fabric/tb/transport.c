@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tb: the transport over devices that can only send and receive. This file: its table, opening and closing, joining, the end of a link,
+ * statistics.
+ */
+#include "fabric/tb/tb.h"
+#include "fabric/transports.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a pair of nodes with one cable takes, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came early,
+ * messages, receives. */
+_Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES + TB_MESSAGES * sizeof(struct tb_message) +
+                       sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES < 1350u << 10, "the documented memory of a link");
+
+static int tb_open(struct weft *w)
+{
+    struct tb *tb = calloc(1, sizeof *tb);
+    if (!tb)
+        return base_fail(-ENOMEM, "no memory for the tb transport");
+    tb->w = w;
+    w->tb = tb;
+    atomic_init(&tb->due, INT64_MAX);
+    for (uint32_t i = 0; i < w->options.lane_count; i++)
+        tb->lanes[i] = (struct tb_lane_option){w->options.lanes[i].message, w->options.lanes[i].depth};
+    tb->lane_count = w->options.lane_count;
+    tb->check = w->options.check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
+    tb->links = calloc(w->size, sizeof(struct tb_link *));
+    if (!tb->links)
+        return base_fail(-ENOMEM, "no memory for %u links", w->size);
+    int err = tb_routes_open(tb);
+    return err ? err : tb_leave_open(tb);
+}
+
+static int transport_look(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    bool thunderbolt;
+    int err = tb_devices_find(tb, &thunderbolt);
+    if (!err && thunderbolt)
+        err = tb_ending_watch(tb); /* before anything is taken */
+    return err ? err : tb_devices_take(tb, thunderbolt);
+}
+
+static bool tb_reaches(struct weft *w, const uint8_t *peer_host_id)
+{
+    struct tb *tb = w->tb;
+    (void)peer_host_id;
+    return fab_look(w, &tb->look, transport_look);
+}
+
+static void tb_close(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    if (!tb)
+        return;
+    base_spin_lock(&tb->receiving); /* for good, if a signal has begun to give the devices back (ending.c) */
+    tb_devices_close(tb);
+    base_spin_unlock(&tb->receiving);
+    tb_ending_forget(tb); /* not before: a signal that comes now must find its handler */
+    tb_routes_close(tb);
+    tb_leave_close(tb);
+    free(tb->links);
+    free(tb);
+    w->tb = NULL;
+}
+
+static int transport_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+{
+    struct tb_link *l = tb_link_make(w->tb, link);
+    if (!l)
+        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    link->transport = &fab_tb;
+    return tb_connect(l, side_fd, deadline);
+}
+
+/* Only what all nodes say of their cables together tells which can be reached. */
+static int tb_settle(struct weft *w, int64_t deadline)
+{
+    struct tb *tb = w->tb;
+    for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        while (l && fab_alive(w, i) && !atomic_load_explicit(&l->led, memory_order_relaxed)) {
+            if (atomic_load_explicit(&l->cut, memory_order_relaxed))
+                return base_fail(-EHOSTUNREACH, "node %u: no cable was found that leads to it, and no way through other nodes%s%s", i,
+                                 l->no_cable[0] ? ": " : "", l->no_cable);
+            if (base_now_ns() > deadline)
+                return base_fail(-ETIMEDOUT, "node %u: not all nodes have said by now where their cables lead (WEFT_JOIN_TIMEOUT)", i);
+            base_sleep_ns(WEFT_MS);
+        }
+    }
+    return 0;
+}
+
+/* A node that others need on their way stays while they have something to say to each other. */
+static bool tb_needed(struct weft *w)
+{
+    struct tb *tb = w->tb;
+    if (!tb->device_count)
+        return false;
+    base_spin_lock(&tb->receiving);
+    bool waits = tb_leave_waits(tb), told = tb_leave_told(tb);
+    base_spin_unlock(&tb->receiving);
+    if (!told)
+        fab_kick(w);
+    return waits;
+}
+
+static void tb_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len)
+{
+    struct tb *tb = w->tb;
+    base_spin_lock(&tb->receiving);
+    uint16_t kind = 0;
+    if (len >= sizeof kind)
+        memcpy(&kind, bytes, sizeof kind);
+    if (kind == TB_SIDE_NEIGHBOURS)
+        tb_routes_heard(tb, link->node, bytes, len);
+    else if (kind == TB_SIDE_CABLE && tb_link_of(tb, link->node))
+        tb_watch_heard(tb, tb_link_of(tb, link->node), bytes, len);
+    else if (kind == TB_SIDE_LEAVE) {
+        tb_leave_heard(tb, link->node, bytes, len);
+        tb_leave_tell(tb);
+    }
+    tb_routes_apply(tb);
+    base_spin_unlock(&tb->receiving);
+}
+
+static const char *tb_broken(struct weft *w, struct fab_link *link)
+{
+    struct tb_link *l = link->impl;
+    (void)w;
+    return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
+}
+
+static void tb_last_words(struct weft *w, struct fab_link *link)
+{
+    struct tb *tb = w->tb;
+    struct tb_link *l = link->impl;
+    int n;
+    do {
+        base_spin_lock(&tb->receiving);
+        n = tb->device_count ? tb_poll(tb, true) : 0;
+        base_spin_unlock(&tb->receiving);
+        n += tb_message_deliver(w, l);
+    } while (n > 0);
+}
+
+/* First nobody sends over its cables any more, also not to others; then the queue pairs go, and nothing of the peer's is written
+ * here any more; then what is pending fails. */
+static void tb_disconnect(struct weft *w, struct fab_link *link)
+{
+    struct tb *tb = w->tb;
+    struct tb_link *l = link->impl;
+    if (!l)
+        return;
+    base_spin_lock(&tb->receiving);
+    base_spin_lock(&l->lock);
+    uint32_t cables = l->closed ? 0 : l->cable_count;
+    bool end = !l->closed && tb_link_of(tb, link->node);
+    l->closed = true;
+    l->via = NULL;
+    l->cable_count = 0;
+    base_spin_unlock(&l->lock);
+    tb_routes_cable(tb, link->node, false);
+    tb_routes_apply(tb);
+    for (uint32_t i = 0; i < cables; i++) {
+        tb_watch_abandon(tb, l->cables[i]);
+        tb_cable_close(l->cables[i]);
+    }
+    base_spin_lock(&l->lock);
+    if (end)
+        tb_endpoint_end(&l->endpoint, -ECONNRESET);
+    atomic_store_explicit(&l->due, INT64_MAX, memory_order_relaxed);
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&tb->receiving);
+}
+
+static void tb_release(struct weft *w, struct fab_link *link)
+{
+    struct tb *tb = w->tb;
+    struct tb_link *l = link->impl;
+    if (!l)
+        return;
+    tb_disconnect(w, link);
+    base_spin_lock(&tb->receiving); /* who ends with a signal looks at the links (ending.c) */
+    __atomic_store_n(&tb->links[link->node], NULL, __ATOMIC_RELEASE);
+    base_spin_unlock(&tb->receiving);
+    stash_clear(&l->stash);
+    free(l->inbox);
+    free(l);
+    link->impl = NULL;
+}
+
+static void *tb_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
+{
+    (void)w;
+    (void)l;
+    (void)offset;
+    return NULL;
+}
+
+/* What changes memory and may have sleepers at the other end comes as a frame, which wakes them. */
+static void tb_wake(struct weft *w, struct fab_link *l)
+{
+    (void)w;
+    (void)l;
+}
+
+static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
+{
+    struct tb_link *l = link->impl;
+    struct tb *tb = w->tb;
+    base_spin_lock(&tb->receiving); /* cables come, go and move with it */
+    base_spin_lock(&l->lock);
+    const struct tb_stream_counts *s = &l->endpoint.stream.counts;
+    const struct tb_bulk_counts *b = &l->endpoint.bulk.counts;
+    out->staged_puts = l->endpoint.counts.staged_puts;
+    out->staged_gets = l->endpoint.counts.staged_gets;
+    out->via = l->via ? l->via->node : UINT32_MAX;
+    if (l->via && l->via->node != link->node)
+        snprintf(out->devices, sizeof out->devices, "%s", l->via->device->d->name);
+    for (uint32_t i = 0; i < l->cable_count; i++) {
+        if (!l->cables[i]->ready)
+            continue;
+        size_t n = strlen(out->devices);
+        snprintf(out->devices + n, sizeof out->devices - n, "%s%s", out->cables ? ", " : "", l->cables[i]->device->d->name);
+        out->cables++;
+    }
+    out->frames_sent = s->frames;
+    out->frames_retransmitted = s->retransmitted;
+    out->frames_received = s->received;
+    out->frames_damaged = s->damaged;
+    out->bulk_sent_bytes = b->sent_bytes;
+    out->bulk_received_bytes = b->received_bytes;
+    out->bulk_rejected = b->rejected;
+    out->bulk_repairs = b->repairs;
+    base_spin_unlock(&l->lock);
+    base_spin_unlock(&tb->receiving);
+}
+
+const struct fab_transport fab_tb = {
+    .name = "tb",
+    .rdma = true,
+    .open = tb_open,
+    .close = tb_close,
+    .reaches = tb_reaches,
+    .connect = transport_connect,
+    .broken = tb_broken,
+    .last_words = tb_last_words,
+    .disconnect = tb_disconnect,
+    .release = tb_release,
+    .put = tb_put,
+    .get = tb_get,
+    .atomic = tb_atomic,
+    .put_signal = tb_put_signal,
+    .set_system = tb_set_system,
+    .send = tb_send,
+    .flushed = tb_flushed,
+    .fence = tb_fence,
+    .service = tb_service,
+    .progress = tb_progress,
+    .idle = tb_idle,
+    .pointer = tb_pointer,
+    .wake = tb_wake,
+    .stat = tb_stat,
+    .regions = tb_regions,
+    .fd = tb_fd,
+    .woken = tb_woken,
+    .side = tb_side,
+    .upkeep = tb_upkeep,
+    .settle = tb_settle,
+    .needed = tb_needed,
+};
