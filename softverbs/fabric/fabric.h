@@ -28,11 +28,11 @@
 enum {
     SF_PROCESSES = 1024,
     SF_CONTEXTS = 4096,
-    SF_PDS = 1 << 14,
-    SF_MRS = 1 << 18,
-    SF_CQS = 1 << 16,
-    SF_QPS = 1 << 16,
-    SF_SRQS = 1 << 14,
+    SF_PDS = SV_FABRIC_PDS,
+    SF_MRS = SV_FABRIC_MRS,
+    SF_CQS = SV_FABRIC_CQS,
+    SF_QPS = SV_FABRIC_QPS,
+    SF_SRQS = SV_FABRIC_SRQS,
     SF_FAULTS = 64,
     SF_PAGE = 4096,
     SF_PAGES = 1 << 20, /* of the arena that queues are cut from: 4 GiB of file, used where it is touched */

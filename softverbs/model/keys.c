@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keys of a profile. The ranges are those that the fabric's tables can hold (fabric/fabric.h) and the
- * verbs' fields can say.
+ * The keys of a profile. The ranges are those that a fabric's tables can hold (SV_FABRIC_*) and the verbs' fields can say.
  */
 #include "keys.h"
-
-#include "../fabric/fabric.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -71,24 +68,24 @@ const struct sv_key sv_keys[] = {
          "more inline data than asked is granted where the slot has room, up to `max_inline`"),
     FLAG("can", dmabuf, "`ibv_reg_dmabuf_mr` works"),
 
-    NUMBER("limits", max_qp, 0, SF_QPS - 1, "queue pairs of a device, as it says"),
-    NUMBER("limits", real_qp, 0, SF_QPS - 1, "queue pairs that it really has"),
+    NUMBER("limits", max_qp, 0, SV_FABRIC_QPS - 1, "queue pairs of a device, as it says"),
+    NUMBER("limits", real_qp, 0, SV_FABRIC_QPS - 1, "queue pairs that it really has"),
     ERRNO("limits", qp_errno, "of one more"),
-    NUMBER("limits", max_pd, 1, SF_PDS - 1, "protection domains of a device, as it says"),
-    NUMBER("limits", real_pd, 1, SF_PDS - 1, "domains that it really has"),
+    NUMBER("limits", max_pd, 1, SV_FABRIC_PDS - 1, "protection domains of a device, as it says"),
+    NUMBER("limits", real_pd, 1, SV_FABRIC_PDS - 1, "domains that it really has"),
     ERRNO("limits", pd_errno, "of one more"),
-    NUMBER("limits", max_mr, 1, SF_MRS - 1, "memory regions of a device, as it says"),
-    NUMBER("limits", real_mr, 1, SF_MRS - 1, "regions that it really has"),
+    NUMBER("limits", max_mr, 1, SV_FABRIC_MRS - 1, "memory regions of a device, as it says"),
+    NUMBER("limits", real_mr, 1, SV_FABRIC_MRS - 1, "regions that it really has"),
     ERRNO("limits", mr_errno, "of one more"),
     NUMBER("limits", max_mr_size, 1, INT64_MAX, "bytes of one region, as it says"),
     NUMBER("limits", real_mr_size, 1, INT64_MAX,
            "bytes that it really takes (see also `memory.huge_region`)"),
     ERRNO("limits", mr_size_errno, "of a larger one"),
-    NUMBER("limits", max_cq, 1, SF_CQS - 1, "completion queues of a device"),
+    NUMBER("limits", max_cq, 1, SV_FABRIC_CQS - 1, "completion queues of a device"),
     ERRNO("limits", cq_errno, "of one more"),
     NUMBER("limits", max_cqe, 1, (1 << 22) - 1, "entries of a completion queue"),
     ERRNO("limits", cqe_errno, "of one with more"),
-    NUMBER("limits", max_srq, 0, SF_SRQS - 1, "shared receive queues of a device; 0: it has none"),
+    NUMBER("limits", max_srq, 0, SV_FABRIC_SRQS - 1, "shared receive queues of a device; 0: it has none"),
     NUMBER("limits", max_srq_wr, 0, 1 << 20, "requests of one"),
     NUMBER("limits", max_srq_sge, 0, 256, "elements of one of its requests"),
     NUMBER("limits", max_ah, 0, INT32_MAX, "address handles of a device"),

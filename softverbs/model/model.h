@@ -22,6 +22,15 @@ enum {
     SV_TEXT = 64,
 };
 
+/* What one fabric has room for: the sizes of its tables (fabric/fabric.h). No profile promises more for a device. */
+enum {
+    SV_FABRIC_PDS = 1 << 14,
+    SV_FABRIC_MRS = 1 << 18,
+    SV_FABRIC_CQS = 1 << 16,
+    SV_FABRIC_QPS = 1 << 16,
+    SV_FABRIC_SRQS = 1 << 14,
+};
+
 /* sv_profile.link_layer, as ibv_port_attr has it. */
 enum { SV_LINK_INFINIBAND = 1, SV_LINK_ETHERNET = 2 };
 /* sv_profile.gid_type, as ibv_gid_entry has it. */
