@@ -91,6 +91,24 @@ void sf_unlock(struct sf_view *v, struct sf_lock *l)
         syscall(SYS_futex, &l->word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
+void sf_recount(struct sf_fabric *f)
+{
+    for (uint32_t d = 0; d < f->model.topology.device_count && d < SV_DEVICES; d++) {
+        struct sf_device *dev = &f->devices[d];
+        dev->qps = dev->pds = dev->mrs = dev->cqs = dev->srqs = 0;
+    }
+#define COUNT(table, top, total, member)                                                                              \
+    for (uint32_t i = 0; i < f->top && i < (total); i++)                                                             \
+        if (atomic_load_explicit(&f->table[i].owner, memory_order_relaxed) != 0 && f->table[i].device < SV_DEVICES)  \
+        f->devices[f->table[i].device].member++
+    COUNT(qps, qp_top, SF_QPS, qps);
+    COUNT(pds, pd_top, SF_PDS, pds);
+    COUNT(mrs, mr_top, SF_MRS, mrs);
+    COUNT(cqs, cq_top, SF_CQS, cqs);
+    COUNT(srqs, srq_top, SF_SRQS, srqs);
+#undef COUNT
+}
+
 void sf_lock_fabric(struct sf_view *v)
 {
     if (sf_lock(v, &v->fabric->lock))

@@ -128,12 +128,6 @@ static void count(struct sf_device *d, size_t counter, uint32_t by)
         int r = try_##kind(v, device, limit);                                                                        \
         return r < 0 && sf_reap_all(v) > 0 ? try_##kind(v, device, limit) : r;                                       \
     }                                                                                                                \
-    void sf_free_##kind(struct sf_fabric *f, uint32_t i)                                                             \
-    {                                                                                                                \
-        if (f->table[i].device < SV_DEVICES)                                                                         \
-            count(&f->devices[f->table[i].device], offsetof(struct sf_device, counter), (uint32_t)-1);               \
-        atomic_store_explicit(&f->table[i].owner, 0, memory_order_release);                                          \
-    }                                                                                                                \
     void sf_give_##kind(struct sf_view *v, uint32_t i)                                                               \
     {                                                                                                                \
         sf_lock_fabric(v);                                                                                           \
