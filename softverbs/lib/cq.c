@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues: made, resized, destroyed. What goes in and comes out is complete.c.
+ * Completion queues: made, resized, destroyed. What goes in is complete.c, what comes out poll.c.
  */
 #include "lib.h"
 

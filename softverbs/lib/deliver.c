@@ -181,7 +181,7 @@ static enum sv_step refuse(struct sv_job *j, enum ibv_event_type event, enum ibv
 /* A receive that cannot take the message: it ends with `status`, and the rest as refuse() has it. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (polled() in complete.c) */
+    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (polled() in poll.c) */
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);

@@ -124,6 +124,26 @@ void sv_flush_receives(uint32_t q)
     sf_unlock(&sv_lib.view, &qp->receive.lock);
 }
 
+void sv_finish_failing(uint32_t q)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    /* acquire: pairs with the release in sv_fail_qp */
+    if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
+        return;
+    /* Another thread may reset it now, and connect it anew: it does so with this lock. */
+    sf_lock_send(&sv_lib.view, qp);
+    bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
+    if (meant)
+        atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
+    sf_unlock(&sv_lib.view, &qp->lock);
+    if (!meant)
+        return;
+    if (fails && qp->srq)
+        sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
+    sv_run(q);
+    sv_flush_receives(q);
+}
+
 /* A queue pair whose turn has come again. */
 static uint64_t look_at(uint32_t q, uint64_t now)
 {

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -101,6 +102,27 @@ bool sv_pipe_ours(int write_end)
 {
     return write_end >= NUMBERS ||
            (write_end >= 0 && (atomic_load_explicit(&ours[write_end / 64], memory_order_relaxed) >> write_end % 64 & 1));
+}
+
+bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
+{
+    return sv_signal_all(process, fd, event, 1);
+}
+
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size_t count)
+{
+    int err;
+
+    /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
+    if (!sv_joined() || fd < 0)
+        return false;
+    if (process == sv_lib.view.process && !sv_pipe_ours(fd))
+        return false; /* something of the program's own: the number was written over */
+    err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
+    if (err && err != -ESRCH)
+        sv_log(SV_ERROR, "an event for process %d is lost: %s",
+               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
+    return !err;
 }
 
 void sv_pipe_give(int read_end, int write_end)
