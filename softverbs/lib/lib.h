@@ -1,17 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and what its files give each other.
- *
- *   setup.c     the environment, joining the fabric, fork and exit          log.c       SOFTVERBS_LOG
- *   device.c    list, open, close, queries                                   names.c     strings, rates, address helpers
- *   private.c   symbols that drivers import: there, and refusing             symbols.map versions of all symbols
- *   pd.c mr.c   domains and regions; memory.c: which memory registers        ah.c srq.c  address handles, shared receive queues
- *   cq.c        completion queues; cq_ex.c: the extended form of polling      channel.c   completion channels; alarm.c: their timers
- *   pipe.c      what channels and devices are read from                       async.c     asynchronous events; async_event.c: reading them
- *   qp.c        queue pairs: make, query, destroy; states.c: ibv_modify_qp    wr.c        the ibv_wr_* interface
- *   post.c      requests into the queues                                     execute.c   requests out of them; move.c: the bytes
- *   complete.c  completions into the queues; poll.c: out of them              fault.c     rules of `softverbs fault`
- *   sysfs.c     files of /sys by libibverbs' calls; paths.c, listing.c: those and device nodes by libc's (interpose.c)
+ * The library inside the program: its objects, and what its files give each other. Which file does what, and which may call which:
+ * the table in docs/design.md.
  *
  * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.
  */
