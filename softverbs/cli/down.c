@@ -17,7 +17,7 @@ static const char help[] =
     "  --all        all that this user has\n"
     "  --force      also one in use: the programs on it go on among themselves, and no other joins\n";
 
-static int down(const char *name, bool force)
+static int down_one(const char *name, bool force)
 {
     struct sv_why why = {""};
     unsigned live = 0;
@@ -67,13 +67,13 @@ int cli_down(int argc, char **argv)
     if (all && fabric)
         return cli_usage("down", "--all and --fabric '%s' together: use one of them", fabric);
     if (!all)
-        return (status = cli_fabric_name("down", fabric, NULL, &name)) ? status : down(name, force);
+        return (status = cli_fabric_name("down", fabric, NULL, &name)) ? status : down_one(name, force);
     char **names;
     size_t count;
     if ((status = cli_fabrics("down", &names, &count)))
         return status;
     for (size_t i = 0; i < count; i++)
-        if (down(names[i], force))
+        if (down_one(names[i], force))
             status = CLI_FAILED;
     cli_fabrics_free(names, count);
     return status;

@@ -56,7 +56,7 @@ static void print_help(FILE *to)
         to);
 }
 
-static int unknown(const char *word)
+static int main_unknown(const char *word)
 {
     const char *near = cli_nearest(word, &commands[0].name, COMMANDS, sizeof commands[0]);
     if (near)
@@ -64,7 +64,7 @@ static int unknown(const char *word)
     return cli_usage("", "unknown command '%s'", word);
 }
 
-static const struct command *find(const char *word)
+static const struct command *main_find(const char *word)
 {
     for (size_t i = 0; i < COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0)
@@ -99,13 +99,13 @@ int main(int argc, char **argv)
         return cli_flush("");
     }
     if (strcmp(word, "help") == 0) {
-        const struct command *c = find(argv[2]);
+        const struct command *c = main_find(argv[2]);
         char dash[] = "--help";
         char *args[] = {argv[2], dash, NULL};
-        return c ? c->run(2, args) : unknown(argv[2]);
+        return c ? c->run(2, args) : main_unknown(argv[2]);
     }
     if (word[0] == '-')
         return cli_usage("", "unknown option '%s'", word);
-    const struct command *c = find(word);
-    return c ? c->run(argc - 1, argv + 1) : unknown(word);
+    const struct command *c = main_find(word);
+    return c ? c->run(argc - 1, argv + 1) : main_unknown(word);
 }

@@ -21,7 +21,7 @@ static const char help[] =
     "  softverbs profile tb5 >mine.json\n"
     "  softverbs up --profile ./mine.json ring 3\n";
 
-static int list(bool json)
+static int profile_list(bool json)
 {
     static const char *const titles[] = {"PROFILE", ">QP", ">PD", ">MR", "WHAT IT IS"};
     const char *const *names = sv_profile_names();
@@ -72,7 +72,7 @@ int cli_profile(int argc, char **argv)
         }
     }
     if (optind == argc)
-        return list(json);
+        return profile_list(json);
     if (optind + 1 < argc)
         return cli_usage("profile", "unexpected word '%s' after '%s': one profile at a time",
                          argv[optind + 1], argv[optind]);

@@ -30,7 +30,7 @@ static uint32_t process_top(const struct sf_view *v)
     return n < SF_PROCESSES ? n : SF_PROCESSES;
 }
 
-static int refuse(const struct sf_view *v, uint32_t host, const char *name)
+static int reboot_refuse(const struct sf_view *v, uint32_t host, const char *name)
 {
     char list[256] = "";
     size_t n = 0;
@@ -80,7 +80,7 @@ static int clear_host(const struct sf_view *v, uint32_t host)
         "processes of the host did not end within five seconds of SIGKILL; `softverbs ls` shows them");
 }
 
-static void reset(struct sf_view *v, uint32_t host)
+static void reboot_reset(struct sf_view *v, uint32_t host)
 {
     struct sf_fabric *f = v->fabric;
     sf_reap_all(v);
@@ -134,9 +134,9 @@ int cli_reboot(int argc, char **argv)
         return status;
     if ((status = cli_find_host("reboot", &view, argv[optind], &host)))
         goto out;
-    status = force ? clear_host(&view, host) : refuse(&view, host, argv[optind]);
+    status = force ? clear_host(&view, host) : reboot_refuse(&view, host, argv[optind]);
     if (!status)
-        reset(&view, host);
+        reboot_reset(&view, host);
 out:
     sf_detach(&view);
     return status;

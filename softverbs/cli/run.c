@@ -93,7 +93,7 @@ static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
 }
 
 /* Puts `first` before what the variable says, once. */
-static int prepend(const char *variable, const char *first)
+static int run_prepend(const char *variable, const char *first)
 {
     const char *old = getenv(variable);
     size_t n = strlen(first);
@@ -116,7 +116,7 @@ static int calm_sanitizer(void)
 {
     static const char option[] = "verify_asan_link_order=0";
     const char *old = getenv("ASAN_OPTIONS");
-    return old && strstr(old, "verify_asan_link_order") ? 0 : prepend("ASAN_OPTIONS", option);
+    return old && strstr(old, "verify_asan_link_order") ? 0 : run_prepend("ASAN_OPTIONS", option);
 }
 
 /* The program may go to another directory: a relative $SOFTVERBS_DIR would lead it elsewhere. It is there by now. */
@@ -140,7 +140,7 @@ static int set_environment(const char *fabric, const char *host)
     snprintf(preload, sizeof preload, "%s%s%s/libibverbs.so.1", runtime ? runtime : "", runtime ? ":" : "",
              directory);
     if (fix_directory() || calm_sanitizer() || setenv("SOFTVERBS_FABRIC", fabric, 1) || setenv("SOFTVERBS_HOST", host, 1) ||
-        prepend("LD_LIBRARY_PATH", directory) || prepend("LD_PRELOAD", preload))
+        run_prepend("LD_LIBRARY_PATH", directory) || run_prepend("LD_PRELOAD", preload))
         return cli_error("run", "cannot set the program's environment: %s", strerror(errno));
     return 0;
 }
@@ -165,7 +165,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
 }
 
 /* The fabric `name`, made now if it is not there. Several of us may come at once: one makes it. */
-static int enter(struct sf_view *view, const char *name, const struct sv_model *model)
+static int run_enter(struct sf_view *view, const char *name, const struct sv_model *model)
 {
     struct sv_why why = {""};
     for (int turn = 0; turn < 8; turn++) { /* it may be taken down between two steps */
@@ -179,7 +179,7 @@ static int enter(struct sf_view *view, const char *name, const struct sv_model *
     return view->fabric ? 0 : cli_attach("run", view, name, false);
 }
 
-static int prepare(const char *fabric, const char *host, const char *profile)
+static int run_prepare(const char *fabric, const char *host, const char *profile)
 {
     char topology[] = "switch", eight[] = "8", *words[] = {topology, eight};
     const char *name = NULL;
@@ -190,7 +190,7 @@ static int prepare(const char *fabric, const char *host, const char *profile)
     if (status)
         return status;
     if ((status = cli_fabric_name("run", fabric, profile ? &model->profile : NULL, &name)) ||
-        (status = enter(&view, name, model)) ||
+        (status = run_enter(&view, name, model)) ||
         (profile && (status = check_profile(view.fabric, &model->profile, profile))))
         goto out;
     if (!host && (host = getenv("SOFTVERBS_HOST")) && !*host)
@@ -240,7 +240,7 @@ int cli_run(int argc, char **argv)
         cli_usage("run", "which program? Give it after `--`");
         return RUN_FAILED;
     }
-    if (prepare(fabric, host, profile))
+    if (run_prepare(fabric, host, profile))
         return RUN_FAILED;
     cli_warn_linked(argv[optind]);
     execvp(argv[optind], argv + optind);

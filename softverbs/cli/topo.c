@@ -24,7 +24,7 @@ static const char help[] =
     "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
     "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
 
-static char *matrix(const struct sv_topology *t)
+static char *topo_matrix(const struct sv_topology *t)
 {
     struct sv_several several;
     char *text = sv_topology_matrix(t, &several);
@@ -90,7 +90,7 @@ int cli_topo(int argc, char **argv)
             return status;
         t = &view.fabric->model.topology;
     }
-    char *text = dot ? sv_topology_dot(t) : mlx ? matrix(t) : sv_topology_json(t);
+    char *text = dot ? sv_topology_dot(t) : mlx ? topo_matrix(t) : sv_topology_json(t);
     status = text ? 0
              : mlx && errno == ENXIO
                  ? cli_error("topo", "'%s': no cable and no switch joins any two hosts: there is no matrix of devices", t->name)

@@ -26,7 +26,7 @@ static uint32_t pages_of(size_t bytes)
 }
 
 /* The first run of `count` free pages at or after `from`; SF_PAGES when there is none before the end. */
-static uint32_t run(struct sf_fabric *f, uint32_t from, uint32_t count)
+static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t count)
 {
     uint32_t length = 0;
     for (uint32_t p = from; p < SF_PAGES; p++) {
@@ -64,9 +64,9 @@ uint64_t sf_arena_take(struct sf_view *v, size_t bytes)
             errno = -error;
             return 0;
         }
-        page = run(f, f->page_next % SF_PAGES, count);
+        page = arena_find_run(f, f->page_next % SF_PAGES, count);
         if (page == SF_PAGES)
-            page = run(f, 0, count);
+            page = arena_find_run(f, 0, count);
         if (page < SF_PAGES) {
             for (uint32_t p = page; p < page + count; p++)
                 atomic_store_explicit(&f->pages[p], v->process, memory_order_relaxed);

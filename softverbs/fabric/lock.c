@@ -144,7 +144,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) &&
         cq->ring <= f->bytes && cq->ring % 64 == 0 && capacity <= (f->bytes - cq->ring) / sizeof(struct sf_cqe)) {
         struct sf_cqe *slot = (struct sf_cqe *)((char *)f + cq->ring) + ((last - 1) & (capacity - 1));
-        /* release: pairs with the acquire in next() (lib/poll.c) */
+        /* release: pairs with the acquire in poll_next() (lib/poll.c) */
         __atomic_store_n(&slot->turn, last, __ATOMIC_RELEASE);
     }
 }

@@ -47,7 +47,7 @@ static void release_locks(struct sf_view *v, uint32_t process)
 
 /* Everything that belongs to a process goes: queue pairs first, so that nothing arrives any more; each under the locks that
  * others hold while they work on it. The fabric's lock is held. */
-static void bury(struct sf_view *v, uint32_t process)
+static void process_bury(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
 #define MINE(e) (atomic_load_explicit(&(e).owner, memory_order_relaxed) == process)
@@ -102,7 +102,7 @@ void sf_reap(struct sf_view *v, uint32_t process)
     if (atomic_load_explicit(&v->fabric->processes[process - 1].owner, memory_order_acquire) != 0 &&
         !sf_alive(v->fabric, process)) {
         release_locks(v, process);
-        bury(v, process);
+        process_bury(v, process);
     }
     sf_unlock(v, &v->fabric->lock);
 }
@@ -120,9 +120,9 @@ unsigned sf_reap_all(struct sf_view *v)
     return buried;
 }
 
-/* Whether a lock that bury() would take stays where it is: with a thread of this process that this call interrupted, or with a
+/* Whether a lock that process_bury() would take stays where it is: with a thread of this process that this call interrupted, or with a
  * process that has been stopped. A dead one's is taken over. */
-static bool stuck(struct sf_view *v, struct sf_lock *l)
+static bool process_stuck(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t holder = atomic_load_explicit(&l->word, memory_order_relaxed) & ~SF_LOCK_WAITED;
     for (int turn = 0; turn < 50 && holder != 0; turn++) {
@@ -136,19 +136,19 @@ static bool stuck(struct sf_view *v, struct sf_lock *l)
 void sf_leave(struct sf_view *v)
 {
     struct sf_fabric *f = v->fabric;
-    if (stuck(v, &f->lock))
+    if (process_stuck(v, &f->lock))
         return;
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++)
-        if (f->qps[i].owner == v->process && (stuck(v, &f->qps[i].lock) || stuck(v, &f->qps[i].receive.lock)))
+        if (f->qps[i].owner == v->process && (process_stuck(v, &f->qps[i].lock) || process_stuck(v, &f->qps[i].receive.lock)))
             return;
     for (uint32_t i = 0; i < f->srq_top && i < SF_SRQS; i++)
-        if (f->srqs[i].owner == v->process && stuck(v, &f->srqs[i].queue.lock))
+        if (f->srqs[i].owner == v->process && process_stuck(v, &f->srqs[i].queue.lock))
             return;
     for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
-        if (f->cqs[i].owner == v->process && stuck(v, &f->cqs[i].lock))
+        if (f->cqs[i].owner == v->process && process_stuck(v, &f->cqs[i].lock))
             return;
     sf_lock_fabric(v);
-    bury(v, v->process);
+    process_bury(v, v->process);
     sf_unlock(v, &f->lock);
 }
 
@@ -162,7 +162,7 @@ void sf_inherit(struct sf_view *v)
     /* Unless another was burying it when it was taken: then the entry is free, or somebody else's by now. */
     if (atomic_load_explicit(&f->processes[v->process - 1].owner, memory_order_acquire) == (SF_JOINING | (uint32_t)getpid())) {
         release_locks(v, v->process);
-        bury(v, v->process);
+        process_bury(v, v->process);
     }
     sf_unlock(v, &v->fabric->lock);
 }

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* Counts one more event to acknowledge, under the lock on which the object's end waits for that. */
-static void delivered(pthread_mutex_t *mutex, uint32_t *count)
+static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
     ++*count;
@@ -32,7 +32,7 @@ static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
 
 /* Fills in the element; false when the object has gone. sv_lib.mutex is held: under it objects go, and then wait for what was
  * delivered before. */
-static bool find(const struct sv_event *e, struct ibv_async_event *event)
+static bool async_event_find(const struct sv_event *e, struct ibv_async_event *event)
 {
     uint32_t bit = e->type < 32 ? UINT32_C(1) << e->type : 0;
 
@@ -42,19 +42,19 @@ static bool find(const struct sv_event *e, struct ibv_async_event *event)
         if (!cq || cq->generation != e->generation || cq->failed)
             return false;
         cq->failed = true;
-        delivered(&cq->base.mutex, &cq->async_delivered);
+        async_event_delivered(&cq->base.mutex, &cq->async_delivered);
         event->element.cq = &cq->base;
     } else if (bit & SV_QP_EVENTS) {
         struct sv_qp *qp = e->entry < SF_QPS ? sv_lib.qps[e->entry] : NULL;
         if (!qp || qp->shared->generation != e->generation || told_before(qp, e->connection, bit & SV_ONCE_EVENTS))
             return false;
-        delivered(&qp->base.mutex, &qp->async_delivered);
+        async_event_delivered(&qp->base.mutex, &qp->async_delivered);
         event->element.qp = &qp->base;
     } else if (bit & SV_SRQ_EVENTS) {
         struct sv_srq *srq = e->entry < SF_SRQS ? sv_lib.srqs[e->entry] : NULL;
         if (!srq || srq->generation != e->generation)
             return false;
-        delivered(&srq->base.mutex, &srq->async_delivered);
+        async_event_delivered(&srq->base.mutex, &srq->async_delivered);
         event->element.srq = &srq->base;
     } else {
         event->element.port_num = 1;
@@ -82,7 +82,7 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
         if (e.kind != 3)
             continue;
         pthread_mutex_lock(&sv_lib.mutex);
-        found = sv_lib.joined && find(&e, event);
+        found = sv_lib.joined && async_event_find(&e, event);
         /* The program is to find the queue pair in ERR, also if who brings it there was killed behind the event. */
         failing = found && e.type < 32 && (SV_ERROR_EVENTS >> e.type & 1);
         if (failing && e.connection == sv_lib.fabric->qps[e.entry].connection)
@@ -95,7 +95,7 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
     }
 }
 
-static void acknowledge(pthread_mutex_t *mutex, pthread_cond_t *cond, uint32_t *count)
+static void async_event_acknowledge(pthread_mutex_t *mutex, pthread_cond_t *cond, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
     ++*count;
@@ -109,12 +109,12 @@ SV_PUBLIC void ibv_ack_async_event(struct ibv_async_event *event)
 
     if (bit & SV_CQ_EVENTS) {
         struct ibv_cq *cq = event->element.cq;
-        acknowledge(&cq->mutex, &cq->cond, &cq->async_events_completed);
+        async_event_acknowledge(&cq->mutex, &cq->cond, &cq->async_events_completed);
     } else if (bit & SV_QP_EVENTS) {
         struct ibv_qp *qp = event->element.qp;
-        acknowledge(&qp->mutex, &qp->cond, &qp->events_completed);
+        async_event_acknowledge(&qp->mutex, &qp->cond, &qp->events_completed);
     } else if (bit & SV_SRQ_EVENTS) {
         struct ibv_srq *srq = event->element.srq;
-        acknowledge(&srq->mutex, &srq->cond, &srq->events_completed);
+        async_event_acknowledge(&srq->mutex, &srq->cond, &srq->events_completed);
     }
 }

@@ -20,7 +20,7 @@ static struct sv_channel *channel_of(struct ibv_comp_channel *c)
     return sv_container(c, struct sv_channel, base);
 }
 
-static bool stale(const struct sv_channel *ch)
+static bool channel_stale(const struct sv_channel *ch)
 {
     return !sv_joined() || ch->life != sv_lib.life;
 }
@@ -96,7 +96,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     atomic_fetch_sub_explicit(&sv_context_of(base->context)->objects, 1, memory_order_relaxed);
     close(ch->base.fd);
     close(ch->timer);
-    if (!stale(ch))
+    if (!channel_stale(ch))
         sv_pipe_give(ch->pipe_read, ch->pipe_write);
     pthread_mutex_destroy(&ch->mutex);
     free(ch);
@@ -104,7 +104,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
 }
 
 /* The queue of an event, which from now on is one that the program must acknowledge; NULL when the queue has gone. */
-static struct sv_cq *deliver(struct sv_channel *ch, const struct sv_event *event)
+static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
 
@@ -145,7 +145,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
 {
     struct sv_channel *ch = channel_of(base);
 
-    if (stale(ch)) {
+    if (channel_stale(ch)) {
         errno = ENODEV;
         return -1;
     }
@@ -154,7 +154,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
         ssize_t n = read(ch->pipe_read, &event, sizeof event);
 
         if (n == (ssize_t)sizeof event) {
-            struct sv_cq *cq = event.kind == 1 ? deliver(ch, &event) : NULL;
+            struct sv_cq *cq = event.kind == 1 ? channel_deliver(ch, &event) : NULL;
             if (cq) {
                 *cq_out = &cq->base;
                 *cq_context = cq->base.cq_context;

@@ -29,7 +29,7 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
 
 /* Whether a completion is one that the owner wants to be told of. */
-static bool wanted(uint32_t armed, const struct sf_cqe *e)
+static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
@@ -37,9 +37,9 @@ static bool wanted(uint32_t armed, const struct sf_cqe *e)
 /* The event comes before the completion: whoever is killed between the two has done neither, or woken somebody who finds nothing yet,
  * and waits for the lock when he arms again. The other way round a completion could lie there with its owner asleep. cq->lock is
  * held, as by all who arm and disarm. */
-static void tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
+static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
-    if (cq->channel_fd < 0 || !wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
+    if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
         return;
     sv_signal(owner, cq->channel_fd, &(struct sv_event){.kind = 1, .entry = index, .generation = cq->generation});
     atomic_store_explicit(&cq->armed, 0, memory_order_relaxed);
@@ -80,8 +80,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         cq->intent.done = in->done;
         atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
     }
-    tell(index, cq, owner, e);
-    /* release: the consumer that sees the count sees the slot (acquire in next()). Died before here: it never happened.
+    complete_tell(index, cq, owner, e);
+    /* release: the consumer that sees the count sees the slot (acquire in poll_next()). Died before here: it never happened.
      * Died after: sf_mend_cq moves the work queue on, and says the turn. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
     /* release: the same, for the consumer that sees the turn */
@@ -103,7 +103,7 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
     if (to - from > cq->ring.mask + UINT64_C(1))
         to = from; /* a count was written over */
     for (; from != to && !found; from++)
-        found = wanted(armed, sv_ring_slot(&cq->ring, from));
+        found = complete_wanted(armed, sv_ring_slot(&cq->ring, from));
     return found;
 }
 
@@ -113,7 +113,7 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in deliver() (channel.c): who reads the event that this sees unread polls after this. The
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c): who reads the event that this sees unread polls after this. The
      * queue stays armed then. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))

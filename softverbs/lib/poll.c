@@ -12,7 +12,7 @@
 
 enum { LOOK_PAUSE_NS = 10000 };
 
-static const struct sf_cqe *next(struct sv_cq *cq, uint64_t consumed)
+static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };
     const struct sf_cqe *e = sv_ring_slot(&cq->ring, consumed);
@@ -77,7 +77,7 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
 }
 
 /* What comes with the polling of a completion. */
-static void polled(struct sv_cq *cq, const struct sf_cqe *e)
+static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);
     if (e->receive && e->status != IBV_WC_SUCCESS && e->status != IBV_WC_WR_FLUSH_ERR)
@@ -131,13 +131,13 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 
 /* Looks when there is nothing, and now and then in a queue that never runs empty: others that complete here would wait for
  * ever. */
-static const struct sf_cqe *next_or_new(struct sv_cq *cq, uint64_t consumed)
+static const struct sf_cqe *poll_next_or_new(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };
-    const struct sf_cqe *e = next(cq, consumed);
+    const struct sf_cqe *e = poll_next(cq, consumed);
     if ((e && ++cq->turns % SELDOM != 0) || !anything_new(cq, consumed))
         return e;
-    return next(cq, consumed);
+    return poll_next(cq, consumed);
 }
 
 static enum ibv_wc_opcode opcode_of(const struct sf_cqe *e)
@@ -163,7 +163,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
     pthread_mutex_lock(&cq->poll);
     uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
     for (; n < entries; n++, wc++) {
-        const struct sf_cqe *e = n == 0 ? next_or_new(cq, consumed) : next(cq, consumed);
+        const struct sf_cqe *e = n == 0 ? poll_next_or_new(cq, consumed) : poll_next(cq, consumed);
         if (!e)
             break;
         *wc = (struct ibv_wc){
@@ -179,7 +179,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
             .slid = e->source_lid,
             .sl = e->service_level,
         };
-        polled(cq, e);
+        poll_done(cq, e);
         consumed++;
     }
     if (n > 0) /* release: the slots were read (acquire in sv_complete) */
@@ -194,11 +194,11 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
 bool sv_take_cqe(struct sv_cq *cq, struct sf_cqe *out)
 {
     uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
-    const struct sf_cqe *e = next_or_new(cq, consumed);
+    const struct sf_cqe *e = poll_next_or_new(cq, consumed);
     if (!e)
         return false;
     *out = *e;
-    polled(cq, e);
+    poll_done(cq, e);
     atomic_store_explicit(&cq->shared->consumed, consumed + 1, memory_order_release);
     return true;
 }
