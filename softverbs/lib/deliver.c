@@ -227,13 +227,6 @@ static enum sv_step release_held(struct sv_job *j)
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-static uint64_t frames(uint64_t bytes)
-{
-    uint32_t one = sv_lib.profile->frame_bytes;
-    uint64_t n = one ? (bytes + one - 1) / one : 1;
-    return n ? n : 1;
-}
-
 /* The 40 bytes before a datagram's data: addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 that is
  * an IPv4 header in the last 20 of them. */
 static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
@@ -302,7 +295,7 @@ static enum sv_step deliver_send(struct sv_job *j)
     uint64_t bytes = source.bytes;
     if (!receive_place(j, &target, bytes, &room))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
-    if (sv_lib.profile->equal_frames && frames(bytes) != frames(room)) {
+    if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
         sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
@@ -453,7 +446,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
 static bool loses_frame(const struct sv_job *j, uint64_t message)
 {
     const struct sf_qp *qp = j->qp;
-    uint64_t count = frames(j->s->length);
+    uint64_t count = sv_frames(j->s->length);
     bool lost = false;
     for (uint64_t i = 0; i < count && !lost; i++)
         lost = sv_dice(sv_lib.fabric->seed, qp->device, qp->ordinal | i << 32, message) % 1000000 < sv_lib.profile->loss_ppm;

@@ -71,6 +71,14 @@ static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
     return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
 }
 
+/* Of a message on a device that counts frames (depth.frame_bytes); 1 on others. */
+static inline uint64_t sv_frames(uint64_t bytes)
+{
+    uint32_t one = sv_lib.profile->frame_bytes;
+    uint64_t n = one ? (bytes + one - 1) / one : 1;
+    return n ? n : 1;
+}
+
 /* Whether a datagram goes to an IPv4 address. */
 static inline bool sv_over_ipv4(const struct sf_send *s)
 {

@@ -26,12 +26,6 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     return there - 1 > cq->ring.mask ? NULL : e; /* none, or more than it holds: a count was written over */
 }
 
-static uint64_t frames(uint64_t bytes)
-{
-    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
-    return n ? n : 1;
-}
-
 /* The slots that a polled completion frees. */
 static void free_slots(const struct sf_cqe *e)
 {
@@ -56,7 +50,7 @@ static void free_slots(const struct sf_cqe *e)
     if (sv_lib.profile->frame_bytes) {
         uint64_t sum = 0;
         for (uint64_t p = from; p < to; p++)
-            sum += frames(e->receive ? ((struct sf_receive *)sv_ring_slot(ring, p))->length
+            sum += sv_frames(e->receive ? ((struct sf_receive *)sv_ring_slot(ring, p))->length
                                      : ((struct sf_send *)sv_ring_slot(ring, p))->length);
         atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
     }

@@ -8,12 +8,6 @@
 #include <errno.h>
 #include <string.h>
 
-static uint64_t frames(uint64_t bytes)
-{
-    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
-    return n ? n : 1;
-}
-
 /* A forked child has its parent's queue pairs in its memory, and no part in them. */
 static int post_forked(void)
 {
@@ -42,7 +36,7 @@ static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstandin
 {
     static _Atomic int said;
     const struct sv_profile *p = sv_lib.profile;
-    uint64_t more = frames(length);
+    uint64_t more = sv_frames(length);
     if (outstanding + more <= depth)
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
@@ -88,7 +82,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         int r = post_overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
         if (r || *lose)
             return r;
-        atomic_fetch_add_explicit(&qp->frames_send, frames(length), memory_order_relaxed);
+        atomic_fetch_add_explicit(&qp->frames_send, sv_frames(length), memory_order_relaxed);
     }
     struct sf_send *slot = sv_ring_slot(&qp->send, position);
     slot->wr_id = wr->wr_id;
@@ -234,7 +228,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
             r = post_overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
                           &lose);
             if (r == 0 && !lose)
-                atomic_fetch_add_explicit(&qp->frames_receive, frames(length), memory_order_relaxed);
+                atomic_fetch_add_explicit(&qp->frames_receive, sv_frames(length), memory_order_relaxed);
         }
         if (r)
             break;
