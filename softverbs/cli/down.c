@@ -2,7 +2,7 @@
  *
  * softverbs down: removes a fabric, or all of them.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <string.h>

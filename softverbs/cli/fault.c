@@ -3,7 +3,7 @@
  * softverbs fault: rules that the library applies while programs run (lib/fault.c), and cables and devices
  * (cable.c).
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>

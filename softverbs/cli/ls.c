@@ -4,7 +4,7 @@
  *
  * It looks on while programs work: each number is true, their sum may belong to different moments.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * The command `softverbs`: finds the subcommand and hands over.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <fcntl.h>
 #include <string.h>

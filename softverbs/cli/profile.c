@@ -2,7 +2,7 @@
  *
  * softverbs profile: the kinds of device there are, and one of them in full.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>

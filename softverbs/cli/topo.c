@@ -2,7 +2,7 @@
  *
  * softverbs topo: a topology as JSON, as a picture, or as MLX's hostfile.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  *
  * softverbs up: makes a fabric of a topology and a profile.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
  * Where that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the time at which
  * the process began must do. To take a living one for dead would be the end of its queues.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -3,7 +3,7 @@
  * Room for queues: whole pages of the file, each marked with its owner. They are backed when they are taken, so that a full
  * /dev/shm is an error there and not a SIGBUS later, and returned to the system when they are given back.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <fcntl.h>

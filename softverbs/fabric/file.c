@@ -7,7 +7,7 @@
  * Behind its end are bytes that exist only to be locked: one of each process as long as it lives, and one of who is just
  * joining. The kernel lets them go at a process's death, and shows them across namespaces.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <ctype.h>
 #include <errno.h>

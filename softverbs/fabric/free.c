@@ -3,7 +3,7 @@
  * Entries of the tables and pages of the arena, marked free: by their owner when it gives them back, or in its place when it has
  * died. The fabric's lock is held.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <fcntl.h>
 #include <string.h>

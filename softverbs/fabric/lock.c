@@ -6,7 +6,7 @@
  * milliseconds at a time, and between two sleeps looks whether the holder still lives; a dead one's lock is taken over.
  * That costs an uncontended taker one compare-and-swap, and needs nothing of the kernel at a process's death.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -2,7 +2,7 @@
  *
  * Who is where, and whether messages get there now.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <string.h>
 #include <time.h>

@@ -2,7 +2,7 @@
  *
  * What becomes of what a process has on the fabric when it dies or leaves.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <time.h>
 #include <unistd.h>

@@ -10,7 +10,7 @@
  * It is opened for reading too: a pipe that has lost its process then fills up in silence, where a writer alone would get
  * a SIGPIPE that belongs to the program and not to this library.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
  *
  * Locks and counts of access inside an entry live on when it changes hands: someone may still be on his way out of it.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #ifndef SOFTVERBS_LIB_H
 #define SOFTVERBS_LIB_H
 
-#include "../fabric/fabric.h"
+#include "../fabric/shared.h"
 
 #include <infiniband/verbs.h>
 #include <pthread.h>

@@ -4,7 +4,7 @@
  *
  * Both are plain data of fixed size. The command reads them from JSON (profile.c, topology.c), checks them and copies
  * them into the fabric's shared file; the library in the program reads them there and nowhere else, so that no program
- * gets a JSON parser it did not ask for. A file of one version is not read by another: sf_magic (fabric/fabric.h)
+ * gets a JSON parser it did not ask for. A file of one version is not read by another: sf_magic (fabric/shared.h)
  * names the version of this layout too.
  */
 #ifndef SOFTVERBS_MODEL_H
@@ -22,7 +22,7 @@ enum {
     SV_TEXT = 64,
 };
 
-/* What one fabric has room for: the sizes of its tables (fabric/fabric.h). No profile promises more for a device. */
+/* What one fabric has room for: the sizes of its tables (fabric/shared.h). No profile promises more for a device. */
 enum {
     SV_FABRIC_PDS = 1 << 14,
     SV_FABRIC_MRS = 1 << 18,

@@ -16,8 +16,8 @@
  *
  * Order of locks (each may be left out): fabric -> send queue -> receive queue or shared receive queue -> completion queue.
  */
-#ifndef SOFTVERBS_FABRIC_H
-#define SOFTVERBS_FABRIC_H
+#ifndef SOFTVERBS_SHARED_H
+#define SOFTVERBS_SHARED_H
 
 #include "../model/model.h"
 
