@@ -11,11 +11,11 @@ static const char help[] =
     "Usage: softverbs down [--fabric F] [--force]\n"
     "       softverbs down --all [--force]\n"
     "\n"
-    "Removes a fabric. One that programs are still on is left alone.\n"
+    "Removes a fabric. A fabric that programs still use is not removed.\n"
     "\n"
-    "  --fabric F   which; else SOFTVERBS_FABRIC, else 'default'\n"
-    "  --all        all that this user has\n"
-    "  --force      also one in use: the programs on it go on among themselves, and no other joins\n";
+    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --all        all fabrics of this user\n"
+    "  --force      even if it is in use: the programs on it continue to reach each other, and no other can join\n";
 
 static int down_one(const char *name, bool force)
 {

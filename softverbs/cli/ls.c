@@ -14,12 +14,12 @@
 static const char help[] =
     "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
     "\n"
-    "Shows the live fabrics: devices and the state of their ports, what is in use of how much, by which process,\n"
-    "domains that have leaked, and the faults that are set.\n"
+    "Lists the fabrics: their devices with port state and how many objects of each limit are in use, the processes\n"
+    "and what each uses, leaked protection domains, and the fault rules.\n"
     "\n"
-    "  --fabric F   this one only\n"
-    "  --all        idle devices too, where there are many\n"
-    "  --json       everything, for programs\n";
+    "  --fabric F   this fabric only\n"
+    "  --all        idle devices too, on fabrics with many devices\n"
+    "  --json       everything, as JSON\n";
 
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};

@@ -13,11 +13,12 @@
 static const char help[] =
     "Usage: softverbs reboot [--fabric F] [--force] HOST\n"
     "\n"
-    "Does to a host's devices what its restart would: domains that processes leaked when they ended are free\n"
-    "again. Cables, faults and other hosts stay as they are. A host that programs run on is left alone.\n"
+    "Does to a host's devices what restarting the host would do: leaked protection domains are free again, and\n"
+    "devices whose deregistration was blocked accept it again. Cables, faults and other hosts are not touched. A host\n"
+    "on which programs run is not rebooted.\n"
     "\n"
-    "  --fabric F   the fabric; else SOFTVERBS_FABRIC, else 'default'\n"
-    "  --force      kill the programs on it first (SIGKILL)\n";
+    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --force      kill the programs on the host first (SIGKILL)\n";
 
 static bool lives_here(const struct sf_view *v, uint32_t p, uint32_t host)
 {

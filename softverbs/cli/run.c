@@ -17,20 +17,21 @@ enum { RUN_FAILED = 125, RUN_CANNOT = 126, RUN_NOT_FOUND = 127 }; /* as env(1) a
 static const char help[] =
     "Usage: softverbs run [--fabric F] [--host H] [--profile P] [--] PROGRAM [ARGUMENTS]\n"
     "\n"
-    "Starts PROGRAM so that libibverbs.so.1 and librdma.dylib, linked or loaded with dlopen, show it the devices\n"
-    "of host H. It takes the place of softverbs: the same process, signals and exit status.\n"
+    "Starts PROGRAM on host H of a fabric: libibverbs.so.1 and librdma.dylib, whether linked or loaded with dlopen,\n"
+    "then show it the RDMA devices of that host. PROGRAM replaces softverbs in this process: it keeps the process ID,\n"
+    "receives the signals, and its exit status is returned.\n"
     "\n"
-    "  --fabric F    the fabric; else SOFTVERBS_FABRIC, else the profile's name if --profile was given, else\n"
-    "                'default'. One that is not there yet is made: a switch with hosts 0 to 7\n"
-    "  --host H      the host; else SOFTVERBS_HOST, else the first\n"
-    "  --profile P   the kind of its devices, for a fabric to be made ('generic'); `softverbs profile` lists\n"
-    "                them. A fabric that is there must have it\n"
+    "  --fabric F    name of the fabric (default: SOFTVERBS_FABRIC, else the profile's name if --profile is given,\n"
+    "                else 'default'). If there is no such fabric it is made: a switch with hosts 0 to 7\n"
+    "  --host H      name of the host (default: SOFTVERBS_HOST, else the first host)\n"
+    "  --profile P   kind of device, when the fabric has to be made (default: generic); `softverbs profile` lists the\n"
+    "                kinds. If the fabric exists already, it must have this profile\n"
     "\n"
     "  softverbs run -- ibv_devinfo -v\n"
     "  softverbs run --profile tb5 --host 1 -- python3 my_test.py\n"
     "\n"
-    "SOFTVERBS_LOG=info makes the library say why it refused a call. Exit status: the program's; 125 softverbs\n"
-    "failed, 126 PROGRAM cannot be started, 127 it is not there.\n";
+    "With SOFTVERBS_LOG=info the library says why it refuses a call. Exit status: that of PROGRAM; 125 if softverbs\n"
+    "failed, 126 if PROGRAM cannot be started, 127 if it was not found.\n";
 
 /* Whether `directory` is the one with our library in it; its real path. */
 static bool is_ours(const char *directory, char path[PATH_MAX])
