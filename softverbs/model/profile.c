@@ -501,10 +501,10 @@ char *sv_profile_table(void)
         rc = sv_profile_load(sv_builtin_profiles[i].name, &all[i], NULL);
     if (rc)
         goto out;
-    fprintf(out, "| key | may be |");
+    fprintf(out, "| key | allowed values |");
     for (size_t i = 0; i < sv_builtin_profile_count; i++)
         fprintf(out, " %s |", sv_builtin_profiles[i].name);
-    fprintf(out, " what it says |\n|---|---|");
+    fprintf(out, " meaning |\n|---|---|");
     for (size_t i = 0; i < sv_builtin_profile_count; i++)
         fprintf(out, "---|");
     fprintf(out, "---|\n");
