@@ -48,7 +48,7 @@ deps: ## install what all of these need
 	@tools/deps build test lint bench
 
 clean:
-	rm -rf build build-* bench/out
+	rm -rf build build-* softverbs/build bench/out
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile

@@ -6,24 +6,24 @@
  * through the pipes of their asynchronous events. A device that is removed takes its queue pairs to the error
  * state: who polls next, or sleeps on a completion channel, finds what was posted flushed.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <string.h>
 
-static uint32_t top(const _Atomic uint32_t *reached, uint32_t most)
+static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
 {
     uint32_t n = atomic_load_explicit(reached, memory_order_acquire);
     return n < most ? n : most;
 }
 
 /* To every opener of a device. The fabric's lock is held: entries do not get new owners meanwhile. */
-static void tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
+static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;
     const struct sv_event event = {.kind = 3, .entry = device, .type = (uint32_t)type};
-    for (uint32_t i = 0, n = top(&f->context_top, SF_CONTEXTS); i < n; i++) {
+    for (uint32_t i = 0, n = cable_top(&f->context_top, SF_CONTEXTS); i < n; i++) {
         uint32_t owner = atomic_load_explicit(&f->contexts[i].owner, memory_order_acquire);
         if (!owner || f->contexts[i].device != device)
             continue;
@@ -39,7 +39,7 @@ static void tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 static void break_connections(struct sf_view *v, uint32_t device)
 {
     struct sf_fabric *f = v->fabric;
-    for (uint32_t i = 0, n = top(&f->qp_top, SF_QPS); i < n; i++) {
+    for (uint32_t i = 0, n = cable_top(&f->qp_top, SF_QPS); i < n; i++) {
         struct sf_qp *qp = &f->qps[i];
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (atomic_load_explicit(&qp->owner, memory_order_acquire) &&
@@ -54,7 +54,7 @@ static void break_connections(struct sf_view *v, uint32_t device)
 static void fail_queues(struct sf_view *v, uint32_t device)
 {
     struct sf_fabric *f = v->fabric;
-    for (uint32_t i = 0, n = top(&f->qp_top, SF_QPS); i < n; i++) {
+    for (uint32_t i = 0, n = cable_top(&f->qp_top, SF_QPS); i < n; i++) {
         struct sf_qp *qp = &f->qps[i];
         uint32_t owner = atomic_load_explicit(&qp->owner, memory_order_acquire);
         if (!owner || qp->device != device)
@@ -89,7 +89,7 @@ static void set_port(struct sf_view *v, uint32_t device, bool up)
     if (!up)
         break_connections(v, device);
     if (!atomic_load_explicit(&d->removed, memory_order_relaxed))
-        tell(v, device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
+        cable_tell(v, device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
 /* A cable: both ports go. At a switch there is one. */
@@ -113,7 +113,7 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
 }
 
 /* A cable from one device to another, whatever led where before: what it takes the place of has no end any more. */
-static int join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
+static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
 {
     const struct sv_device_model *m = v->fabric->model.topology.devices;
     for (int i = 0; i < 2; i++) {
@@ -151,7 +151,7 @@ int cli_join(struct sf_view *v, const char *const words[2])
     if (status)
         return status;
     sf_lock_fabric(v);
-    status = join(v, ends, words);
+    status = cable_join(v, ends, words);
     sf_unlock(v, &v->fabric->lock);
     return status;
 }
@@ -169,7 +169,7 @@ static int take_out(struct sf_view *v, uint32_t device, const char *word)
         set_port(v, (uint32_t)other, false);
     break_connections(v, device);
     fail_queues(v, device);
-    tell(v, device, IBV_EVENT_DEVICE_FATAL);
+    cable_tell(v, device, IBV_EVENT_DEVICE_FATAL);
     return 0;
 }
 

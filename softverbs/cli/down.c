@@ -2,7 +2,7 @@
  *
  * softverbs down: removes a fabric, or all of them.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <string.h>
@@ -11,13 +11,13 @@ static const char help[] =
     "Usage: softverbs down [--fabric F] [--force]\n"
     "       softverbs down --all [--force]\n"
     "\n"
-    "Removes a fabric. One that programs are still on is left alone.\n"
+    "Removes a fabric. A fabric that programs still use is not removed.\n"
     "\n"
-    "  --fabric F   which; else SOFTVERBS_FABRIC, else 'default'\n"
-    "  --all        all that this user has\n"
-    "  --force      also one in use: the programs on it go on among themselves, and no other joins\n";
+    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --all        all fabrics of this user\n"
+    "  --force      even if it is in use: the programs on it continue to reach each other, and no other can join\n";
 
-static int down(const char *name, bool force)
+static int down_one(const char *name, bool force)
 {
     struct sv_why why = {""};
     unsigned live = 0;
@@ -67,13 +67,13 @@ int cli_down(int argc, char **argv)
     if (all && fabric)
         return cli_usage("down", "--all and --fabric '%s' together: use one of them", fabric);
     if (!all)
-        return (status = cli_fabric_name("down", fabric, NULL, &name)) ? status : down(name, force);
+        return (status = cli_fabric_name("down", fabric, NULL, &name)) ? status : down_one(name, force);
     char **names;
     size_t count;
     if ((status = cli_fabrics("down", &names, &count)))
         return status;
     for (size_t i = 0; i < count; i++)
-        if (down(names[i], force))
+        if (down_one(names[i], force))
             status = CLI_FAILED;
     cli_fabrics_free(names, count);
     return status;

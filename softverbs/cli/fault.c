@@ -3,7 +3,7 @@
  * softverbs fault: rules that the library applies while programs run (lib/fault.c), and cables and devices
  * (cable.c).
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,23 +16,23 @@ static const char help[] =
     "       softverbs fault pull|plug|remove|restore [--fabric F] DEVICE\n"
     "       softverbs fault plug [--fabric F] DEVICE DEVICE\n"
     "\n"
-    "Rules on messages, from the moment they are added and for those who run already:\n"
-    "  drop               they are lost on their way        corrupt            one byte arrives wrong\n"
-    "  delay --time T     they start later                  withhold --time T  their completions come later\n"
-    "  reorder --time T   their completions come later by anything up to T: other queue pairs' overtake them\n"
-    "  overtake --time T  reads start later, and writes behind them go first, up to one with IBV_SEND_FENCE\n"
-    "And on calls:\n"
-    "  refuse --verb V --errno E   as in --verb create_qp --errno ENOMEM\n"
+    "A rule applies from the moment it is added, also to programs that run already. Rules for messages:\n"
+    "  drop               the message is lost               corrupt            one byte of it arrives wrong\n"
+    "  delay --time T     it starts T later                 withhold --time T  it arrives, its completions come T later\n"
+    "  reorder --time T   its completions come up to T later, so that those of other queue pairs overtake them\n"
+    "  overtake --time T  a read starts T later, and the writes behind it go first, up to one with IBV_SEND_FENCE\n"
+    "Rule for calls:\n"
+    "  refuse --verb V --errno E   the call fails, as in --verb create_qp --errno ENOMEM\n"
     "\n"
-    "  --device D    only of this sender: HOST:DEVICE or HOST:INTERFACE      --host H   only of this host\n"
-    "  --qp N        only of this queue pair's number, as messages print it: 0x010005\n"
-    "  --chance P    each with this chance: 0.01, 1% or 50ppm                --seed N   of that chance\n"
-    "  --nth N       the N-th it meets (from 1)      --every N   every N-th; with --nth from there on\n"
-    "  --count N     at most so many. Without --chance, --nth or --every: all\n"
+    "  --device D    only this sender's: HOST:DEVICE or HOST:INTERFACE       --host H   only this host's\n"
+    "  --qp N        only those of the queue pair with this number, as messages print it: 0x010005\n"
+    "  --chance P    each with this probability: 0.01, 1% or 50ppm           --seed N   seed for the probability\n"
+    "  --nth N       the N-th that matches (from 1)      --every N   every N-th; with --nth, from the N-th on\n"
+    "  --count N     at most N. Without --chance, --nth and --every the rule applies to all that match\n"
     "\n"
-    "Rules by chance do the same to the same program each time; another --seed, other messages. pull and plug\n"
-    "are for the cable of a device (both ends' ports), remove and restore for the device. plug with two devices puts a\n"
-    "cable between these, in place of what led to either before.\n"
+    "With the same seed a rule picks the same messages of the same program each time. pull and plug act on the cable of\n"
+    "a device (the ports of both ends), remove and restore on the device. plug with two devices puts a cable between\n"
+    "them and removes the cables that they had.\n"
     "\n"
     "  softverbs fault add drop --chance 0.05% --seed 7\n"
     "  softverbs fault add refuse --verb reg_mr --errno ENOMEM --nth 3 --host 1\n"
@@ -145,7 +145,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
 }
 
 /* Writes a rule into a free place of the table. The fabric's lock is held, so that no other does. */
-static int put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, uint32_t *id)
+static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, uint32_t *id)
 {
     struct sf_fault *place = NULL;
     uint32_t kind = rule->kind, alike = 0;
@@ -204,7 +204,7 @@ static int check_rule(const struct request *q, uint32_t kind)
     return 0;
 }
 
-static int add(struct request *q, struct sf_view *v, int words, char **word)
+static int fault_add(struct request *q, struct sf_view *v, int words, char **word)
 {
     uint32_t kind = words ? find_kind(word[0]) : SF_FAULT_NONE, id = 0;
     int status;
@@ -225,7 +225,7 @@ static int add(struct request *q, struct sf_view *v, int words, char **word)
     q->rule.qp_num = (uint32_t)q->qp;
     q->rule.verb = q->verb == SF_VERBS ? 0 : q->verb;
     sf_lock_fabric(v);
-    status = put(v->fabric, &q->rule, q->seeded, &id);
+    status = fault_put(v->fabric, &q->rule, q->seeded, &id);
     sf_unlock(v, &v->fabric->lock);
     if (status)
         return status;
@@ -233,7 +233,7 @@ static int add(struct request *q, struct sf_view *v, int words, char **word)
     return cli_flush("fault");
 }
 
-static int list(const struct request *q, struct sf_view *v, int words, char **word)
+static int fault_list(const struct request *q, struct sf_view *v, int words, char **word)
 {
     int status;
     if (words)
@@ -256,7 +256,7 @@ static int list(const struct request *q, struct sf_view *v, int words, char **wo
 }
 
 /* Takes away the rule `id`, or all for 0. The fabric's lock is held. How many went. */
-static unsigned take(struct sf_fabric *f, uint32_t id)
+static unsigned fault_take(struct sf_fabric *f, uint32_t id)
 {
     unsigned gone = 0;
     for (uint32_t i = 0; i < SF_FAULTS; i++) {
@@ -270,7 +270,7 @@ static unsigned take(struct sf_fabric *f, uint32_t id)
     return gone;
 }
 
-static int clear(const struct request *q, struct sf_view *v, int words, char **word)
+static int fault_clear(const struct request *q, struct sf_view *v, int words, char **word)
 {
     uint64_t id;
     int status;
@@ -282,9 +282,9 @@ static int clear(const struct request *q, struct sf_view *v, int words, char **w
         return status;
     sf_lock_fabric(v);
     if (!words)
-        take(v->fabric, 0);
+        fault_take(v->fabric, 0);
     for (int i = 0; i < words; i++)
-        if (cli_parse_number(word[i], 1, UINT32_MAX, &id) == 0 && take(v->fabric, (uint32_t)id) == 0)
+        if (cli_parse_number(word[i], 1, UINT32_MAX, &id) == 0 && fault_take(v->fabric, (uint32_t)id) == 0)
             status = cli_error(
                 "fault", "clear %s: fabric '%s' has no such rule; `softverbs fault list` shows those it has",
                 word[i], v->fabric->name);
@@ -309,7 +309,7 @@ static const struct option longs[] = {{"fabric", required_argument, NULL, 'F'},
                                       {"help", no_argument, NULL, 'h'},
                                       {0}};
 
-static int number(const char *option, uint64_t least, uint64_t most, uint64_t *out)
+static int fault_number(const char *option, uint64_t least, uint64_t most, uint64_t *out)
 {
     if (cli_parse_number(optarg, least, most, out) == 0)
         return 0;
@@ -331,16 +331,16 @@ static int rule_option(int c, struct request *q)
         q->host = optarg;
         return 0;
     case 'q':
-        return number("--qp", 1, 0xffffff, &q->qp);
+        return fault_number("--qp", 1, 0xffffff, &q->qp);
     case NTH:
-        return number("--nth", 1, INT64_MAX, &r->first);
+        return fault_number("--nth", 1, INT64_MAX, &r->first);
     case EVERY:
-        return number("--every", 1, INT64_MAX, &r->every);
+        return fault_number("--every", 1, INT64_MAX, &r->every);
     case COUNT:
-        return number("--count", 1, INT64_MAX, &r->count);
+        return fault_number("--count", 1, INT64_MAX, &r->count);
     case SEED:
         q->seeded = true;
-        return number("--seed", 0, INT64_MAX, &r->seed);
+        return fault_number("--seed", 0, INT64_MAX, &r->seed);
     case 'c':
         return cli_parse_chance(optarg, &r->chance_ppm) == 0
                    ? 0
@@ -367,7 +367,7 @@ static int rule_option(int c, struct request *q)
     }
 }
 
-static int act(struct request *q, struct sf_view *v, int words, char **word)
+static int fault_act(struct request *q, struct sf_view *v, int words, char **word)
 {
     static const char *const actions[] = {"add", "list", "clear", "pull", "plug", "remove", "restore"};
     const char *action = word[0];
@@ -376,11 +376,11 @@ static int act(struct request *q, struct sf_view *v, int words, char **word)
     if (q->json && strcmp(action, "list") != 0)
         return cli_usage("fault", "%s: --json is for list", action);
     if (strcmp(action, "add") == 0)
-        return add(q, v, words - 1, word + 1);
+        return fault_add(q, v, words - 1, word + 1);
     if (strcmp(action, "list") == 0)
-        return list(q, v, words - 1, word + 1);
+        return fault_list(q, v, words - 1, word + 1);
     if (strcmp(action, "clear") == 0)
-        return clear(q, v, words - 1, word + 1);
+        return fault_clear(q, v, words - 1, word + 1);
     for (size_t i = 3; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(action, actions[i]) != 0)
             continue;
@@ -427,7 +427,7 @@ int cli_fault(int argc, char **argv)
     if ((status = cli_fabric_name("fault", fabric, NULL, &q.fabric)))
         return status;
     struct sf_view view = {.fd = -1};
-    status = act(&q, &view, argc - optind, argv + optind);
+    status = fault_act(&q, &view, argc - optind, argv + optind);
     if (view.fabric)
         sf_detach(&view);
     return status;

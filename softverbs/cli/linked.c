@@ -3,7 +3,7 @@
  * Programs that no library can be put under: the loader is not asked, or does not heed its variables. They run,
  * and see no device; only we can say why.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <elf.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
  *
  * It looks on while programs work: each number is true, their sum may belong to different moments.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -14,12 +14,12 @@
 static const char help[] =
     "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
     "\n"
-    "Shows the live fabrics: devices and the state of their ports, what is in use of how much, by which process,\n"
-    "domains that have leaked, and the faults that are set.\n"
+    "Lists the fabrics: their devices with port state and how many objects of each limit are in use, the processes\n"
+    "and what each uses, leaked protection domains, and the fault rules.\n"
     "\n"
-    "  --fabric F   this one only\n"
-    "  --all        idle devices too, where there are many\n"
-    "  --json       everything, for programs\n";
+    "  --fabric F   this fabric only\n"
+    "  --all        idle devices too, on fabrics with many devices\n"
+    "  --json       everything, as JSON\n";
 
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};
@@ -30,33 +30,33 @@ struct usage {
     uint32_t leaked[SV_DEVICES];
 };
 
-static uint32_t top(const _Atomic uint32_t *reached, uint32_t most)
+static uint32_t ls_top(const _Atomic uint32_t *reached, uint32_t most)
 {
     uint32_t n = atomic_load_explicit(reached, memory_order_acquire);
     return n < most ? n : most;
 }
 
-static void count(struct usage *u, uint32_t owner, unsigned kind)
+static void ls_count(struct usage *u, uint32_t owner, unsigned kind)
 {
     if (owner && owner <= SF_PROCESSES)
         u->of[owner - 1][kind]++;
 }
 
-static struct usage *look(const struct sf_fabric *f)
+static struct usage *ls_look(const struct sf_fabric *f)
 {
     struct usage *u = calloc(1, sizeof *u);
     if (!u)
         return NULL;
 #define EACH(kind, table, reached, most)                                                                     \
-    for (uint32_t i = 0, n = top(&f->reached, most); i < n; i++)                                             \
-    count(u, atomic_load_explicit(&f->table[i].owner, memory_order_relaxed), kind)
+    for (uint32_t i = 0, n = ls_top(&f->reached, most); i < n; i++)                                             \
+    ls_count(u, atomic_load_explicit(&f->table[i].owner, memory_order_relaxed), kind)
     EACH(0, qps, qp_top, SF_QPS);
     EACH(1, pds, pd_top, SF_PDS);
     EACH(2, mrs, mr_top, SF_MRS);
     EACH(3, cqs, cq_top, SF_CQS);
     EACH(4, srqs, srq_top, SF_SRQS);
 #undef EACH
-    for (uint32_t i = 0, n = top(&f->pd_top, SF_PDS); i < n; i++)
+    for (uint32_t i = 0, n = ls_top(&f->pd_top, SF_PDS); i < n; i++)
         if (atomic_load_explicit(&f->pds[i].owner, memory_order_relaxed) == SF_LEAKED &&
             f->pds[i].device < SV_DEVICES)
             u->leaked[f->pds[i].device]++;
@@ -64,7 +64,7 @@ static struct usage *look(const struct sf_fabric *f)
 }
 
 /* Used and most, of one kind at one device. 0 for most: no limit that the profile names. */
-static void used(const struct sf_fabric *f, uint32_t device, uint32_t now[KINDS], uint32_t most[KINDS])
+static void ls_used(const struct sf_fabric *f, uint32_t device, uint32_t now[KINDS], uint32_t most[KINDS])
 {
     const struct sf_device *d = &f->devices[device];
     const struct sv_profile *p = &f->model.profile;
@@ -77,7 +77,7 @@ static void used(const struct sf_fabric *f, uint32_t device, uint32_t now[KINDS]
     }
 }
 
-static const char *port(const struct sf_device *d)
+static const char *ls_port(const struct sf_device *d)
 {
     if (atomic_load_explicit(&d->removed, memory_order_relaxed))
         return "removed";
@@ -94,12 +94,12 @@ static void far_end(const struct sv_topology *t, uint32_t device, char text[2 * 
 }
 
 /* Whether entry p is a program's, and not this or another command's. */
-static bool shown(const struct sf_view *v, uint32_t p)
+static bool ls_shown(const struct sf_view *v, uint32_t p)
 {
     return v->fabric->processes[p].host != SF_NO_HOST && sf_alive(v->fabric, p + 1);
 }
 
-static json_t *device_json(const struct sf_fabric *f, const struct usage *u, uint32_t i)
+static json_t *ls_device_json(const struct sf_fabric *f, const struct usage *u, uint32_t i)
 {
     const struct sv_topology *t = &f->model.topology;
     const struct sv_device_model *m = &t->devices[i];
@@ -107,11 +107,11 @@ static json_t *device_json(const struct sf_fabric *f, const struct usage *u, uin
     char far[2 * SV_NAME], name[SV_NAME], interface[SV_NAME], host[SV_NAME];
     uint32_t now[KINDS], most[KINDS];
     far_end(t, i, far);
-    used(f, i, now, most);
+    ls_used(f, i, now, most);
     json_t *j = json_pack(
         "{s:s, s:s, s:s, s:s, s:s}", "host", cli_clean(t->hosts[m->host].name, SV_NAME, host, SV_NAME),
         "device", cli_clean(m->name, SV_NAME, name, SV_NAME), "interface",
-        cli_clean(m->interface, sizeof m->interface, interface, SV_NAME), "port", port(d), "cable", far);
+        cli_clean(m->interface, sizeof m->interface, interface, SV_NAME), "port", ls_port(d), "cable", far);
     for (unsigned k = 0; k < KINDS; k++)
         json_object_set_new(
             j, kinds[k], json_pack("{s:I, s:I}", "used", (json_int_t)now[k], "limit", (json_int_t)most[k]));
@@ -156,9 +156,9 @@ static json_t *fabric_json(const struct sf_view *v, const struct usage *u)
                   (json_int_t)f->created, "hosts", (int)t->host_count);
     json_t *devices = json_array(), *processes = json_array(), *faults = json_array();
     for (uint32_t i = 0; i < t->device_count; i++)
-        json_array_append_new(devices, device_json(f, u, i));
-    for (uint32_t p = 0, n = top(&f->process_top, SF_PROCESSES); p < n; p++)
-        if (shown(v, p))
+        json_array_append_new(devices, ls_device_json(f, u, i));
+    for (uint32_t p = 0, n = ls_top(&f->process_top, SF_PROCESSES); p < n; p++)
+        if (ls_shown(v, p))
             json_array_append_new(processes, process_json(f, u, p));
     for (uint32_t i = 0; i < SF_FAULTS; i++)
         if (atomic_load_explicit(&f->faults[i].kind, memory_order_acquire) != SF_FAULT_NONE)
@@ -182,7 +182,7 @@ static int print_devices(const struct sf_fabric *f, const struct usage *u, bool 
         uint32_t now[KINDS], most[KINDS], sum = 0;
         char name[2 * SV_NAME], far[2 * SV_NAME], cell[KINDS][32], leaked[16], sent[24], received[24],
             dropped[24];
-        used(f, i, now, most);
+        ls_used(f, i, now, most);
         for (unsigned k = 0; k < KINDS; k++) {
             sum += now[k];
             snprintf(cell[k], sizeof cell[k], k < 3 ? "%u/%u" : "%u", now[k], most[k]);
@@ -197,7 +197,7 @@ static int print_devices(const struct sf_fabric *f, const struct usage *u, bool 
         snprintf(sent, sizeof sent, "%llu", (unsigned long long)atomic_load(&d->sent));
         snprintf(received, sizeof received, "%llu", (unsigned long long)atomic_load(&d->received));
         snprintf(dropped, sizeof dropped, "%llu", (unsigned long long)atomic_load(&d->dropped));
-        cli_table_add(table, (const char *[COLUMNS]){name, port(d), far, cell[0], cell[1], leaked, cell[2],
+        cli_table_add(table, (const char *[COLUMNS]){name, ls_port(d), far, cell[0], cell[1], leaked, cell[2],
                                                      cell[3], cell[4], sent, received, dropped});
     }
     int status = cli_table_print("ls", table, "  ");
@@ -211,10 +211,10 @@ static int print_processes(const struct sf_view *v, const struct usage *u)
     static const char *const titles[] = {">PID", "HOST", "COMMAND", ">QP", ">PD", ">MR", ">CQ", ">SRQ"};
     const struct sf_fabric *f = v->fabric;
     struct cli_table *table = NULL;
-    for (uint32_t p = 0, n = top(&f->process_top, SF_PROCESSES); p < n; p++) {
+    for (uint32_t p = 0, n = ls_top(&f->process_top, SF_PROCESSES); p < n; p++) {
         const struct sf_process *e = &f->processes[p];
         char pid[16], host[SV_NAME], command[sizeof e->command], cell[KINDS][16];
-        if (!shown(v, p))
+        if (!ls_shown(v, p))
             continue;
         if (!table && !(table = cli_table_new(8, titles)))
             break;
@@ -264,7 +264,7 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
 }
 
 /* One fabric; `all_json` is the list to add it to, or NULL to print it. */
-static int show(const char *name, bool all, json_t *all_json)
+static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
@@ -278,7 +278,7 @@ static int show(const char *name, bool all, json_t *all_json)
     if (error)
         return cli_error("ls", "fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
     int status = 0;
-    struct usage *u = look(view.fabric);
+    struct usage *u = ls_look(view.fabric);
     if (!u)
         status = cli_error("ls", "out of memory");
     else if (all_json)
@@ -330,7 +330,7 @@ int cli_ls(int argc, char **argv)
             continue;
         if (printed++ && !json)
             putchar('\n');
-        if (show(names[i], all, list))
+        if (ls_show(names[i], all, list))
             status = CLI_FAILED;
     }
     cli_fabrics_free(names, count);

@@ -2,7 +2,7 @@
  *
  * The command `softverbs`: finds the subcommand and hands over.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -15,14 +15,14 @@ struct command {
 
 /* In the order of the help; add a row to add a subcommand. */
 static const struct command commands[] = {
-    {"run", "start a program that sees the devices of a host", cli_run},
+    {"run", "start a program on a host; it sees the devices of that host", cli_run},
     {"up", "make a fabric: switch N, mesh N, ring N, chain N or a file", cli_up},
-    {"ls", "live fabrics, their devices, who uses what", cli_ls},
+    {"ls", "list fabrics, their devices, and the processes that use them", cli_ls},
     {"down", "remove a fabric", cli_down},
-    {"reboot", "what only a restart of a host mends: leaked domains", cli_reboot},
-    {"fault", "lose, harm or delay messages, pull cables, refuse calls", cli_fault},
-    {"topo", "print a topology, as JSON or as a picture", cli_topo},
-    {"profile", "list the kinds of device, or print one", cli_profile},
+    {"reboot", "restart the devices of a host: frees leaked protection domains", cli_reboot},
+    {"fault", "lose, corrupt or delay messages, refuse calls, pull cables", cli_fault},
+    {"topo", "print a topology as JSON, as a graph, or as MLX's hostfile", cli_topo},
+    {"profile", "list the profiles, which are kinds of device, or print one", cli_profile},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -44,19 +44,19 @@ static void print_help(FILE *to)
         "  softverbs run --host 0 -- ib_write_bw &                 two hosts of one fabric, which the first `run`\n"
         "  softverbs run --host 1 -- ib_write_bw 127.0.0.1         makes: a switch with hosts 0 to 7\n"
         "\n"
-        "  softverbs up --fabric macs --profile tb5 mesh 4         four Macs, each cabled to each\n"
+        "  softverbs up --fabric macs --profile tb5 mesh 4         four Macs, a cable between every two\n"
         "  softverbs run --fabric macs --host 2 -- ./program\n"
         "  softverbs fault add --fabric macs drop --chance 0.05%   lose some messages, the same ones each time\n"
         "  softverbs ls; softverbs down --fabric macs\n"
         "\n"
-        "`softverbs COMMAND --help` explains one; softverbs(1) is the manual; `softverbs --version` the version.\n"
-        "A fabric is named by --fabric, else SOFTVERBS_FABRIC, else it is 'default'; a host by --host, else\n"
-        "SOFTVERBS_HOST, else it is the first. With SOFTVERBS_LOG=info a program says why a call was refused.\n"
-        "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line.\n",
+        "`softverbs COMMAND --help` explains a command; softverbs(1) is the manual; `softverbs --version` prints the version.\n"
+        "--fabric names the fabric (default: SOFTVERBS_FABRIC, else 'default'), --host the host (default: SOFTVERBS_HOST,\n"
+        "else the first). With SOFTVERBS_LOG=info a program says on standard error why a call was refused.\n"
+        "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n",
         to);
 }
 
-static int unknown(const char *word)
+static int main_unknown(const char *word)
 {
     const char *near = cli_nearest(word, &commands[0].name, COMMANDS, sizeof commands[0]);
     if (near)
@@ -64,7 +64,7 @@ static int unknown(const char *word)
     return cli_usage("", "unknown command '%s'", word);
 }
 
-static const struct command *find(const char *word)
+static const struct command *main_find(const char *word)
 {
     for (size_t i = 0; i < COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0)
@@ -99,13 +99,13 @@ int main(int argc, char **argv)
         return cli_flush("");
     }
     if (strcmp(word, "help") == 0) {
-        const struct command *c = find(argv[2]);
+        const struct command *c = main_find(argv[2]);
         char dash[] = "--help";
         char *args[] = {argv[2], dash, NULL};
-        return c ? c->run(2, args) : unknown(argv[2]);
+        return c ? c->run(2, args) : main_unknown(argv[2]);
     }
     if (word[0] == '-')
         return cli_usage("", "unknown option '%s'", word);
-    const struct command *c = find(word);
-    return c ? c->run(argc - 1, argv + 1) : unknown(word);
+    const struct command *c = main_find(word);
+    return c ? c->run(argc - 1, argv + 1) : main_unknown(word);
 }

@@ -2,14 +2,14 @@
  *
  * What all subcommands say and print in the same way: messages, options, tables, JSON.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void say(const char *sub, const char *format, va_list args)
+static void output_say(const char *sub, const char *format, va_list args)
 {
     char line[2048];
     vsnprintf(line, sizeof line, format, args);
@@ -21,7 +21,7 @@ int cli_error(const char *sub, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say(sub, format, args);
+    output_say(sub, format, args);
     va_end(args);
     return CLI_FAILED;
 }
@@ -30,14 +30,14 @@ int cli_usage(const char *sub, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say(sub, format, args);
+    output_say(sub, format, args);
     va_end(args);
     fprintf(stderr, "See `softverbs %s%s--help`.\n", sub, sub[0] ? " " : "");
     return CLI_USAGE;
 }
 
 /* How many letters to change, add or drop to make `a` of `b`; both are cut at 31 letters. */
-static unsigned distance(const char *a, const char *b)
+static unsigned output_distance(const char *a, const char *b)
 {
     enum { LETTERS = 31 };
     unsigned row[LETTERS + 1];
@@ -67,7 +67,7 @@ const char *cli_nearest(const char *word, const void *words, size_t count, size_
     for (size_t i = 0; i < count; i++) {
         const char *candidate;
         memcpy(&candidate, (const char *)words + i * stride, sizeof candidate);
-        unsigned far = distance(word, candidate);
+        unsigned far = output_distance(word, candidate);
         if (*word && strncmp(word, candidate, strlen(word)) == 0)
             far = 1; /* its beginning */
         size_t longer = strlen(candidate) > strlen(word) ? strlen(candidate) : strlen(word);

@@ -2,7 +2,7 @@
  *
  * Which fabric, host and device the words of a command line mean.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
  *
  * softverbs profile: the kinds of device there are, and one of them in full.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,16 +12,16 @@ static const char help[] =
     "Usage: softverbs profile [--json]\n"
     "       softverbs profile NAME | FILE.json\n"
     "\n"
-    "Lists the profiles that are built in: what a device is, can do, refuses, and how it says so. With a NAME\n"
-    "prints that one as JSON; to make your own, change that and give the file to --profile. A FILE is checked\n"
-    "and printed with all its values.\n"
+    "Lists the built-in profiles. A profile describes a kind of device: its abilities, its limits, and the errors with\n"
+    "which it refuses. With NAME, prints that profile as JSON; edit a copy and give the file to --profile to have a\n"
+    "profile of your own. With FILE, checks the file and prints it with all values.\n"
     "\n"
     "  --json   the list as JSON\n"
     "\n"
     "  softverbs profile tb5 >mine.json\n"
     "  softverbs up --profile ./mine.json ring 3\n";
 
-static int list(bool json)
+static int profile_list(bool json)
 {
     static const char *const titles[] = {"PROFILE", ">QP", ">PD", ">MR", "WHAT IT IS"};
     const char *const *names = sv_profile_names();
@@ -72,7 +72,7 @@ int cli_profile(int argc, char **argv)
         }
     }
     if (optind == argc)
-        return list(json);
+        return profile_list(json);
     if (optind + 1 < argc)
         return cli_usage("profile", "unexpected word '%s' after '%s': one profile at a time",
                          argv[optind + 1], argv[optind]);

@@ -3,7 +3,7 @@
  * softverbs reboot: what a restart of a host does to its devices. Its processes are ended, leaked domains are
  * free again, and devices whose deregistration was blocked take it again.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -13,11 +13,12 @@
 static const char help[] =
     "Usage: softverbs reboot [--fabric F] [--force] HOST\n"
     "\n"
-    "Does to a host's devices what its restart would: domains that processes leaked when they ended are free\n"
-    "again. Cables, faults and other hosts stay as they are. A host that programs run on is left alone.\n"
+    "Does to a host's devices what restarting the host would do: leaked protection domains are free again, and\n"
+    "devices whose deregistration was blocked accept it again. Cables, faults and other hosts are not touched. A host\n"
+    "on which programs run is not rebooted.\n"
     "\n"
-    "  --fabric F   the fabric; else SOFTVERBS_FABRIC, else 'default'\n"
-    "  --force      kill the programs on it first (SIGKILL)\n";
+    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --force      kill the programs on the host first (SIGKILL)\n";
 
 static bool lives_here(const struct sf_view *v, uint32_t p, uint32_t host)
 {
@@ -30,7 +31,7 @@ static uint32_t process_top(const struct sf_view *v)
     return n < SF_PROCESSES ? n : SF_PROCESSES;
 }
 
-static int refuse(const struct sf_view *v, uint32_t host, const char *name)
+static int reboot_refuse(const struct sf_view *v, uint32_t host, const char *name)
 {
     char list[256] = "";
     size_t n = 0;
@@ -80,7 +81,7 @@ static int clear_host(const struct sf_view *v, uint32_t host)
         "processes of the host did not end within five seconds of SIGKILL; `softverbs ls` shows them");
 }
 
-static void reset(struct sf_view *v, uint32_t host)
+static void reboot_reset(struct sf_view *v, uint32_t host)
 {
     struct sf_fabric *f = v->fabric;
     sf_reap_all(v);
@@ -134,9 +135,9 @@ int cli_reboot(int argc, char **argv)
         return status;
     if ((status = cli_find_host("reboot", &view, argv[optind], &host)))
         goto out;
-    status = force ? clear_host(&view, host) : refuse(&view, host, argv[optind]);
+    status = force ? clear_host(&view, host) : reboot_refuse(&view, host, argv[optind]);
     if (!status)
-        reset(&view, host);
+        reboot_reset(&view, host);
 out:
     sf_detach(&view);
     return status;

@@ -3,7 +3,7 @@
  * softverbs run: the program, with our library where it looks for libibverbs. It takes the place of this
  * process: its signals, its exit status and its number are the program's own.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -17,20 +17,21 @@ enum { RUN_FAILED = 125, RUN_CANNOT = 126, RUN_NOT_FOUND = 127 }; /* as env(1) a
 static const char help[] =
     "Usage: softverbs run [--fabric F] [--host H] [--profile P] [--] PROGRAM [ARGUMENTS]\n"
     "\n"
-    "Starts PROGRAM so that libibverbs.so.1 and librdma.dylib, linked or loaded with dlopen, show it the devices\n"
-    "of host H. It takes the place of softverbs: the same process, signals and exit status.\n"
+    "Starts PROGRAM on host H of a fabric: libibverbs.so.1 and librdma.dylib, whether linked or loaded with dlopen,\n"
+    "then show it the RDMA devices of that host. PROGRAM replaces softverbs in this process: it keeps the process ID,\n"
+    "receives the signals, and its exit status is returned.\n"
     "\n"
-    "  --fabric F    the fabric; else SOFTVERBS_FABRIC, else the profile's name if --profile was given, else\n"
-    "                'default'. One that is not there yet is made: a switch with hosts 0 to 7\n"
-    "  --host H      the host; else SOFTVERBS_HOST, else the first\n"
-    "  --profile P   the kind of its devices, for a fabric to be made ('generic'); `softverbs profile` lists\n"
-    "                them. A fabric that is there must have it\n"
+    "  --fabric F    name of the fabric (default: SOFTVERBS_FABRIC, else the profile's name if --profile is given,\n"
+    "                else 'default'). If there is no such fabric it is made: a switch with hosts 0 to 7\n"
+    "  --host H      name of the host (default: SOFTVERBS_HOST, else the first host)\n"
+    "  --profile P   kind of device, when the fabric has to be made (default: generic); `softverbs profile` lists the\n"
+    "                kinds. If the fabric exists already, it must have this profile\n"
     "\n"
     "  softverbs run -- ibv_devinfo -v\n"
     "  softverbs run --profile tb5 --host 1 -- python3 my_test.py\n"
     "\n"
-    "SOFTVERBS_LOG=info makes the library say why it refused a call. Exit status: the program's; 125 softverbs\n"
-    "failed, 126 PROGRAM cannot be started, 127 it is not there.\n";
+    "With SOFTVERBS_LOG=info the library says why it refuses a call. Exit status: that of PROGRAM; 125 if softverbs\n"
+    "failed, 126 if PROGRAM cannot be started, 127 if it was not found.\n";
 
 /* Whether `directory` is the one with our library in it; its real path. */
 static bool is_ours(const char *directory, char path[PATH_MAX])
@@ -93,7 +94,7 @@ static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
 }
 
 /* Puts `first` before what the variable says, once. */
-static int prepend(const char *variable, const char *first)
+static int run_prepend(const char *variable, const char *first)
 {
     const char *old = getenv(variable);
     size_t n = strlen(first);
@@ -116,7 +117,7 @@ static int calm_sanitizer(void)
 {
     static const char option[] = "verify_asan_link_order=0";
     const char *old = getenv("ASAN_OPTIONS");
-    return old && strstr(old, "verify_asan_link_order") ? 0 : prepend("ASAN_OPTIONS", option);
+    return old && strstr(old, "verify_asan_link_order") ? 0 : run_prepend("ASAN_OPTIONS", option);
 }
 
 /* The program may go to another directory: a relative $SOFTVERBS_DIR would lead it elsewhere. It is there by now. */
@@ -140,7 +141,7 @@ static int set_environment(const char *fabric, const char *host)
     snprintf(preload, sizeof preload, "%s%s%s/libibverbs.so.1", runtime ? runtime : "", runtime ? ":" : "",
              directory);
     if (fix_directory() || calm_sanitizer() || setenv("SOFTVERBS_FABRIC", fabric, 1) || setenv("SOFTVERBS_HOST", host, 1) ||
-        prepend("LD_LIBRARY_PATH", directory) || prepend("LD_PRELOAD", preload))
+        run_prepend("LD_LIBRARY_PATH", directory) || run_prepend("LD_PRELOAD", preload))
         return cli_error("run", "cannot set the program's environment: %s", strerror(errno));
     return 0;
 }
@@ -165,7 +166,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
 }
 
 /* The fabric `name`, made now if it is not there. Several of us may come at once: one makes it. */
-static int enter(struct sf_view *view, const char *name, const struct sv_model *model)
+static int run_enter(struct sf_view *view, const char *name, const struct sv_model *model)
 {
     struct sv_why why = {""};
     for (int turn = 0; turn < 8; turn++) { /* it may be taken down between two steps */
@@ -179,7 +180,7 @@ static int enter(struct sf_view *view, const char *name, const struct sv_model *
     return view->fabric ? 0 : cli_attach("run", view, name, false);
 }
 
-static int prepare(const char *fabric, const char *host, const char *profile)
+static int run_prepare(const char *fabric, const char *host, const char *profile)
 {
     char topology[] = "switch", eight[] = "8", *words[] = {topology, eight};
     const char *name = NULL;
@@ -190,7 +191,7 @@ static int prepare(const char *fabric, const char *host, const char *profile)
     if (status)
         return status;
     if ((status = cli_fabric_name("run", fabric, profile ? &model->profile : NULL, &name)) ||
-        (status = enter(&view, name, model)) ||
+        (status = run_enter(&view, name, model)) ||
         (profile && (status = check_profile(view.fabric, &model->profile, profile))))
         goto out;
     if (!host && (host = getenv("SOFTVERBS_HOST")) && !*host)
@@ -240,7 +241,7 @@ int cli_run(int argc, char **argv)
         cli_usage("run", "which program? Give it after `--`");
         return RUN_FAILED;
     }
-    if (prepare(fabric, host, profile))
+    if (run_prepare(fabric, host, profile))
         return RUN_FAILED;
     cli_warn_linked(argv[optind]);
     execvp(argv[optind], argv + optind);

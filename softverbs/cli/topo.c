@@ -2,7 +2,7 @@
  *
  * softverbs topo: a topology as JSON, as a picture, or as MLX's hostfile.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,18 +13,18 @@ static const char help[] =
     "Usage: softverbs topo [--fabric F] [--json | --dot | --matrix]\n"
     "       softverbs topo [--profile P] [--json | --dot | --matrix] TOPOLOGY\n"
     "\n"
-    "Prints the topology of a live fabric; or that which `softverbs up TOPOLOGY` would make, without making it.\n"
+    "Prints the topology of a fabric, or the one that `softverbs up TOPOLOGY` would make, without making it.\n"
     "\n"
-    "  --fabric F    which; else SOFTVERBS_FABRIC, else 'default'\n"
-    "  --profile P   which names devices get, and which addresses; 'generic' without this\n"
-    "  --json        as JSON, to be changed and given to `softverbs up` (this is how it is without a choice)\n"
+    "  --fabric F    the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --profile P   the profile that gives devices their names and addresses (default: generic)\n"
+    "  --json        as JSON, which you can edit and give to `softverbs up` (default)\n"
     "  --dot         as a graph for Graphviz\n"
-    "  --matrix      as MLX's hostfile: for each host the device that leads to each other, null where none does\n"
+    "  --matrix      as MLX's hostfile: for each pair of hosts, the device that connects them, or null\n"
     "\n"
     "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
     "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
 
-static char *matrix(const struct sv_topology *t)
+static char *topo_matrix(const struct sv_topology *t)
 {
     struct sv_several several;
     char *text = sv_topology_matrix(t, &several);
@@ -90,7 +90,7 @@ int cli_topo(int argc, char **argv)
             return status;
         t = &view.fabric->model.topology;
     }
-    char *text = dot ? sv_topology_dot(t) : mlx ? matrix(t) : sv_topology_json(t);
+    char *text = dot ? sv_topology_dot(t) : mlx ? topo_matrix(t) : sv_topology_json(t);
     status = text ? 0
              : mlx && errno == ENXIO
                  ? cli_error("topo", "'%s': no cable and no switch joins any two hosts: there is no matrix of devices", t->name)

@@ -2,7 +2,7 @@
  *
  * softverbs up: makes a fabric of a topology and a profile.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,20 +11,20 @@
 static const char help[] =
     "Usage: softverbs up [--fabric F] [--profile P] [--seed N] TOPOLOGY\n"
     "\n"
-    "Makes a fabric: hosts, their devices, and what joins them. TOPOLOGY is one of\n"
-    "  switch N     N hosts with a device each, on one switch\n"
-    "  mesh N       N hosts, a cable from each to each\n"
-    "  ring N       N hosts, each cabled to the next and the last to the first\n"
+    "Makes a fabric: hosts, their devices, and the cables or the switch between them. TOPOLOGY is one of\n"
+    "  switch N     N hosts with one device each, all on one switch\n"
+    "  mesh N       N hosts with a cable between every two\n"
+    "  ring N       N hosts, each cabled to the next, and the last to the first\n"
     "  chain N      N hosts, each cabled to the next\n"
-    "  FILE.json    your own; `softverbs topo ring 4` shows how one is written\n"
+    "  FILE.json    a topology of your own; `softverbs topo ring 4` prints one to start from\n"
     "\n"
-    "  --fabric F    its name; else SOFTVERBS_FABRIC, else the profile's if --profile was given, else 'default'\n"
-    "  --profile P   the kind of its devices: one of `softverbs profile`, or a JSON file; 'generic' without this\n"
-    "  --seed N      of the faults that name none, and of the losses that a profile has; 1 without this\n"
+    "  --fabric F    its name (default: SOFTVERBS_FABRIC, else the profile's name if --profile is given, else 'default')\n"
+    "  --profile P   kind of device: a name that `softverbs profile` lists, or a JSON file (default: generic)\n"
+    "  --seed N      seed for faults added without --seed, and for the message loss of a profile (default: 1)\n"
     "\n"
     "  softverbs up --fabric macs --profile tb5 mesh 4\n"
     "\n"
-    "It lives in memory (/dev/shm, or SOFTVERBS_DIR) until `softverbs down`.\n";
+    "The fabric is a file in memory (/dev/shm, or SOFTVERBS_DIR) and stays until `softverbs down`.\n";
 
 int cli_up(int argc, char **argv)
 {

@@ -2,7 +2,7 @@
  *
  * Words of the command line into numbers, times, chances, errno values and verbs; and back.
  */
-#include "cli.h"
+#include "command.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -3,11 +3,10 @@
  * Room for queues: whole pages of the file, each marked with its owner. They are backed when they are taken, so that a full
  * /dev/shm is an error there and not a SIGBUS later, and returned to the system when they are given back.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 
 int sf_back(struct sf_view *v, const volatile void *at, size_t bytes)
 {
@@ -26,13 +25,8 @@ static uint32_t pages_of(size_t bytes)
     return (uint32_t)((bytes + SF_PAGE - 1) / SF_PAGE);
 }
 
-static uint64_t offset_of(uint32_t page)
-{
-    return sizeof(struct sf_fabric) + (uint64_t)page * SF_PAGE;
-}
-
 /* The first run of `count` free pages at or after `from`; SF_PAGES when there is none before the end. */
-static uint32_t run(struct sf_fabric *f, uint32_t from, uint32_t count)
+static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t count)
 {
     uint32_t length = 0;
     for (uint32_t p = from; p < SF_PAGES; p++) {
@@ -70,9 +64,9 @@ uint64_t sf_arena_take(struct sf_view *v, size_t bytes)
             errno = -error;
             return 0;
         }
-        page = run(f, f->page_next % SF_PAGES, count);
+        page = arena_find_run(f, f->page_next % SF_PAGES, count);
         if (page == SF_PAGES)
-            page = run(f, 0, count);
+            page = arena_find_run(f, 0, count);
         if (page < SF_PAGES) {
             for (uint32_t p = page; p < page + count; p++)
                 atomic_store_explicit(&f->pages[p], v->process, memory_order_relaxed);
@@ -89,24 +83,13 @@ uint64_t sf_arena_take(struct sf_view *v, size_t bytes)
         return 0;
     }
     /* Unused pages of the arena are holes, and read as zeros. */
-    int error = sf_back(v, sf_at(v, offset_of(page)), (size_t)count * SF_PAGE);
+    int error = sf_back(v, sf_at(v, sf_page_offset(page)), (size_t)count * SF_PAGE);
     if (error) {
-        sf_arena_give(v, offset_of(page), bytes);
+        sf_arena_give(v, sf_page_offset(page), bytes);
         errno = -error;
         return 0;
     }
-    return offset_of(page);
-}
-
-static void give(struct sf_view *v, uint32_t page, uint32_t count)
-{
-    struct sf_fabric *f = v->fabric;
-    if (fallocate(v->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_of(page), (off_t)count * SF_PAGE) != 0)
-        memset((char *)f + offset_of(page), 0, (size_t)count * SF_PAGE);
-    for (uint32_t p = page; p < page + count; p++)
-        atomic_store_explicit(&f->pages[p], 0, memory_order_release);
-    if (page < f->page_next)
-        f->page_next = page; /* the file stays short */
+    return sf_page_offset(page);
 }
 
 void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
@@ -123,20 +106,6 @@ void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
     while (own < count && atomic_load_explicit(&v->fabric->pages[page + own], memory_order_relaxed) == v->process)
         own++;
     if (own == count)
-        give(v, (uint32_t)page, count);
+        sf_free_pages(v, (uint32_t)page, count);
     sf_unlock(v, &v->fabric->lock);
-}
-
-void sf_arena_give_all(struct sf_view *v, uint32_t process)
-{
-    struct sf_fabric *f = v->fabric;
-    for (uint32_t p = 0; p < f->page_top && p < SF_PAGES; p++) {
-        uint32_t count = 0;
-        while (p + count < SF_PAGES && atomic_load_explicit(&f->pages[p + count], memory_order_relaxed) == process)
-            count++;
-        if (count > 0) {
-            give(v, p, count);
-            p += count;
-        }
-    }
 }

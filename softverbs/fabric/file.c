@@ -7,7 +7,7 @@
  * Behind its end are bytes that exist only to be locked: one of each process as long as it lives, and one of who is just
  * joining. The kernel lets them go at a process's death, and shows them across namespaces.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int because(struct sv_why *why, int error, const char *format, const char *a, const char *b)
+static int file_because(struct sv_why *why, int error, const char *format, const char *a, const char *b)
 {
     if (why)
         snprintf(why->text, sizeof why->text, format, a, b);
@@ -60,15 +60,15 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *why)
     const char *set = getenv("SOFTVERBS_DIR");
     int n = set && set[0] ? snprintf(path, bytes, "%s", set) : snprintf(path, bytes, "/dev/shm/softverbs-%u", (unsigned)geteuid());
     if (n < 0 || (size_t)n >= bytes)
-        return because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has too long a name%s%s", "", "");
+        return file_because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has too long a name%s%s", "", "");
     if (make && mkdir(path, 0700) != 0 && errno != EEXIST)
-        return because(why, -errno, "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to one that can be written", path,
+        return file_because(why, -errno, "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to one that can be written", path,
                        strerror(errno));
     struct stat s;
     if (lstat(path, &s) != 0)
-        return because(why, -errno, "there is no directory of fabrics at %s (%s): no fabric has been made yet", path, strerror(errno));
+        return file_because(why, -errno, "there is no directory of fabrics at %s (%s): no fabric has been made yet", path, strerror(errno));
     if (!S_ISDIR(s.st_mode) || s.st_uid != geteuid())
-        return because(why, -EACCES, "%s is not a directory of this user: fabrics are not shared between users. "
+        return file_because(why, -EACCES, "%s is not a directory of this user: fabrics are not shared between users. "
                                      "Set SOFTVERBS_DIR to one that is%s", path, "");
     return 0;
 }
@@ -76,18 +76,18 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *why)
 static int file_path(char *path, size_t bytes, const char *name, bool make, struct sv_why *why)
 {
     if (!sf_name_valid(name))
-        return because(why, -EINVAL, "'%s' cannot name a fabric: letters, digits, '-', '_' and '.', at most 31, not beginning with '.'%s",
+        return file_because(why, -EINVAL, "'%s' cannot name a fabric: letters, digits, '-', '_' and '.', at most 31, not beginning with '.'%s",
                        name, "");
     int r = sf_directory(path, bytes, make, why);
     if (r != 0)
         return r;
     size_t n = strlen(path);
     if (snprintf(path + n, bytes - n, "/%s", name) >= (int)(bytes - n))
-        return because(why, -ENAMETOOLONG, "%s/%s is too long a name", path, name);
+        return file_because(why, -ENAMETOOLONG, "%s/%s is too long a name", path, name);
     return 0;
 }
 
-static int create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
+static int file_create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
 {
     char path[256], making[300];
     int r = file_path(path, sizeof path, name, true, why);
@@ -105,7 +105,7 @@ static int create(const char *name, const struct sv_model *model, uint64_t seed,
         fd = open(making, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     }
     if (fd < 0)
-        return because(why, -errno, "cannot make %s: %s", making, strerror(errno));
+        return file_because(why, -errno, "cannot make %s: %s", making, strerror(errno));
     struct sf_fabric *f = MAP_FAILED;
     r = ftruncate(fd, (off_t)file_bytes()) == 0 ? -posix_fallocate(fd, 0, (off_t)offsetof(struct sf_fabric, processes)) : -errno;
     if (r == 0 && (f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
@@ -113,7 +113,7 @@ static int create(const char *name, const struct sv_model *model, uint64_t seed,
     if (r != 0) {
         char reason[96];
         snprintf(reason, sizeof reason, "%s; it begins with %zu KiB", strerror(-r), offsetof(struct sf_fabric, processes) >> 10);
-        because(why, r, "no room for fabric %s: %s and grows with use. Free some there, or set SOFTVERBS_DIR to a directory with more", path,
+        file_because(why, r, "no room for fabric %s: %s and grows with use. Free some there, or set SOFTVERBS_DIR to a directory with more", path,
                 reason);
     } else {
         f->magic = SF_MAGIC;
@@ -128,7 +128,7 @@ static int create(const char *name, const struct sv_model *model, uint64_t seed,
         munmap(f, sizeof *f);
         r = linkat(AT_FDCWD, making, AT_FDCWD, path, nameless ? AT_SYMLINK_FOLLOW : 0) == 0 ? 0 : -errno;
         if (r != 0)
-            because(why, r, r == -EEXIST ? "there is a fabric '%s' already (%s): name another, or take it down first" :
+            file_because(why, r, r == -EEXIST ? "there is a fabric '%s' already (%s): name another, or take it down first" :
                                            "cannot make fabric '%s' at %s", name, path);
     }
     if (!nameless)
@@ -142,7 +142,7 @@ int sf_create(const char *name, const struct sv_model *model, uint64_t seed, str
     int r = -ENOENT;
     /* Who takes the last fabric down takes the directory with it, perhaps just now. */
     for (int again = 0; again < 3 && r == -ENOENT; again++)
-        r = create(name, model, seed, why);
+        r = file_create(name, model, seed, why);
     return r;
 }
 
@@ -171,7 +171,7 @@ static bool model_sane(const struct sv_model *m)
     return m->profile.depth_step_count <= SV_STEPS;
 }
 
-static int protect(struct sf_fabric *f, int how)
+static int file_protect(struct sf_fabric *f, int how)
 {
     return mprotect(&f->model, offsetof(struct sf_fabric, devices) - offsetof(struct sf_fabric, model), how) ? -errno : 0;
 }
@@ -180,13 +180,13 @@ int sf_set_cable(struct sf_fabric *f, uint32_t device, int32_t cable)
 {
     struct sv_device_model *d = &f->model.topology.devices[device];
     int err = device >= f->model.topology.device_count || cable >= (int32_t)f->model.topology.device_count
-                  ? -EINVAL : protect(f, PROT_READ | PROT_WRITE);
+                  ? -EINVAL : file_protect(f, PROT_READ | PROT_WRITE);
     if (err)
         return err;
     /* relaxed, as all that read it do: with the port down nothing is sent from there */
     __atomic_store_n(&d->cable, cable, __ATOMIC_RELAXED);
     d->port_up = cable >= 0;
-    return protect(f, PROT_READ);
+    return file_protect(f, PROT_READ);
 }
 
 /* ---- Processes of other PID namespaces -------------------------------------------------------------------------- */
@@ -253,7 +253,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             uint32_t free = 0;
             int error = p < f->process_top ? 0 : sf_back(v, &f->processes[p], sizeof f->processes[p]);
             if (error)
-                return because(why, error, "no room for one more process in fabric '%s': is %s full?", f->name, v->path);
+                return file_because(why, error, "no room for one more process in fabric '%s': is %s full?", f->name, v->path);
             if (!atomic_compare_exchange_strong_explicit(&f->processes[p].owner, &free, SF_JOINING | (uint32_t)getpid(),
                                                          memory_order_acq_rel, memory_order_relaxed))
                 continue;
@@ -293,18 +293,18 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             break;
         }
     }
-    return because(why, -EUSERS, "fabric '%s' has its 1024 processes: end some, or make another fabric%s", f->name, "");
+    return file_because(why, -EUSERS, "fabric '%s' has its 1024 processes: end some, or make another fabric%s", f->name, "");
 }
 
-static int join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t started, struct sv_why *why)
+static int file_join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t started, struct sv_why *why)
 {
     if (!proc_is_ours())
-        return because(why, -EOPNOTSUPP, "/proc is not mounted, or is another PID namespace's: processes could not find each other. "
+        return file_because(why, -EOPNOTSUPP, "/proc is not mounted, or is another PID namespace's: processes could not find each other. "
                                          "Mount it (unshare --mount-proc, or mount -t proc proc /proc)%s%s", "", "");
     int r = 0;
     lock_byte(v, 0);
     if (find_stranger(v, space))
-        r = because(why, -EXDEV, "fabric '%s' is in use by a program in another PID namespace (inside or outside of a container): programs "
+        r = file_because(why, -EXDEV, "fabric '%s' is in use by a program in another PID namespace (inside or outside of a container): programs "
                                  "that do not see each other's process numbers cannot share a fabric. Start all of them in one "
                                  "container, or share its PID namespace, or name another fabric (--fabric)%s", v->fabric->name, "");
     else
@@ -324,7 +324,7 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
         return r;
     v->fd = open(v->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (v->fd < 0)
-        return because(why, -errno, errno == ENOENT ? "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it"
+        return file_because(why, -errno, errno == ENOENT ? "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it"
                                                     : "cannot open fabric '%s' at %s", name, v->path);
     struct stat s;
     struct sf_fabric *f = MAP_FAILED;
@@ -332,29 +332,29 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
     r = -EPROTO;
     if (fstat(v->fd, &s) != 0 || s.st_uid != geteuid() || pread(v->fd, head, sizeof head, 0) != (ssize_t)sizeof head ||
         head[0] != SF_MAGIC || head[1] != sf_layout() || head[2] != file_bytes() || (uint64_t)s.st_size != file_bytes()) {
-        because(why, r, "%s is not a fabric of this version of softverbs: take it down (softverbs down --fabric %s) and make it anew", v->path,
+        file_because(why, r, "%s is not a fabric of this version of softverbs: take it down (softverbs down --fabric %s) and make it anew", v->path,
                 name);
         goto fail;
     }
     f = mmap(NULL, file_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, v->fd, 0);
     if (f == MAP_FAILED) {
-        r = because(why, -errno, "cannot map %s: %s. It takes 4 GiB of address space (ulimit -v), not of memory", v->path, strerror(errno));
+        r = file_because(why, -errno, "cannot map %s: %s. It takes 4 GiB of address space (ulimit -v), not of memory", v->path, strerror(errno));
         goto fail;
     }
     madvise(f, file_bytes(), MADV_DONTFORK);
     v->fabric = f;
     if (!model_sane(&f->model) || (host >= f->model.topology.host_count && host != SF_NO_HOST)) {
-        r = because(why, -EPROTO, "%s is damaged: take it down (softverbs down --fabric %s) and make it anew", v->path, name);
+        r = file_because(why, -EPROTO, "%s is damaged: take it down (softverbs down --fabric %s) and make it anew", v->path, name);
         goto fail;
     }
     /* After this nothing in this process can make the model into one that is not sane. */
-    protect(f, PROT_READ);
+    file_protect(f, PROT_READ);
     if (atomic_load_explicit(&f->down, memory_order_acquire)) {
-        r = because(why, -ENOENT, "fabric '%s' has been taken down%s", name, "");
+        r = file_because(why, -ENOENT, "fabric '%s' has been taken down%s", name, "");
         goto fail;
     }
     sf_know_self(&space, &started);
-    if (member && (r = join(v, host, space, started, why)) != 0)
+    if (member && (r = file_join(v, host, space, started, why)) != 0)
         goto fail;
     return 0;
 fail:
@@ -403,7 +403,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
         char path[256];
         r = file_path(path, sizeof path, name, false, why);
         if (r == 0 && !sf_is_fabric(name))
-            return because(why, -EPROTO, "%s is no fabric: it is left alone%s", path, "");
+            return file_because(why, -EPROTO, "%s is no fabric: it is left alone%s", path, "");
         if (r == 0 && unlink(path) != 0)
             r = -errno;
         remove_directory();
@@ -421,11 +421,11 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
         *live = alive;
     if (alive > 0 && !force) {
         sf_detach(&v);
-        return because(why, -EBUSY, "fabric '%s' is in use%s", name, "");
+        return file_because(why, -EBUSY, "fabric '%s' is in use%s", name, "");
     }
     atomic_store_explicit(&v.fabric->down, 1, memory_order_release);
     if (unlink(v.path) != 0)
-        r = because(why, -errno, "cannot remove %s: %s", v.path, strerror(errno));
+        r = file_because(why, -errno, "cannot remove %s: %s", v.path, strerror(errno));
     sf_detach(&v);
     remove_directory();
     return r;

@@ -6,7 +6,7 @@
  * milliseconds at a time, and between two sleeps looks whether the holder still lives; a dead one's lock is taken over.
  * That costs an uncontended taker one compare-and-swap, and needs nothing of the kernel at a process's death.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -91,6 +91,24 @@ void sf_unlock(struct sf_view *v, struct sf_lock *l)
         syscall(SYS_futex, &l->word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
+void sf_recount(struct sf_fabric *f)
+{
+    for (uint32_t d = 0; d < f->model.topology.device_count && d < SV_DEVICES; d++) {
+        struct sf_device *dev = &f->devices[d];
+        dev->qps = dev->pds = dev->mrs = dev->cqs = dev->srqs = 0;
+    }
+#define COUNT(table, top, total, member)                                                                              \
+    for (uint32_t i = 0; i < f->top && i < (total); i++)                                                             \
+        if (atomic_load_explicit(&f->table[i].owner, memory_order_relaxed) != 0 && f->table[i].device < SV_DEVICES)  \
+        f->devices[f->table[i].device].member++
+    COUNT(qps, qp_top, SF_QPS, qps);
+    COUNT(pds, pd_top, SF_PDS, pds);
+    COUNT(mrs, mr_top, SF_MRS, mrs);
+    COUNT(cqs, cq_top, SF_CQS, cqs);
+    COUNT(srqs, srq_top, SF_SRQS, srqs);
+#undef COUNT
+}
+
 void sf_lock_fabric(struct sf_view *v)
 {
     if (sf_lock(v, &v->fabric->lock))
@@ -126,7 +144,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) &&
         cq->ring <= f->bytes && cq->ring % 64 == 0 && capacity <= (f->bytes - cq->ring) / sizeof(struct sf_cqe)) {
         struct sf_cqe *slot = (struct sf_cqe *)((char *)f + cq->ring) + ((last - 1) & (capacity - 1));
-        /* release: pairs with the acquire in next() (lib/complete.c) */
+        /* release: pairs with the acquire in poll_next() (lib/poll.c) */
         __atomic_store_n(&slot->turn, last, __ATOMIC_RELEASE);
     }
 }

@@ -2,7 +2,7 @@
  *
  * Who is where, and whether messages get there now.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <string.h>
 #include <time.h>
@@ -34,7 +34,7 @@ uint32_t sf_find_lid(const struct sf_fabric *f, uint16_t lid)
     return d < m->topology.device_count && d < SV_DEVICES ? d : SF_NO_DEVICE;
 }
 
-static bool up(const struct sf_fabric *f, uint32_t d)
+static bool path_is_up(const struct sf_fabric *f, uint32_t d)
 {
     return atomic_load_explicit(&f->devices[d].port_up, memory_order_relaxed) != 0 &&
            atomic_load_explicit(&f->devices[d].removed, memory_order_relaxed) == 0;
@@ -45,7 +45,7 @@ bool sf_reachable(const struct sf_fabric *f, uint32_t from, uint32_t to)
     const struct sv_topology *t = &f->model.topology;
     if (from >= t->device_count || to >= t->device_count || from >= SV_DEVICES || to >= SV_DEVICES)
         return false;
-    if (!up(f, from) || !up(f, to))
+    if (!path_is_up(f, from) || !path_is_up(f, to))
         return false;
     int32_t cable = t->devices[from].cable;
     if (cable == SV_SWITCH)

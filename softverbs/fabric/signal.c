@@ -10,7 +10,7 @@
  * It is opened for reading too: a pipe that has lost its process then fills up in silence, where a writer alone would get
  * a SIGPIPE that belongs to the program and not to this library.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* What the parent had open is of no use to a child that is another process on the fabric, or none. The lock may have been
  * held by a thread that the child does not have. */
-static void in_child(void)
+static void signal_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
     for (int i = 0; i < ENDS; i++) {
@@ -42,13 +42,13 @@ static void in_child(void)
     }
 }
 
-static void prepare(void)
+static void signal_prepare(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(NULL, NULL, signal_in_child);
 }
 
 /* A full pipe is made larger, as far as an ordinary user may: its reader is behind, and must not miss this message. */
-static int put(int fd, const void *message, size_t bytes)
+static int signal_put(int fd, const void *message, size_t bytes)
 {
     for (;;) {
         ssize_t n = write(fd, message, bytes);
@@ -93,11 +93,11 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
     if (process == 0 || process > SF_PROCESSES || fd < 0)
         return -EINVAL;
     if (process == v->process)
-        return put(fd, message, bytes);
+        return signal_put(fd, message, bytes);
     if (!atomic_load_explicit(&f->processes[process - 1].owner, memory_order_acquire))
         return -ESRCH;
 
-    pthread_once(&once, prepare);
+    pthread_once(&once, signal_prepare);
     pthread_mutex_lock(&mutex);
     uint64_t cookie = f->processes[process - 1].cookie;
     struct end *e = &ends[(process * 7 + (uint32_t)fd) % ENDS];
@@ -114,7 +114,7 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
     /* Whoever has so many to read looks at the clock without one more; and what tells of a completion must find room. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
-    err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : put(e->mine, message, bytes);
+    err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);
 out:
     pthread_mutex_unlock(&mutex);
     return err;

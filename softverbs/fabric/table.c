@@ -5,7 +5,7 @@
  *
  * Locks and counts of access inside an entry live on when it changes hands: someone may still be on his way out of it.
  */
-#include "fabric.h"
+#include "shared.h"
 
 #include <errno.h>
 #include <string.h>
@@ -24,7 +24,7 @@
 
 /* How far a search may look: all of a table's entries below `top` are backed, and it looks at `top` itself at most. Where that
  * cannot be backed, as the file system is full, only at those below. */
-static uint32_t reach(struct sf_view *v, const volatile void *table, size_t size, uint32_t total, uint32_t first, uint32_t top)
+static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_t size, uint32_t total, uint32_t first, uint32_t top)
 {
     uint32_t next = top > first ? top : first;
     uintptr_t start = (uintptr_t)table + next * size;
@@ -32,7 +32,7 @@ static uint32_t reach(struct sf_view *v, const volatile void *table, size_t size
         return total;
     return sf_back(v, (const volatile char *)table + next * size, size) == 0 ? total : top;
 }
-#define REACH(v, table, total, first, top) reach(v, (v)->fabric->table, sizeof *(v)->fabric->table, total, first, (v)->fabric->top)
+#define REACH(v, table, total, first, top) table_reach(v, (v)->fabric->table, sizeof *(v)->fabric->table, total, first, (v)->fabric->top)
 
 /* Between `from` and `to` (exclusive), members of a struct. */
 #define CLEAR(entry, type, from, to)                                                                                 \
@@ -85,11 +85,11 @@ static void clear_qp(struct sf_qp *e, uint32_t number, uint32_t before)
     clear_queue(&e->receive);
 }
 
-static uint32_t count_of(struct sf_device *d, size_t counter)
+static uint32_t table_count_of(struct sf_device *d, size_t counter)
 {
     return atomic_load_explicit((_Atomic uint32_t *)((char *)d + counter), memory_order_relaxed);
 }
-static void count(struct sf_device *d, size_t counter, uint32_t by)
+static void table_count(struct sf_device *d, size_t counter, uint32_t by)
 {
     atomic_fetch_add_explicit((_Atomic uint32_t *)((char *)d + counter), by, memory_order_relaxed);
 }
@@ -100,7 +100,7 @@ static void count(struct sf_device *d, size_t counter, uint32_t by)
         struct sf_fabric *f = v->fabric;                                                                             \
         int r = -EBUSY;                                                                                              \
         sf_lock_fabric(v);                                                                                           \
-        uint32_t before = count_of(&f->devices[device], offsetof(struct sf_device, counter));                        \
+        uint32_t before = table_count_of(&f->devices[device], offsetof(struct sf_device, counter));                        \
         if (before < limit) {                                                                                        \
             uint32_t far = REACH(v, table, total, first, kind##_top);                                                \
             int64_t i = FIND(f, table, far, first, kind##_next);                                                     \
@@ -112,7 +112,7 @@ static void count(struct sf_device *d, size_t counter, uint32_t by)
                 if ((uint32_t)i >= f->kind##_top)                                                                    \
                     f->kind##_top = (uint32_t)i + 1;                                                                 \
                 f->kind##_next = (uint32_t)(i + 1) % (total);                                                        \
-                count(&f->devices[device], offsetof(struct sf_device, counter), 1);                                  \
+                table_count(&f->devices[device], offsetof(struct sf_device, counter), 1);                                  \
                 /* release: who sees the owner sees a clean entry */                                                 \
                 atomic_store_explicit(&f->table[i].owner, v->process, memory_order_release);                         \
                 r = (int)i;                                                                                          \
@@ -127,12 +127,6 @@ static void count(struct sf_device *d, size_t counter, uint32_t by)
             return -EINVAL;                                                                                          \
         int r = try_##kind(v, device, limit);                                                                        \
         return r < 0 && sf_reap_all(v) > 0 ? try_##kind(v, device, limit) : r;                                       \
-    }                                                                                                                \
-    void sf_free_##kind(struct sf_fabric *f, uint32_t i)                                                             \
-    {                                                                                                                \
-        if (f->table[i].device < SV_DEVICES)                                                                         \
-            count(&f->devices[f->table[i].device], offsetof(struct sf_device, counter), (uint32_t)-1);               \
-        atomic_store_explicit(&f->table[i].owner, 0, memory_order_release);                                          \
     }                                                                                                                \
     void sf_give_##kind(struct sf_view *v, uint32_t i)                                                               \
     {                                                                                                                \

@@ -15,92 +15,20 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-static const uint64_t forever = ~UINT64_C(0);
-
-bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
-{
-    return sv_signal_all(process, fd, event, 1);
-}
-
-bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size_t count)
-{
-    int err;
-
-    /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
-    if (!sv_joined() || fd < 0)
-        return false;
-    if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* something of the program's own: the number was written over */
-    err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
-    if (err && err != -ESRCH)
-        sv_log(SV_ERROR, "an event for process %d is lost: %s",
-               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
-    return !err;
-}
-
 static struct sv_channel *channel_of(struct ibv_comp_channel *c)
 {
     return sv_container(c, struct sv_channel, base);
 }
 
-static bool stale(const struct sv_channel *ch)
+static bool channel_stale(const struct sv_channel *ch)
 {
     return !sv_joined() || ch->life != sv_lib.life;
-}
-
-/* ---- Time ------------------------------------------------------------------------------------------------------- */
-static void ring_at(struct sv_channel *ch, uint64_t at)
-{
-    if (at == 0 || at == forever)
-        return;
-    pthread_mutex_lock(&ch->mutex);
-    if (ch->timer_at == 0 || at < ch->timer_at) {
-        struct itimerspec when = {.it_value = {(time_t)(at / 1000000000), (long)(at % 1000000000)}};
-        timerfd_settime(ch->timer, TFD_TIMER_ABSTIME, &when, NULL);
-        ch->timer_at = at;
-    }
-    pthread_mutex_unlock(&ch->mutex);
-}
-
-void sv_wake_at(uint32_t entry, uint64_t until)
-{
-    struct sf_cq *shared;
-    uint32_t owner;
-
-    if (!sv_lib.joined || entry >= SF_CQS || until == 0 || until == forever)
-        return;
-    shared = &sv_lib.fabric->cqs[entry];
-    owner = atomic_load_explicit(&shared->owner, memory_order_relaxed);
-    if (shared->channel_fd < 0)
-        return;
-    if (owner == sv_lib.view.process) {
-        /* Under it a queue is taken out of the table before its channel may go. Queues' locks may be held: it is inner to them. */
-        pthread_mutex_lock(&sv_lib.mutex);
-        if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
-            ring_at(sv_lib.cqs[entry]->channel, until);
-        pthread_mutex_unlock(&sv_lib.mutex);
-    } else if (owner) {
-        sv_signal(owner, shared->channel_fd, &(struct sv_event){.kind = 2, .entry = entry});
-    }
 }
 
 /* Goes on with what waited for time, and sets the timer for what still does. */
 static void look_at_clock(struct sv_channel *ch)
 {
-    ring_at(ch, sv_progress(SF_NO_DEVICE));
-}
-
-static bool rang(struct sv_channel *ch)
-{
-    uint64_t times;
-    bool yes;
-
-    pthread_mutex_lock(&ch->mutex);
-    yes = read(ch->timer, &times, sizeof times) == (ssize_t)sizeof times;
-    if (yes)
-        ch->timer_at = 0;
-    pthread_mutex_unlock(&ch->mutex);
-    return yes;
+    sv_alarm_set(ch, sv_progress(SF_NO_DEVICE));
 }
 
 /* ---- The channel ------------------------------------------------------------------------------------------------ */
@@ -168,7 +96,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     atomic_fetch_sub_explicit(&sv_context_of(base->context)->objects, 1, memory_order_relaxed);
     close(ch->base.fd);
     close(ch->timer);
-    if (!stale(ch))
+    if (!channel_stale(ch))
         sv_pipe_give(ch->pipe_read, ch->pipe_write);
     pthread_mutex_destroy(&ch->mutex);
     free(ch);
@@ -176,7 +104,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
 }
 
 /* The queue of an event, which from now on is one that the program must acknowledge; NULL when the queue has gone. */
-static struct sv_cq *deliver(struct sv_channel *ch, const struct sv_event *event)
+static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
 
@@ -217,7 +145,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
 {
     struct sv_channel *ch = channel_of(base);
 
-    if (stale(ch)) {
+    if (channel_stale(ch)) {
         errno = ENODEV;
         return -1;
     }
@@ -226,7 +154,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
         ssize_t n = read(ch->pipe_read, &event, sizeof event);
 
         if (n == (ssize_t)sizeof event) {
-            struct sv_cq *cq = event.kind == 1 ? deliver(ch, &event) : NULL;
+            struct sv_cq *cq = event.kind == 1 ? channel_deliver(ch, &event) : NULL;
             if (cq) {
                 *cq_out = &cq->base;
                 *cq_context = cq->base.cq_context;
@@ -238,7 +166,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
         }
         if (n < 0 && errno != EAGAIN)
             return -1;
-        if (!looked && rang(ch)) {
+        if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
             looked = true; /* once: time goes on while this runs, and the program may not want to wait */
             continue;

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions: into a queue by whoever executed the request, out of it by its owner.
- *
- * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device: a program that
- * never signals fills its send queue, here as there.
+ * Completions, written into a queue by whoever executed the request, and the events for which the queue is armed. poll.c takes
+ * them out.
  */
 #include "engine.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
-
-enum { LOOK_PAUSE_NS = 10000 };
 
 /* A request whose completion finds no room. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
@@ -33,7 +29,7 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
 
 /* Whether a completion is one that the owner wants to be told of. */
-static bool wanted(uint32_t armed, const struct sf_cqe *e)
+static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
@@ -41,9 +37,9 @@ static bool wanted(uint32_t armed, const struct sf_cqe *e)
 /* The event comes before the completion: whoever is killed between the two has done neither, or woken somebody who finds nothing yet,
  * and waits for the lock when he arms again. The other way round a completion could lie there with its owner asleep. cq->lock is
  * held, as by all who arm and disarm. */
-static void tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
+static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
-    if (cq->channel_fd < 0 || !wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
+    if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
         return;
     sv_signal(owner, cq->channel_fd, &(struct sv_event){.kind = 1, .entry = index, .generation = cq->generation});
     atomic_store_explicit(&cq->armed, 0, memory_order_relaxed);
@@ -84,8 +80,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         cq->intent.done = in->done;
         atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
     }
-    tell(index, cq, owner, e);
-    /* release: the consumer that sees the count sees the slot (acquire in next()). Died before here: it never happened.
+    complete_tell(index, cq, owner, e);
+    /* release: the consumer that sees the count sees the slot (acquire in poll_next()). Died before here: it never happened.
      * Died after: sf_mend_cq moves the work queue on, and says the turn. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
     /* release: the same, for the consumer that sees the turn */
@@ -107,7 +103,7 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
     if (to - from > cq->ring.mask + UINT64_C(1))
         to = from; /* a count was written over */
     for (; from != to && !found; from++)
-        found = wanted(armed, sv_ring_slot(&cq->ring, from));
+        found = complete_wanted(armed, sv_ring_slot(&cq->ring, from));
     return found;
 }
 
@@ -117,7 +113,7 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in deliver() (channel.c): who reads the event that this sees unread polls after this. The
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c): who reads the event that this sees unread polls after this. The
      * queue stays armed then. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
@@ -150,197 +146,4 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     tell_of_unpolled(cq);
     sf_unlock(&sv_lib.view, &s->lock);
     return 0;
-}
-
-/* ---- Polling --------------------------------------------------------------------------------------------------- */
-
-static const struct sf_cqe *next(struct sv_cq *cq, uint64_t consumed)
-{
-    enum { SELDOM = 64 };
-    const struct sf_cqe *e = sv_ring_slot(&cq->ring, consumed);
-    /* acquire: pairs with the release in sv_complete */
-    if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
-        return e;
-    /* Who polls in vain may be waiting for a producer that died between the count and the turn. */
-    if (cq->idle % SELDOM != SELDOM - 1)
-        return NULL;
-    uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask ? NULL : e; /* none, or more than it holds: a count was written over */
-}
-
-static uint64_t frames(uint64_t bytes)
-{
-    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
-    return n ? n : 1;
-}
-
-/* The slots that a polled completion frees. */
-static void free_slots(const struct sf_cqe *e)
-{
-    if (e->srq != 0) {
-        struct sv_srq *srq = __atomic_load_n(&sv_lib.srqs[(e->srq - 1) % SF_SRQS], __ATOMIC_ACQUIRE);
-        if (srq)
-            atomic_fetch_add_explicit(&srq->polled, 1, memory_order_release);
-        return;
-    }
-    struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
-    if (!qp || qp->base.qp_num != e->qp_num)
-        return; /* it was written over: a queue pair that goes, or is reset, takes its completions along */
-    const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
-    _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
-    uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
-    uint64_t to = from + (uint32_t)(e->slot - (uint32_t)from) + 1;
-    if (to - from > ring->mask + UINT64_C(1) || !ring->base)
-        return; /* not one of this queue's: it was written over */
-    /* acquire: what was posted is read below; pairs with the release in post.c */
-    if (to > atomic_load_explicit(e->receive ? &qp->shared->receive.posted : &qp->shared->send_posted, memory_order_acquire))
-        return;
-    if (sv_lib.profile->frame_bytes) {
-        uint64_t sum = 0;
-        for (uint64_t p = from; p < to; p++)
-            sum += frames(e->receive ? ((struct sf_receive *)sv_ring_slot(ring, p))->length
-                                     : ((struct sf_send *)sv_ring_slot(ring, p))->length);
-        atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
-    }
-    /* release: the slots were read before they are written again (acquire in post.c) */
-    atomic_store_explicit(polled, to, memory_order_release);
-}
-
-/* A receive that failed took its queue pair with it; it lives on if who wrote the completion was killed behind it. */
-__attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
-{
-    struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
-    if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
-        return;
-    /* release: as in sv_fail_qp. The next poll that finds nothing looks, however long the last look took. */
-    atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
-    atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
-    cq->look_again = 0;
-}
-
-/* What comes with the polling of a completion. */
-static void polled(struct sv_cq *cq, const struct sf_cqe *e)
-{
-    free_slots(e);
-    if (e->receive && e->status != IBV_WC_SUCCESS && e->status != IBV_WC_WR_FLUSH_ERR)
-        receive_failed(cq, e);
-}
-
-/* As a poll of all would, order and slots of a shared receive queue included, but the others' completions stay. From the newest to
- * the oldest: those that stay move towards the newest, and the oldest slots become free. */
-void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
-{
-    struct sf_cq *s = cq->shared;
-    sf_lock_cq(&sv_lib.view, s); /* of who writes slots: and of who reads them without the consumers' lock (wanted_unpolled) */
-    uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
-    uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
-    if (to - from > cq->ring.mask + UINT64_C(1))
-        from = free = to; /* a count was written over */
-    for (uint64_t i = to; i != from; i--) {
-        struct sf_cqe *e = sv_ring_slot(&cq->ring, i - 1);
-        if (e->qp_num == qp_num) {
-            free_slots(e);
-            continue;
-        }
-        if (free != i) {
-            struct sf_cqe *there = sv_ring_slot(&cq->ring, free - 1);
-            *there = *e;
-            there->turn = free;
-        }
-        free--;
-    }
-    if (free != from) /* release: as in sv_poll_cq */
-        atomic_store_explicit(&s->consumed, free, memory_order_release);
-    sf_unlock(&sv_lib.view, &s->lock);
-}
-
-/* What waits for time may have come to its end. */
-static bool anything_new(struct sv_cq *cq, uint64_t consumed)
-{
-    if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
-        return false;
-    /* Who polls without a pause does not look each time: that would be the work of a look for each of a poll. */
-    uint64_t now = sf_now(), after;
-    if (now < cq->look_again)
-        return false;
-    uint64_t again = sv_progress(cq->entry);
-    if (again && cq->channel) /* should it be the last look before a sleep */
-        sv_wake_at(cq->entry, again);
-    after = sf_now();
-    cq->look_again = after + (4 * (after - now) > LOOK_PAUSE_NS ? 4 * (after - now) : LOOK_PAUSE_NS);
-    return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
-}
-
-/* Looks when there is nothing, and now and then in a queue that never runs empty: others that complete here would wait for
- * ever. */
-static const struct sf_cqe *next_or_new(struct sv_cq *cq, uint64_t consumed)
-{
-    enum { SELDOM = 64 };
-    const struct sf_cqe *e = next(cq, consumed);
-    if ((e && ++cq->turns % SELDOM != 0) || !anything_new(cq, consumed))
-        return e;
-    return next(cq, consumed);
-}
-
-static enum ibv_wc_opcode opcode_of(const struct sf_cqe *e)
-{
-    return (enum ibv_wc_opcode)(e->opcode | (e->receive ? IBV_WC_RECV : 0));
-}
-
-int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
-{
-    struct sv_cq *cq = (struct sv_cq *)base;
-    if (cq->life != sv_lib.life) {
-        errno = ENODEV; /* a forked child with its parent's queue */
-        return -1;
-    }
-    if (sv_rules()) {
-        int refused = sv_refused_slow(SF_VERB_POLL_CQ, cq->shared->device);
-        if (refused) {
-            errno = refused;
-            return -1;
-        }
-    }
-    int n = 0;
-    pthread_mutex_lock(&cq->poll);
-    uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
-    for (; n < entries; n++, wc++) {
-        const struct sf_cqe *e = n == 0 ? next_or_new(cq, consumed) : next(cq, consumed);
-        if (!e)
-            break;
-        *wc = (struct ibv_wc){
-            .wr_id = e->wr_id,
-            .status = e->status,
-            .opcode = opcode_of(e),
-            .vendor_err = e->vendor_error,
-            .byte_len = e->byte_len,
-            .imm_data = e->imm,
-            .qp_num = e->qp_num,
-            .src_qp = e->source_qp,
-            .wc_flags = e->wc_flags,
-            .slid = e->source_lid,
-            .sl = e->service_level,
-        };
-        polled(cq, e);
-        consumed++;
-    }
-    if (n > 0) /* release: the slots were read (acquire in sv_complete) */
-        atomic_store_explicit(&cq->shared->consumed, consumed, memory_order_release);
-    bool tired = sv_tired(cq, n > 0);
-    pthread_mutex_unlock(&cq->poll);
-    if (tired)
-        sched_yield();
-    return n;
-}
-
-bool sv_take_cqe(struct sv_cq *cq, struct sf_cqe *out)
-{
-    uint64_t consumed = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
-    const struct sf_cqe *e = next_or_new(cq, consumed);
-    if (!e)
-        return false;
-    *out = *e;
-    polled(cq, e);
-    atomic_store_explicit(&cq->shared->consumed, consumed + 1, memory_order_release);
-    return true;
 }

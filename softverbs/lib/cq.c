@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues: made, resized, destroyed. What goes in and comes out is complete.c.
+ * Completion queues: made, resized, destroyed. What goes in is complete.c, what comes out poll.c.
  */
 #include "lib.h"
 
@@ -29,7 +29,7 @@ static int check_size(int64_t cqe)
     return 0;
 }
 
-static int check(struct ibv_context *context, int64_t cqe, const struct ibv_comp_channel *channel, int64_t vector)
+static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_comp_channel *channel, int64_t vector)
 {
     uint32_t device = sv_context_of(context)->device;
     int err;
@@ -55,7 +55,7 @@ static struct sv_ring ring_at(uint64_t offset, uint32_t capacity)
 }
 
 /* From here on events and progress find the queue by its entry. */
-static void publish(struct sv_cq *cq)
+static void cq_publish(struct sv_cq *cq)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (cq->channel)
@@ -65,7 +65,7 @@ static void publish(struct sv_cq *cq)
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
-static struct sv_cq *make(struct ibv_context *context, uint32_t cqe, void *cq_context, struct ibv_comp_channel *channel)
+static struct sv_cq *cq_make(struct ibv_context *context, uint32_t cqe, void *cq_context, struct ibv_comp_channel *channel)
 {
     const struct sv_profile *p = sv_lib.profile;
     struct sv_context *ctx = sv_context_of(context);
@@ -127,12 +127,12 @@ struct ibv_cq *sv_create_cq(struct ibv_context *context, int cqe, void *cq_conte
 {
     struct sv_cq *cq;
 
-    if (check(context, cqe, channel, vector))
+    if (cq_check(context, cqe, channel, vector))
         return NULL;
-    cq = make(context, (uint32_t)cqe, cq_context, channel);
+    cq = cq_make(context, (uint32_t)cqe, cq_context, channel);
     if (!cq)
         return NULL;
-    publish(cq);
+    cq_publish(cq);
     return &cq->base;
 }
 

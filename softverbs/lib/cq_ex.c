@@ -20,7 +20,7 @@ static struct sv_cq *cq_of(struct ibv_cq_ex *ex)
     return sv_container(ex, struct sv_cq, ex);
 }
 
-static int take(struct sv_cq *cq)
+static int cq_ex_take(struct sv_cq *cq)
 {
     if (!sv_take_cqe(cq, &cq->current))
         return ENOENT;
@@ -42,7 +42,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
     if (error)
         return sv_refuse(error, "ibv_start_poll: by a fault's rule");
     pthread_mutex_lock(&cq->poll);
-    error = take(cq);
+    error = cq_ex_take(cq);
     bool tired = sv_tired(cq, !error);
     if (error) {
         pthread_mutex_unlock(&cq->poll); /* end_poll is not called then */
@@ -56,7 +56,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 
 static int next_poll(struct ibv_cq_ex *ex)
 {
-    return take(cq_of(ex));
+    return cq_ex_take(cq_of(ex));
 }
 
 static void end_poll(struct ibv_cq_ex *ex)

@@ -21,15 +21,15 @@ static uint32_t me(void)
 
 /* ---- The target ------------------------------------------------------------------------------------------------- */
 
-static bool hears(const struct sf_qp *t)
+static bool deliver_hears(const struct sf_qp *t)
 {
     uint32_t state = atomic_load_explicit(&t->state, memory_order_acquire);
     return state >= IBV_QPS_RTR && state <= IBV_QPS_SQE;
 }
 
-static bool connected(const struct sf_qp *qp, const struct sf_qp *t)
+static bool deliver_connected(const struct sf_qp *qp, const struct sf_qp *t)
 {
-    if (t->owner == 0 || !hears(t) || t->type != qp->type || t->number != qp->peer_number || t->device != qp->peer_device)
+    if (t->owner == 0 || !deliver_hears(t) || t->type != qp->type || t->number != qp->peer_number || t->device != qp->peer_device)
         return false;
     if (t->peer_number != qp->number || t->peer_device != qp->device)
         return false;
@@ -64,8 +64,8 @@ static bool found_target(const struct sv_job *j)
     if (!sf_reachable(f, qp->device, device))
         return false;
     if (!ud)
-        return connected(qp, t);
-    return t->owner != 0 && hears(t) && t->type == IBV_QPT_UD && t->number == j->s->ud_qp && t->device == device &&
+        return deliver_connected(qp, t);
+    return t->owner != 0 && deliver_hears(t) && t->type == IBV_QPT_UD && t->number == j->s->ud_qp && t->device == device &&
            t->qkey == j->s->ud_qkey;
 }
 
@@ -79,7 +79,7 @@ static bool take_receive(struct sv_job *j, bool *gone)
     sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
     j->rq = rq;
     /* Looked at again under the lock: its owner resets, connects and destroys it under this lock. */
-    *gone = (j->qp->type != IBV_QPT_UD ? !connected(j->qp, t) : !hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
+    *gone = (j->qp->type != IBV_QPT_UD ? !deliver_connected(j->qp, t) : !deliver_hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
             !sv_receive_ring_sane(rq);
     uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
     /* acquire: pairs with the release in post.c */
@@ -156,7 +156,7 @@ static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, 
     return true;
 }
 
-static enum sv_moved move(struct sv_job *j, struct sv_place *source, struct sv_place *target, uint64_t bytes)
+static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, struct sv_place *target, uint64_t bytes)
 {
     if (!j->qp->corrupt || bytes == 0)
         return sv_move(source, target, bytes);
@@ -169,7 +169,7 @@ static enum sv_moved move(struct sv_job *j, struct sv_place *source, struct sv_p
 }
 
 /* The receiver answers with an error: its queue pair stops, and the sender hears why. */
-static enum sv_step refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
+static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
     if (j->qp->type == IBV_QPT_RC) {
         sv_fail_qp(j->t, event, j->later);
@@ -178,10 +178,10 @@ static enum sv_step refuse(struct sv_job *j, enum ibv_event_type event, enum ibv
     return sv_lost(j);
 }
 
-/* A receive that cannot take the message: it ends with `status`, and the rest as refuse() has it. */
+/* A receive that cannot take the message: it ends with `status`, and the rest as deliver_refuse() has it. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (polled() in complete.c) */
+    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (poll_done() in poll.c) */
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
@@ -198,7 +198,7 @@ static void count_sent(struct sv_job *j)
 }
 
 /* The bytes are there. Completions now, or when a fault's time is over. */
-static enum sv_step arrived(struct sv_job *j, uint64_t received)
+static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
         j->qp->type != IBV_QPT_UD) {
@@ -221,17 +221,10 @@ static enum sv_step release_held(struct sv_job *j)
     bool gone;
     if (sf_now() < j->qp->wait_until)
         return sv_stall(j, SF_WAIT_HELD, 0);
-    if (sv_takes_receive(j->s->opcode) && j->target->srq == 0 && j->qp->type != IBV_QPT_UD && connected(j->qp, j->target) &&
+    if (sv_takes_receive(j->s->opcode) && j->target->srq == 0 && j->qp->type != IBV_QPT_UD && deliver_connected(j->qp, j->target) &&
         take_receive(j, &gone))
         sv_end_receive(j, IBV_WC_SUCCESS, j->s->length);
     return sv_end(j, IBV_WC_SUCCESS);
-}
-
-static uint64_t frames(uint64_t bytes)
-{
-    uint32_t one = sv_lib.profile->frame_bytes;
-    uint64_t n = one ? (bytes + one - 1) / one : 1;
-    return n ? n : 1;
 }
 
 /* The 40 bytes before a datagram's data: addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 that is
@@ -276,7 +269,7 @@ static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
     memcpy(grh + 24, s->ud_dgid, 16);
 }
 
-static enum sv_step send(struct sv_job *j)
+static enum sv_step deliver_send(struct sv_job *j)
 {
     struct sv_place source, target;
     uint8_t grh[GRH];
@@ -302,15 +295,15 @@ static enum sv_step send(struct sv_job *j)
     uint64_t bytes = source.bytes;
     if (!receive_place(j, &target, bytes, &room))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
-    if (sv_lib.profile->equal_frames && frames(bytes) != frames(room)) {
+    if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
         sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     }
     if (bytes > room)
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
-    switch (move(j, &source, &target, bytes)) {
-    case SV_MOVED: return arrived(j, bytes);
+    switch (deliver_move(j, &source, &target, bytes)) {
+    case SV_MOVED: return deliver_arrived(j, bytes);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
     case SV_MOVED_TARGET: return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
@@ -332,7 +325,7 @@ static enum sv_step write_remote(struct sv_job *j)
     const struct sf_qp *t = j->target;
     bool gone;
     if (s->flags & SF_SEND_MOVED)
-        return arrived(j, 0);
+        return deliver_arrived(j, 0);
     sv_place_begin(&source, me());
     sv_place_begin(&target, t->owner);
     if (!local_place(j, &source, 0))
@@ -340,17 +333,17 @@ static enum sv_step write_remote(struct sv_job *j)
     if (j->qp->drop)
         return sv_lost(j);
     if (!set_up_for(t, IBV_ACCESS_REMOTE_WRITE))
-        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
     if (s->length > 0 && !sv_place_add(&target, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_WRITE))
-        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     if (s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !take_receive(j, &gone))
         return gone ? sv_no_answer(j) : sv_not_ready(j);
     uint64_t bytes = source.bytes;
-    switch (move(j, &source, &target, bytes)) {
-    case SV_MOVED: return arrived(j, bytes);
+    switch (deliver_move(j, &source, &target, bytes)) {
+    case SV_MOVED: return deliver_arrived(j, bytes);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
-    case SV_MOVED_TARGET: return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    case SV_MOVED_TARGET: return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
 }
@@ -397,17 +390,17 @@ static enum sv_step read_remote(struct sv_job *j)
     if (j->qp->rd_atomic == 0)
         return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
     if (t->dest_rd_atomic == 0 || !set_up_for(t, IBV_ACCESS_REMOTE_READ))
-        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
     if (s->length > 0 && !sv_place_add(&source, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_READ))
-        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
-    switch (move(j, &source, &target, s->length)) {
+        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    switch (deliver_move(j, &source, &target, s->length)) {
     case SV_MOVED: break;
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
-    case SV_MOVED_SOURCE: return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    case SV_MOVED_SOURCE: return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     case SV_MOVED_TARGET: return sv_end(j, IBV_WC_LOC_PROT_ERR);
     default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
-    return arrived(j, s->length);
+    return deliver_arrived(j, s->length);
 }
 
 static enum sv_step atomic_remote(struct sv_job *j)
@@ -424,22 +417,22 @@ static enum sv_step atomic_remote(struct sv_job *j)
     if (j->qp->rd_atomic == 0)
         return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
     if (t->dest_rd_atomic == 0 || (s->remote & 7) != 0 || !set_up_for(t, IBV_ACCESS_REMOTE_ATOMIC))
-        return refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
     if (!sv_place_add(&remote, t->owner, t->pd, s->rkey, s->remote, 8, IBV_ACCESS_REMOTE_ATOMIC) || remote.count != 1)
-        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     uint64_t old = 0;
     enum sv_moved r = sv_move_atomic(t->owner, t->device, (uintptr_t)remote.piece[0].iov_base, s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP,
                                      s->compare_add, s->swap, &old);
     if (r == SV_MOVED_TARGET)
-        return refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     if (r == SV_MOVED) {
         sv_place_begin(&remote, me()); /* the way back */
         remote.piece[remote.count++] = (struct iovec){&old, 8};
         remote.bytes = 8;
-        r = move(j, &remote, &target, 8);
+        r = deliver_move(j, &remote, &target, 8);
     }
     switch (r) {
-    case SV_MOVED: return arrived(j, 8);
+    case SV_MOVED: return deliver_arrived(j, 8);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
     case SV_MOVED_TARGET:
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
@@ -453,7 +446,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
 static bool loses_frame(const struct sv_job *j, uint64_t message)
 {
     const struct sf_qp *qp = j->qp;
-    uint64_t count = frames(j->s->length);
+    uint64_t count = sv_frames(j->s->length);
     bool lost = false;
     for (uint64_t i = 0; i < count && !lost; i++)
         lost = sv_dice(sv_lib.fabric->seed, qp->device, qp->ordinal | i << 32, message) % 1000000 < sv_lib.profile->loss_ppm;
@@ -461,7 +454,7 @@ static bool loses_frame(const struct sv_job *j, uint64_t message)
 }
 
 /* The faults' and the profile's verdict on the message, once for each try. True: it has to wait first. */
-static bool judge(struct sv_job *j)
+static bool deliver_judge(struct sv_job *j)
 {
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = j->qp;
@@ -497,11 +490,11 @@ static bool judge(struct sv_job *j)
     return false;
 }
 
-static enum sv_step operate(struct sv_job *j)
+static enum sv_step deliver_operate(struct sv_job *j)
 {
     switch (j->s->opcode) {
     case IBV_WR_SEND:
-    case IBV_WR_SEND_WITH_IMM: return send(j);
+    case IBV_WR_SEND_WITH_IMM: return deliver_send(j);
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM: return write_remote(j);
     case IBV_WR_RDMA_READ:
@@ -557,7 +550,7 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->wait_for = SF_WAIT_NOTHING;
     }
     if (!qp->judged && (sv_rules() || sv_lib.profile->loss_ppm)) {
-        if (judge(&j))
+        if (deliver_judge(&j))
             return SV_STALL;
         if (atomic_load_explicit(&qp->send_done, memory_order_relaxed) != done)
             return SV_DONE;
@@ -576,7 +569,7 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
     if (!found_target(&j))
         step = sv_no_answer(&j);
     else if (still_there(other))
-        step = operate(&j);
+        step = deliver_operate(&j);
     else
         step = sv_died(&j, other);
     let_receive_go(&j);

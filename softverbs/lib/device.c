@@ -28,7 +28,7 @@ static const struct sv_device_model *model_of(uint32_t entry)
     return &sv_lib.fabric->model.topology.devices[entry];
 }
 
-static void describe(struct sv_device *device, uint32_t entry, uint32_t index)
+static void device_describe(struct sv_device *device, uint32_t entry, uint32_t index)
 {
     const struct sv_device_model *model = model_of(entry);
     struct ibv_device *base = &device->base;
@@ -60,12 +60,12 @@ static int find_devices(void)
     made->fabric = sv_lib.fabric;
     made->count = host->device_count;
     for (uint32_t i = 0; i < host->device_count; i++)
-        describe(&made->device[i], host->first_device + i, i);
+        device_describe(&made->device[i], host->first_device + i, i);
     devices = made;
     return 0;
 }
 
-static bool removed(uint32_t entry)
+static bool device_removed(uint32_t entry)
 {
     return atomic_load_explicit(&sv_lib.fabric->devices[entry].removed, memory_order_relaxed);
 }
@@ -86,7 +86,7 @@ SV_PUBLIC struct ibv_device **ibv_get_device_list(int *num_devices)
         error = ENOMEM;
     } else if (!error) {
         for (uint32_t i = 0; i < devices->count; i++) {
-            if (!removed(devices->device[i].entry))
+            if (!device_removed(devices->device[i].entry))
                 list[count++] = &devices->device[i].base;
         }
     }
@@ -197,10 +197,10 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
         return NULL;
     }
     error = sv_refused(SF_VERB_OPEN_DEVICE, entry);
-    if (!error && removed(entry))
+    if (!error && device_removed(entry))
         error = ENODEV;
     if (error) {
-        sv_refuse(error, "ibv_open_device: %s: %s", device->name, removed(entry) ? "removed" : "by a fault's rule");
+        sv_refuse(error, "ibv_open_device: %s: %s", device->name, device_removed(entry) ? "removed" : "by a fault's rule");
         return NULL;
     }
     /* Nobody is asked by it; programs hand it on and look at it, and then it must be a descriptor, and nobody else's. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files that run the queues share: post.c, execute.c, deliver.c, move.c, complete.c.
+ * What the files that run the queues share: post.c, execute.c, deliver.c, move.c, complete.c, poll.c.
  */
 #ifndef SOFTVERBS_ENGINE_H
 #define SOFTVERBS_ENGINE_H
@@ -46,7 +46,7 @@ enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address
 /* Flips a bit of the byte at `offset` of a place that has not been used up. */
 void sv_flip(const struct sv_place *, uint64_t offset);
 
-/* complete.c */
+/* Slots of the queues' rings. */
 static inline struct sf_send *sv_send_slot(const struct sf_qp *qp, uint64_t position)
 {
     return sf_at(&sv_lib.view, qp->send_ring + (position & (qp->send_capacity - 1)) * qp->send_stride);
@@ -69,6 +69,14 @@ static inline bool sv_send_ring_sane(const struct sf_qp *qp)
 static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
 {
     return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
+}
+
+/* Of a message on a device that counts frames (depth.frame_bytes); 1 on others. */
+static inline uint64_t sv_frames(uint64_t bytes)
+{
+    uint32_t one = sv_lib.profile->frame_bytes;
+    uint64_t n = one ? (bytes + one - 1) / one : 1;
+    return n ? n : 1;
 }
 
 /* Whether a datagram goes to an IPv4 address. */
@@ -127,6 +135,8 @@ void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
 void sv_tell_limit(uint32_t srq);
 /* Moves a queue pair to ERR: its events (IBV_EVENT_CQ_ERR stands for none of its own), and what is to be flushed later. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
+/* To ERR. False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
+bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` counts when it begins to wait for this */

@@ -8,7 +8,7 @@
 enum { LOOK_AGAIN_NS = 20000 };
 
 /* True: the first request waits for something, and for somebody to look at it again. */
-static bool drain(uint32_t q, struct sv_later *later)
+static bool execute_drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     for (;;) {
@@ -61,7 +61,7 @@ static void run_one(uint32_t q, struct sv_later *later)
             atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
         if (!mine)
             leave_a_trace(qp);
-        if (!drain(q, later))
+        if (!execute_drain(q, later))
             atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
         sf_unlock(v, &qp->lock);
         if (atomic_load_explicit(&qp->kick, memory_order_seq_cst) == 0 || !sf_try_lock(v, &qp->lock))
@@ -69,7 +69,7 @@ static void run_one(uint32_t q, struct sv_later *later)
     }
 }
 
-__attribute__((noinline)) static void settle(struct sv_later *later)
+__attribute__((noinline)) static void execute_settle(struct sv_later *later)
 {
     /* Each round can only leave work for queue pairs that were not in ERR before: it comes to an end. */
     while (sv_later_any(later)) {
@@ -92,7 +92,7 @@ void sv_run(uint32_t q)
     later.count = later.flush_count = later.dead_count = 0; /* the rest is what these count */
     run_one(q, &later);
     if (sv_later_any(&later))
-        settle(&later);
+        execute_settle(&later);
 }
 
 void sv_flush_receives(uint32_t q)
@@ -122,6 +122,26 @@ void sv_flush_receives(uint32_t q)
         sv_complete(qp->receive_cq, &e, &in);
     }
     sf_unlock(&sv_lib.view, &qp->receive.lock);
+}
+
+void sv_finish_failing(uint32_t q)
+{
+    struct sf_qp *qp = &sv_lib.fabric->qps[q];
+    /* acquire: pairs with the release in sv_fail_qp */
+    if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
+        return;
+    /* Another thread may reset it now, and connect it anew: it does so with this lock. */
+    sf_lock_send(&sv_lib.view, qp);
+    bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
+    if (meant)
+        atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
+    sf_unlock(&sv_lib.view, &qp->lock);
+    if (!meant)
+        return;
+    if (fails && qp->srq)
+        sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
+    sv_run(q);
+    sv_flush_receives(q);
 }
 
 /* A queue pair whose turn has come again. */

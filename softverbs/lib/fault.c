@@ -13,7 +13,7 @@
 
 #include <errno.h>
 
-static inline uint64_t mix(uint64_t x)
+static inline uint64_t fault_mix(uint64_t x)
 {
     /* Each bit of x reaches all bits: an odd factor carries upwards, a shift downwards, twice. */
     x ^= x >> 32;
@@ -27,14 +27,14 @@ uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
     /* Each word is added to the mixed ones before it, so that (1, 2) is not (2, 1); the constant keeps 0 from
      * staying 0. */
-    uint64_t x = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
-    x = mix(x + a);
-    x = mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);
-    return mix(x + UINT64_C(0x9e3779b97f4a7c15) + c);
+    uint64_t x = fault_mix(seed + UINT64_C(0x9e3779b97f4a7c15));
+    x = fault_mix(x + a);
+    x = fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);
+    return fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + c);
 }
 
 /* Whether a rule that matches strikes this time; `dice` of this rule and message. */
-static bool strikes(struct sf_fault *r, uint64_t dice)
+static bool fault_strikes(struct sf_fault *r, uint64_t dice)
 {
     uint64_t turn = atomic_fetch_add_explicit(&r->matches, 1, memory_order_relaxed) + 1;
     if (r->first || r->every) {
@@ -53,7 +53,7 @@ static bool strikes(struct sf_fault *r, uint64_t dice)
     return true;
 }
 
-static bool concerns(const struct sf_fault *r, uint32_t device, uint32_t host)
+static bool fault_concerns(const struct sf_fault *r, uint32_t device, uint32_t host)
 {
     return (r->device == SF_NO_DEVICE || r->device == device) && (r->host == SF_NO_DEVICE || r->host == host);
 }
@@ -74,11 +74,11 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             continue;
         if (kind == SF_FAULT_OVERTAKE && sv_send_slot(qp, qp->send_done)->opcode != IBV_WR_RDMA_READ)
             continue;
-        if (!concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
+        if (!fault_concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
             continue;
         /* The kind too: a message that is lost is never the one that is harmed, if one seed did both. */
         uint64_t dice = sv_dice(r->seed + ((uint64_t)kind << 56), device, qp->ordinal, message);
-        if (!strikes(r, dice))
+        if (!fault_strikes(r, dice))
             continue;
         switch (kind) {
         case SF_FAULT_DROP:
@@ -86,7 +86,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             break;
         case SF_FAULT_CORRUPT:
             verdict->corrupt = true;
-            verdict->dice = mix(dice); /* which byte: not the same choice again as whether */
+            verdict->dice = fault_mix(dice); /* which byte: not the same choice again as whether */
             break;
         case SF_FAULT_DELAY:
             verdict->delay_ns += r->nanoseconds;
@@ -95,7 +95,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             verdict->hold_ns += r->nanoseconds;
             break;
         case SF_FAULT_REORDER:
-            verdict->hold_ns += r->nanoseconds ? mix(dice + 1) % r->nanoseconds : 0;
+            verdict->hold_ns += r->nanoseconds ? fault_mix(dice + 1) % r->nanoseconds : 0;
             break;
         case SF_FAULT_OVERTAKE:
             verdict->delay_ns += r->nanoseconds;
@@ -120,10 +120,10 @@ int sv_refused_slow(enum sf_verb verb, uint32_t device)
         if (atomic_load_explicit(&r->kind, memory_order_acquire) != SF_FAULT_REFUSE ||
             r->verb != (uint32_t)verb)
             continue;
-        if (!concerns(r, device, sv_lib.host))
+        if (!fault_concerns(r, device, sv_lib.host))
             continue;
         uint64_t turn = atomic_load_explicit(&r->matches, memory_order_relaxed);
-        if (!strikes(r, sv_dice(r->seed, device, verb, turn)))
+        if (!fault_strikes(r, sv_dice(r->seed, device, verb, turn)))
             continue;
         int error = r->error > 0 ? r->error : EIO;
         sv_log(SV_INFO, "refused with errno %d by fault %u (`softverbs fault list`)", error, r->id);

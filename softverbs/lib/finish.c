@@ -4,8 +4,7 @@
  */
 #include "engine.h"
 
-/* False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
-static bool to_error(struct sf_qp *qp)
+bool sv_to_error(struct sf_qp *qp)
 {
     uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     do {
@@ -16,26 +15,6 @@ static bool to_error(struct sf_qp *qp)
     if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
         atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
     return true;
-}
-
-void sv_finish_failing(uint32_t q)
-{
-    struct sf_qp *qp = &sv_lib.fabric->qps[q];
-    /* acquire: pairs with the release in sv_fail_qp */
-    if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
-        return;
-    /* Another thread may reset it now, and connect it anew: it does so with this lock. */
-    sf_lock_send(&sv_lib.view, qp);
-    bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && to_error(qp);
-    if (meant)
-        atomic_store_explicit(&qp->failing, 0, memory_order_relaxed);
-    sf_unlock(&sv_lib.view, &qp->lock);
-    if (!meant)
-        return;
-    if (fails && qp->srq)
-        sv_async_own(q, IBV_EVENT_QP_LAST_WQE_REACHED);
-    sv_run(q);
-    sv_flush_receives(q);
 }
 
 /* A peer's executor may be killed between any two of these steps, and the owner be asleep. So the owner is told and woken first, and
@@ -61,7 +40,7 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
         if (sends->channel_fd != receives->channel_fd)
             sv_wake_at(qp->send_cq, sf_now());
     }
-    if (!to_error(qp))
+    if (!sv_to_error(qp))
         return;
     sv_later_flush(later, q);
     sv_later_run(later, q);

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 
-static void *refuse(const char *call)
+static void *import_refuse(const char *call)
 {
     sv_refuse(EOPNOTSUPP, "%s: objects are not shared between processes here", call);
     return NULL;
@@ -22,14 +22,14 @@ SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
         sv_refuse(EINVAL, "ibv_import_device: %d is no descriptor of a device", cmd_fd);
         return NULL;
     }
-    return refuse("ibv_import_device");
+    return import_refuse("ibv_import_device");
 }
 
 SV_PUBLIC struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
 {
     (void)context;
     (void)handle;
-    return refuse("ibv_import_pd");
+    return import_refuse("ibv_import_pd");
 }
 
 SV_PUBLIC void ibv_unimport_pd(struct ibv_pd *pd)
@@ -41,7 +41,7 @@ SV_PUBLIC struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
 {
     (void)pd;
     (void)handle;
-    return refuse("ibv_import_mr");
+    return import_refuse("ibv_import_mr");
 }
 
 SV_PUBLIC void ibv_unimport_mr(struct ibv_mr *mr)
@@ -53,7 +53,7 @@ SV_PUBLIC struct ibv_dm *ibv_import_dm(struct ibv_context *context, uint32_t han
 {
     (void)context;
     (void)handle;
-    return refuse("ibv_import_dm");
+    return import_refuse("ibv_import_dm");
 }
 
 SV_PUBLIC void ibv_unimport_dm(struct ibv_dm *dm)

@@ -1,24 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and what its files give each other.
- *
- *   setup.c     the environment, joining the fabric, fork and exit          log.c       SOFTVERBS_LOG
- *   device.c    list, open, close, queries                                   names.c     strings, rates, address helpers
- *   private.c   symbols that drivers import: there, and refusing             symbols.map versions of all symbols
- *   pd.c mr.c   domains and regions; memory.c: which memory registers        ah.c srq.c  address handles, shared receive queues
- *   cq.c        completion queues; cq_ex.c: the extended form of polling      channel.c   completion channels; pipe.c: what they read
- *   async.c     asynchronous events
- *   qp.c        queue pairs: make, query, destroy; states.c: ibv_modify_qp    wr.c        the ibv_wr_* interface
- *   post.c      requests into the queues                                     execute.c   requests out of them; move.c: the bytes
- *   sysfs.c     files of /sys by libibverbs' calls; paths.c, listing.c: those and device nodes by libc's (interpose.c)
- *   complete.c  completions into and out of the queues                       fault.c     rules of `softverbs fault`
+ * The library inside the program: its objects, and what its files give each other. Which file does what, and which may call which:
+ * the table in docs/design.md.
  *
  * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.
  */
 #ifndef SOFTVERBS_LIB_H
 #define SOFTVERBS_LIB_H
 
-#include "../fabric/fabric.h"
+#include "../fabric/shared.h"
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -190,15 +180,15 @@ struct sv_ah {
     uint32_t device; /* the peer's, found when it was made; SF_NO_DEVICE: messages are lost */
 };
 
-/* ---- cq.c, complete.c ------------------------------------------------------------------------------------------ */
+/* ---- cq.c, complete.c, poll.c ------------------------------------------------------------------------------------------ */
 struct ibv_cq *sv_create_cq(struct ibv_context *, int cqe, void *cq_context, struct ibv_comp_channel *, int vector);
 int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);  /* complete.c */
-int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* complete.c: ibv_context_ops.poll_cq */
-bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* complete.c: the next completion, its slot freed; runs what waits for time
+int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
+bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* poll.c: the next completion, its slot freed; runs what waits for time
                                                      * when there is none. cq->poll is held. False: none */
-/* complete.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
+/* poll.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
 /* Whether a poll that has found nothing should let others run: one that has found nothing for long, some tens of
  * microseconds, waits for somebody who may be waiting for this core. cq->poll is held; the yield comes after. */
@@ -212,7 +202,7 @@ static inline bool sv_tired(struct sv_cq *cq, bool found)
  * advanced in the same step. Called with that queue's lock held, by any process. */
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
-/* ---- channel.c, async.c, pipe.c --------------------------------------------------------------------------------- */
+/* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
 /* A pipe that other processes write events into: 0 or an errno. The writing end never blocks, the reading end does. It is given
  * back and used again, never closed: a descriptor found on the fabric names one of these pipes for as long as its process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
@@ -242,6 +232,9 @@ enum {
     SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
 };
 void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
+/* A channel's timer: rings at `at` (ns; 0 and ~0: never) or before. Whether it has rung since it was last asked. */
+void sv_alarm_set(struct sv_channel *, uint64_t at);
+bool sv_alarm_rang(struct sv_channel *);
 /* A queue pair that completes on `cq` stands still until `until` (ns): its owner's channel, if any, must wake then. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 

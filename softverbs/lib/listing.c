@@ -24,7 +24,7 @@ static struct slot {
 #define TAKEN ((uintptr_t)1)
 
 /* libc's call has failed with what is in errno: whether the path is a directory of ours. If not, errno is as it was. */
-static bool ours(const char *path)
+static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";
     int error = errno;
@@ -46,7 +46,7 @@ static struct slot *slot_of(const DIR *stream)
 }
 
 /* The entry of a directory: "." and ".." come first. */
-static bool entry(const char *path, uint32_t index, struct dirent *e)
+static bool listing_entry(const char *path, uint32_t index, struct dirent *e)
 {
     bool folder = true, there = true;
 
@@ -67,7 +67,7 @@ CALL(DIR *, opendir, const char *path)
     DIR *(*call)(const char *) = (DIR * (*)(const char *)) sv_next(SV_OPENDIR);
     DIR *stream = call(path);
 
-    if (stream || !ours(path))
+    if (stream || !listing_ours(path))
         return stream;
     for (int i = 0; i < SLOTS; i++) {
         uintptr_t none = 0;
@@ -75,7 +75,7 @@ CALL(DIR *, opendir, const char *path)
         if (!atomic_compare_exchange_strong_explicit(&slots[i].stream, &none, TAKEN, memory_order_acquire, memory_order_relaxed))
             continue;
         stream = call("/");
-        strcpy(slots[i].path, path); /* fits: ours() */
+        strcpy(slots[i].path, path); /* fits: listing_ours() */
         slots[i].at = 0;
         /* release: the slot is filled in (acquire in slot_of) */
         atomic_store_explicit(&slots[i].stream, (uintptr_t)stream, memory_order_release);
@@ -91,7 +91,7 @@ CALL(struct dirent *, readdir, DIR *stream)
 
     if (!s)
         return ((struct dirent * (*)(DIR *)) sv_next(SV_READDIR))(stream);
-    if (!entry(s->path, s->at, &s->entry))
+    if (!listing_entry(s->path, s->at, &s->entry))
         return NULL;
     s->at++;
     return &s->entry;
@@ -123,10 +123,10 @@ CALL(int, scandir, const char *path, struct dirent ***list, filter_call *filter,
     int count = ((int (*)(const char *, struct dirent ***, filter_call *, order_call *))sv_next(SV_SCANDIR))(path, list, filter, order);
     struct dirent **names = NULL, **more, one;
 
-    if (count >= 0 || !ours(path))
+    if (count >= 0 || !listing_ours(path))
         return count;
     count = 0;
-    for (uint32_t i = 0; entry(path, i, &one); i++) {
+    for (uint32_t i = 0; listing_entry(path, i, &one); i++) {
         if (filter && !filter(&one))
             continue;
         more = realloc(names, ((size_t)count + 1) * sizeof *names);

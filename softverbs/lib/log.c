@@ -14,7 +14,7 @@
 int sv_level = SV_ERROR;
 
 /* A line is one write, so that those of several processes do not mix. */
-static void line(const char *format, va_list list)
+static void log_line(const char *format, va_list list)
 {
     char text[1024];
     int head = snprintf(text, sizeof text, "softverbs[%d]: ", (int)getpid());
@@ -41,7 +41,7 @@ void sv_log_line(enum sv_level level, const char *format, ...)
 
     (void)level;
     va_start(list, format);
-    line(format, list);
+    log_line(format, list);
     va_end(list);
     errno = saved;
 }
@@ -52,14 +52,14 @@ int sv_refuse(int error, const char *format, ...)
         va_list list;
 
         va_start(list, format);
-        line(format, list);
+        log_line(format, list);
         va_end(list);
     }
     errno = error;
     return error;
 }
 
-__attribute__((constructor)) static void start(void)
+__attribute__((constructor)) static void log_start(void)
 {
     static const struct {
         const char *name;

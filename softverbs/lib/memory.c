@@ -54,7 +54,7 @@ static int open_maps(struct maps *m)
     return m->fd < 0 ? -errno : 0;
 }
 
-static int query(struct maps *m, uint64_t address, struct mapping *to)
+static int memory_query(struct maps *m, uint64_t address, struct mapping *to)
 {
     char name[64] = "";
     struct map_query q = {
@@ -86,7 +86,7 @@ static int query(struct maps *m, uint64_t address, struct mapping *to)
 }
 
 /* The next line of the text, or NULL at its end. */
-static char *line(struct maps *m)
+static char *memory_line(struct maps *m)
 {
     for (;;) {
         char *start = m->buffer + m->used, *end = memchr(start, '\n', m->filled - m->used);
@@ -112,7 +112,7 @@ static char *line(struct maps *m)
 }
 
 /* START-END rwxp OFFSET MAJOR:MINOR INODE NAME */
-static bool parse(char *text, struct mapping *to)
+static bool memory_parse(char *text, struct mapping *to)
 {
     char *p = text, *end;
 
@@ -141,13 +141,13 @@ static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
     char *text;
 
     if (!m->text) {
-        int err = query(m, address, to);
+        int err = memory_query(m, address, to);
         if (err == 0 || err == -ENOENT)
             return err;
         m->text = true;
     }
-    while ((text = line(m))) {
-        if (!parse(text, to))
+    while ((text = memory_line(m))) {
+        if (!memory_parse(text, to))
             return -EPROTO;
         if (to->end > address)
             return 0;
@@ -172,7 +172,7 @@ struct arena {
 };
 
 /* Memory that may not be there is read by the kernel's hand: it fails where a load would be a SIGSEGV. */
-static bool peek(uint64_t address, void *to, size_t bytes)
+static bool memory_peek(uint64_t address, void *to, size_t bytes)
 {
     struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
 
@@ -195,7 +195,7 @@ static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t 
     struct chunk seen[SCAN_BATCH];
 
     /* Its start, or what posix_memalign made of it. The words before a page's start may lie in another mapping. */
-    if (address % sizeof *seen == 0 && peek(address - sizeof *seen, seen, sizeof *seen) &&
+    if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) &&
         maps_block(seen, address, address, bytes))
         return true;
     /* Its middle: such a block begins with a page, so look at the starts of those before. */
@@ -229,7 +229,7 @@ static bool in_arena(const struct mapping *m, uint64_t address)
     uint64_t base = address & ~(ARENA_SPAN - 1);
     struct arena a;
 
-    if (base < m->start || !peek(base, &a, sizeof a))
+    if (base < m->start || !memory_peek(base, &a, sizeof a))
         return false;
     if (a.size == 0 || a.size > ARENA_SPAN || a.accessible < a.size || a.accessible > ARENA_SPAN || a.size % SF_PAGE ||
         a.accessible % SF_PAGE || address - base >= a.size || a.previous % ARENA_SPAN)

@@ -59,7 +59,7 @@ static pid_t pid_of(uint32_t process)
 }
 
 /* Takes `bytes` away from the front. */
-static void advance(struct sv_place *p, int *first, uint64_t bytes)
+static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
 {
     while (bytes > 0 && *first < p->count) {
         struct iovec *v = &p->piece[*first];
@@ -74,7 +74,7 @@ static void advance(struct sv_place *p, int *first, uint64_t bytes)
 }
 
 /* Cuts the place to its first `bytes`. */
-static void cut(struct sv_place *p, uint64_t bytes)
+static void move_cut(struct sv_place *p, uint64_t bytes)
 {
     uint64_t left = bytes;
     for (int i = 0; i < p->count; i++) {
@@ -102,7 +102,7 @@ static int yama_scope(void)
 }
 
 /* Once a process: it would be said for every message. */
-static enum sv_moved denied(pid_t pid, int error)
+static enum sv_moved move_denied(pid_t pid, int error)
 {
     static _Atomic int told;
     const char *remedy;
@@ -143,9 +143,9 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
     struct sv_place *here = out ? source : target, *there = out ? target : source;
     pid_t pid = pid_of(there->process);
     if (source->bytes != bytes)
-        cut(source, bytes);
+        move_cut(source, bytes);
     if (target->bytes != bytes)
-        cut(target, bytes);
+        move_cut(target, bytes);
     int h = 0, t = 0;
     for (uint64_t left = bytes; left > 0;) {
         unsigned long hn = (unsigned long)(here->count - h), tn = (unsigned long)(there->count - t);
@@ -155,8 +155,8 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
             left -= (uint64_t)n;
             if (left == 0)
                 break;
-            advance(here, &h, (uint64_t)n);
-            advance(there, &t, (uint64_t)n);
+            move_advance(here, &h, (uint64_t)n);
+            move_advance(there, &t, (uint64_t)n);
             continue;
         }
         if (n < 0 && errno == EINTR)
@@ -164,7 +164,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
         if (n < 0 && errno == ESRCH)
             return SV_MOVED_DEAD;
         if (n < 0 && (errno == EPERM || errno == ENOSYS))
-            return denied(pid, errno);
+            return move_denied(pid, errno);
         /* EFAULT, or nothing moved: the program has taken registered memory away */
         if (there->process != sv_lib.view.process && !sf_alive(sv_lib.fabric, there->process))
             return SV_MOVED_DEAD; /* another program runs under its number by now */
@@ -174,7 +174,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
     return SV_MOVED;
 }
 
-static enum sv_moved word(uint32_t process, uint64_t address, uint64_t *value, bool write)
+static enum sv_moved move_word(uint32_t process, uint64_t address, uint64_t *value, bool write)
 {
     struct iovec here = {value, 8}, there = {(void *)(uintptr_t)address, 8};
     pid_t pid = pid_of(process);
@@ -183,7 +183,7 @@ static enum sv_moved word(uint32_t process, uint64_t address, uint64_t *value, b
         return SV_MOVED;
     if (n < 0 && errno == ESRCH)
         return SV_MOVED_DEAD;
-    return n < 0 && (errno == EPERM || errno == ENOSYS) ? denied(pid, errno) : SV_MOVED_TARGET;
+    return n < 0 && (errno == EPERM || errno == ENOSYS) ? move_denied(pid, errno) : SV_MOVED_TARGET;
 }
 
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
@@ -192,10 +192,10 @@ enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address
     struct sf_lock *lock = &sv_lib.fabric->devices[device % SV_DEVICES].atomics;
     uint64_t value;
     sf_lock(&sv_lib.view, lock);
-    enum sv_moved r = word(process, address, old, false);
+    enum sv_moved r = move_word(process, address, old, false);
     if (r == SV_MOVED && (!compare || *old == compare_add)) {
         value = compare ? swap : *old + compare_add;
-        r = word(process, address, &value, true);
+        r = move_word(process, address, &value, true);
     }
     sf_unlock(&sv_lib.view, lock);
     return r;

@@ -78,7 +78,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
 }
 
 /* What the entry says of the region. It is not live: nobody looks yet, or any more. */
-static void describe(struct sf_mr *e, const void *address, size_t length, uint64_t iova, unsigned int access)
+static void mr_describe(struct sf_mr *e, const void *address, size_t length, uint64_t iova, unsigned int access)
 {
     e->access = access & ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
     e->address = (uintptr_t)address;
@@ -101,7 +101,7 @@ static void go_dead(struct sf_mr *e)
 }
 
 /* Everything was checked but the device's limit. NULL with errno. */
-static struct sv_mr *make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
+static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
     struct sv_context *ctx = sv_context_of(pd->context);
@@ -126,7 +126,7 @@ static struct sv_mr *make(struct ibv_pd *pd, void *address, size_t length, uint6
     }
     e = &sv_lib.fabric->mrs[entry];
     e->pd = domain->entry;
-    describe(e, address, length, iova, access);
+    mr_describe(e, address, length, iova, access);
     mr->entry = (uint32_t)entry;
     mr->base = (struct ibv_mr){
         .context = pd->context,
@@ -144,7 +144,7 @@ static struct sv_mr *make(struct ibv_pd *pd, void *address, size_t length, uint6
 }
 
 /* What every registration asks first; errno is set. */
-static bool refused(struct ibv_pd *pd)
+static bool mr_refused(struct ibv_pd *pd)
 {
     uint32_t device = sv_context_of(pd->context)->device;
     int err;
@@ -174,9 +174,9 @@ SV_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t 
 {
     struct sv_mr *mr;
 
-    if (refused(pd) || !same_place((uintptr_t)addr, iova) || check_access(access) || check_memory(addr, length, access))
+    if (mr_refused(pd) || !same_place((uintptr_t)addr, iova) || check_access(access) || check_memory(addr, length, access))
         return NULL;
-    mr = make(pd, addr, length, iova, access);
+    mr = mr_make(pd, addr, length, iova, access);
     return mr ? &mr->base : NULL;
 }
 
@@ -216,7 +216,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     int64_t size;
     char *map;
 
-    if (refused(pd))
+    if (mr_refused(pd))
         return NULL;
     if (!sv_lib.profile->dmabuf) {
         sv_refuse(EOPNOTSUPP, "ibv_reg_dmabuf_mr: not there (profile %s, dmabuf; " SV_DOCUMENTED ")", sv_lib.profile->name);
@@ -246,7 +246,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
         return NULL;
     }
     mr = check_memory(map + lead, length, (unsigned int)access) ? NULL
-                                                                : make(pd, map + lead, length, iova, (unsigned int)access);
+                                                                : mr_make(pd, map + lead, length, iova, (unsigned int)access);
     if (!mr) {
         int err = errno;
         munmap(map, length + lead);
@@ -319,7 +319,7 @@ SV_PUBLIC int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
         return IBV_REREG_MR_ERR_CMD;
 
     go_dead(e);
-    describe(e, addr, length, moves ? (uintptr_t)addr : e->iova, rights);
+    mr_describe(e, addr, length, moves ? (uintptr_t)addr : e->iova, rights);
     e->pd = domain->entry;
     go_live(e);
 

@@ -37,7 +37,7 @@ struct file {
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
 /* libc's call has failed with what is in errno: whether the path is one of ours. If not, errno is as it was. */
-static bool ours(const char *path, struct file *file)
+static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;
     bool yes = false;
@@ -68,11 +68,11 @@ out:
     return yes;
 }
 
-static int look(int result, const char *path, struct stat *buffer)
+static int paths_look(int result, const char *path, struct stat *buffer)
 {
     struct file file;
 
-    if (!result || !ours(path, &file))
+    if (!result || !paths_ours(path, &file))
         return result;
     memset(buffer, 0, sizeof *buffer);
     buffer->st_mode = file.node ? S_IFCHR | 0666 : file.directory ? S_IFDIR | 0555 : S_IFREG | 0444;
@@ -85,11 +85,11 @@ static int look(int result, const char *path, struct stat *buffer)
     return 0;
 }
 
-static int permit(int result, const char *path, int mode)
+static int paths_permit(int result, const char *path, int mode)
 {
     struct file file;
 
-    if (!result || !ours(path, &file))
+    if (!result || !paths_ours(path, &file))
         return result;
     if (!(mode & (file.node ? X_OK : file.directory ? W_OK : X_OK | W_OK)))
         return 0;
@@ -97,12 +97,12 @@ static int permit(int result, const char *path, int mode)
     return -1;
 }
 
-static int give(int result, const char *path, int flags)
+static int paths_give(int result, const char *path, int flags)
 {
     struct file file;
     int fd;
 
-    if (result >= 0 || flags & (O_PATH | O_DIRECTORY) || !ours(path, &file) || file.directory)
+    if (result >= 0 || flags & (O_PATH | O_DIRECTORY) || !paths_ours(path, &file) || file.directory)
         return result;
     if (file.node || (flags & O_ACCMODE) != O_RDONLY) {
         errno = file.node ? ENXIO : EACCES;
@@ -120,22 +120,22 @@ static int give(int result, const char *path, int flags)
 /* ---- The calls ------------------------------------------------------------------------------------------------- */
 CALL(int, access, const char *path, int mode)
 {
-    return permit(((int (*)(const char *, int))sv_next(SV_ACCESS))(path, mode), path, mode);
+    return paths_permit(((int (*)(const char *, int))sv_next(SV_ACCESS))(path, mode), path, mode);
 }
 
 CALL(int, faccessat, int at, const char *path, int mode, int flags)
 {
-    return permit(((int (*)(int, const char *, int, int))sv_next(SV_FACCESSAT))(at, path, mode, flags), path, mode);
+    return paths_permit(((int (*)(int, const char *, int, int))sv_next(SV_FACCESSAT))(at, path, mode, flags), path, mode);
 }
 
 CALL(int, stat, const char *path, struct stat *buffer)
 {
-    return look(((int (*)(const char *, struct stat *))sv_next(SV_STAT))(path, buffer), path, buffer);
+    return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_STAT))(path, buffer), path, buffer);
 }
 
 CALL(int, lstat, const char *path, struct stat *buffer) /* there are no links */
 {
-    return look(((int (*)(const char *, struct stat *))sv_next(SV_LSTAT))(path, buffer), path, buffer);
+    return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_LSTAT))(path, buffer), path, buffer);
 }
 
 CALL(int, statx, int at, const char *path, int flags, unsigned mask, struct statx *buffer)
@@ -143,7 +143,7 @@ CALL(int, statx, int at, const char *path, int flags, unsigned mask, struct stat
     int result = ((int (*)(int, const char *, int, unsigned, struct statx *))sv_next(SV_STATX))(at, path, flags, mask, buffer);
     struct stat s;
 
-    if (!result || look(result, path, &s))
+    if (!result || paths_look(result, path, &s))
         return result;
     memset(buffer, 0, sizeof *buffer);
     buffer->stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_UID | STATX_GID | STATX_SIZE;
@@ -158,7 +158,7 @@ CALL(int, statx, int at, const char *path, int flags, unsigned mask, struct stat
 
 CALL(int, fstatat, int at, const char *path, struct stat *buffer, int flags)
 {
-    return look(((int (*)(int, const char *, struct stat *, int))sv_next(SV_FSTATAT))(at, path, buffer, flags), path, buffer);
+    return paths_look(((int (*)(int, const char *, struct stat *, int))sv_next(SV_FSTATAT))(at, path, buffer, flags), path, buffer);
 }
 
 /* stat, of programs built with a glibc before 2.33: the structure's versions 0 and 1 are one where a word has 64 bits. */
@@ -190,13 +190,13 @@ CALL(int, __lxstat, int version, const char *path, struct stat *buffer)
 CALL(int, open, const char *path, int flags, ...)
 {
     TAKE_MODE(mode)
-    return give(((int (*)(const char *, int, ...))sv_next(SV_OPEN))(path, flags, mode), path, flags);
+    return paths_give(((int (*)(const char *, int, ...))sv_next(SV_OPEN))(path, flags, mode), path, flags);
 }
 
 CALL(int, openat, int at, const char *path, int flags, ...)
 {
     TAKE_MODE(mode)
-    return give(((int (*)(int, const char *, int, ...))sv_next(SV_OPENAT))(at, path, flags, mode), path, flags);
+    return paths_give(((int (*)(int, const char *, int, ...))sv_next(SV_OPENAT))(at, path, flags, mode), path, flags);
 }
 
 CALL(FILE *, fopen, const char *path, const char *mode)
@@ -206,7 +206,7 @@ CALL(FILE *, fopen, const char *path, const char *mode)
 
     if (stream || mode[0] != 'r' || strchr(mode, '+'))
         return stream;
-    fd = give(-1, path, O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0));
+    fd = paths_give(-1, path, O_RDONLY | (strchr(mode, 'e') ? O_CLOEXEC : 0));
     return fd < 0 ? NULL : fdopen(fd, mode);
 }
 

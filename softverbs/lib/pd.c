@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* Whether the device gives a domain out at all: 0, or the errno with which it does not. */
-static int allowed(uint32_t device)
+static int pd_allowed(uint32_t device)
 {
     const struct sv_profile *p = sv_lib.profile;
     const struct sf_device *d = &sv_lib.fabric->devices[device];
@@ -37,7 +37,7 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *context)
         return NULL;
     }
     p = sv_lib.profile;
-    if (allowed(ctx->device))
+    if (pd_allowed(ctx->device))
         return NULL;
     pd = calloc(1, sizeof *pd);
     if (!pd) {

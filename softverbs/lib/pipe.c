@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ static int look_into(int fd)
     return open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
-static void empty(int fd)
+static void pipe_empty(int fd)
 {
     struct sv_event events[64];
     int mine = look_into(fd);
@@ -46,14 +47,14 @@ static void empty(int fd)
     close(mine);
 }
 
-static void in_child(void)
+static void pipe_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
 }
 
-static void prepare(void)
+static void pipe_prepare(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(NULL, NULL, pipe_in_child);
 }
 
 int sv_pipe_take(int *read_end, int *write_end)
@@ -62,7 +63,7 @@ int sv_pipe_take(int *read_end, int *write_end)
     struct resting *r = NULL;
     int fd[2];
 
-    pthread_once(&once, prepare);
+    pthread_once(&once, pipe_prepare);
     pthread_mutex_lock(&mutex);
     if (owner != getpid()) {
         owner = getpid();
@@ -79,7 +80,7 @@ int sv_pipe_take(int *read_end, int *write_end)
         *read_end = r->read_end;
         *write_end = r->write_end;
         free(r);
-        empty(*read_end); /* what a slow process sent to the last one that had it */
+        pipe_empty(*read_end); /* what a slow process sent to the last one that had it */
         return 0;
     }
     if (pipe2(fd, O_CLOEXEC))
@@ -103,6 +104,27 @@ bool sv_pipe_ours(int write_end)
            (write_end >= 0 && (atomic_load_explicit(&ours[write_end / 64], memory_order_relaxed) >> write_end % 64 & 1));
 }
 
+bool sv_signal(uint32_t process, int fd, const struct sv_event *event)
+{
+    return sv_signal_all(process, fd, event, 1);
+}
+
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size_t count)
+{
+    int err;
+
+    /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
+    if (!sv_joined() || fd < 0)
+        return false;
+    if (process == sv_lib.view.process && !sv_pipe_ours(fd))
+        return false; /* something of the program's own: the number was written over */
+    err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
+    if (err && err != -ESRCH)
+        sv_log(SV_ERROR, "an event for process %d is lost: %s",
+               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
+    return !err;
+}
+
 void sv_pipe_give(int read_end, int write_end)
 {
     struct resting *r;
@@ -110,7 +132,7 @@ void sv_pipe_give(int read_end, int write_end)
     if (owner != getpid())
         return; /* a child's copy of what is its parent's: not even to be read */
     fcntl(read_end, F_SETFL, 0); /* the program may have changed it */
-    empty(read_end);
+    pipe_empty(read_end);
     r = malloc(sizeof *r);
     if (!r)
         return; /* it stays open, unused */

@@ -8,20 +8,14 @@
 #include <errno.h>
 #include <string.h>
 
-static uint64_t frames(uint64_t bytes)
-{
-    uint64_t n = (bytes + sv_lib.profile->frame_bytes - 1) / sv_lib.profile->frame_bytes;
-    return n ? n : 1;
-}
-
 /* A forked child has its parent's queue pairs in its memory, and no part in them. */
-static int forked(void)
+static int post_forked(void)
 {
     return sv_refuse(ENODEV, "a forked child cannot use its parent's queues: open the device anew");
 }
 
 /* Which operation a request is, in the profile's bits; 0 when the queue pair's type does not have it. */
-static uint32_t operation(uint32_t type, uint32_t opcode)
+static uint32_t post_operation(uint32_t type, uint32_t opcode)
 {
     bool rc = type == IBV_QPT_RC, connected = rc || type == IBV_QPT_UC;
     switch (opcode) {
@@ -38,11 +32,11 @@ static uint32_t operation(uint32_t type, uint32_t opcode)
 
 /* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. What is lost shows
  * nowhere else, so the first time is said whatever SOFTVERBS_LOG says of refusals; a refusal has its errno. */
-static int overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
+static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
     static _Atomic int said;
     const struct sv_profile *p = sv_lib.profile;
-    uint64_t more = frames(length);
+    uint64_t more = sv_frames(length);
     if (outstanding + more <= depth)
         return 0;
     *lose = p->overdepth == SV_OVERDEPTH_LOSE;
@@ -63,7 +57,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     const struct sv_profile *p = sv_lib.profile;
     struct sf_qp *s = qp->shared;
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
-    uint32_t op = operation(type, wr->opcode);
+    uint32_t op = post_operation(type, wr->opcode);
     if (op == 0)
         return sv_refuse(EINVAL, "queue pair 0x%06x: operation %d is none of its type", s->number, (int)wr->opcode);
     if (!(p->operations & op))
@@ -85,10 +79,10 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
     if (p->frame_bytes) {
-        int r = overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
+        int r = post_overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
         if (r || *lose)
             return r;
-        atomic_fetch_add_explicit(&qp->frames_send, frames(length), memory_order_relaxed);
+        atomic_fetch_add_explicit(&qp->frames_send, sv_frames(length), memory_order_relaxed);
     }
     struct sf_send *slot = sv_ring_slot(&qp->send, position);
     slot->wr_id = wr->wr_id;
@@ -134,7 +128,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
 {
     struct sv_qp *qp = (struct sv_qp *)base;
     struct sf_qp *s = qp->shared;
-    int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_SEND, s->device);
+    int r = qp->life != sv_lib.life ? post_forked() : sv_refused(SF_VERB_POST_SEND, s->device);
     if (r) {
         *bad = wr;
         return r;
@@ -155,7 +149,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
         if ((r = write_send(qp, wr, posted, &lose)) != 0)
             break;
         if (!lose)
-            /* release: who sees the count sees the request (acquire in drain) */
+            /* release: who sees the count sees the request (acquire in execute_drain) */
             atomic_store_explicit(&s->send_posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_send);
@@ -205,7 +199,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     struct sf_qp *s = qp->shared;
     const struct sv_profile *p = sv_lib.profile;
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
-    int r = qp->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
+    int r = qp->life != sv_lib.life ? post_forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
         sv_log(SV_ERROR, "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, "
                          SV_DOCUMENTED ": unplugged)", s->number, p->name);
@@ -231,10 +225,10 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         r = check_receive("queue pair", s->number, &qp->receive, wr,
                           posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
         if (r == 0 && p->frame_bytes) {
-            r = overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
+            r = post_overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
                           &lose);
             if (r == 0 && !lose)
-                atomic_fetch_add_explicit(&qp->frames_receive, frames(length), memory_order_relaxed);
+                atomic_fetch_add_explicit(&qp->frames_receive, sv_frames(length), memory_order_relaxed);
         }
         if (r)
             break;
@@ -263,7 +257,7 @@ int sv_post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_re
     struct sv_srq *srq = (struct sv_srq *)base;
     struct sf_srq *s = srq->shared;
     struct sf_fabric *f = sv_lib.fabric;
-    int r = srq->life != sv_lib.life ? forked() : sv_refused(SF_VERB_POST_RECV, s->device);
+    int r = srq->life != sv_lib.life ? post_forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r) {
         *bad = wr;
         return r;

@@ -54,7 +54,7 @@ struct grant {
     uint32_t frames_send, frames_receive;
 };
 
-static int grant(struct grant *g, bool shared_receive)
+static int qp_grant(struct grant *g, bool shared_receive)
 {
     const struct sv_profile *p = sv_lib.profile;
     struct ibv_qp_cap *cap = &g->cap;
@@ -139,7 +139,7 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
     return 0;
 }
 
-static bool take_ring(struct sv_ring *r)
+static bool qp_take_ring(struct sv_ring *r)
 {
     r->offset = sf_arena_take(&sv_lib.view, sv_ring_bytes(r));
     r->base = r->offset ? sf_at(&sv_lib.view, r->offset) : NULL;
@@ -147,7 +147,7 @@ static bool take_ring(struct sv_ring *r)
 }
 
 /* ---- Making one -------------------------------------------------------------------------------------------------- */
-static int rings(struct sv_qp *qp, const struct grant *g, bool shared_receive)
+static int qp_rings(struct sv_qp *qp, const struct grant *g, bool shared_receive)
 {
     struct sf_qp *q = qp->shared;
     q->send_stride = sv_send_stride(g->cap.max_send_sge, g->cap.max_inline_data);
@@ -167,7 +167,7 @@ static int rings(struct sv_qp *qp, const struct grant *g, bool shared_receive)
                                 .sge_limit = g->cap.max_send_sge};
     qp->receive = (struct sv_ring){.mask = q->receive.capacity - 1, .stride = q->receive.stride, .limit = g->cap.max_recv_wr,
                                    .sge_limit = g->cap.max_recv_sge};
-    if (!take_ring(&qp->send) || (!shared_receive && !take_ring(&qp->receive)))
+    if (!qp_take_ring(&qp->send) || (!shared_receive && !qp_take_ring(&qp->receive)))
         return ENOMEM;
     q->send_ring = qp->send.offset;
     q->receive.ring = qp->receive.offset;
@@ -185,7 +185,7 @@ static void give_rings(struct sv_qp *qp)
 
 /* An entry of the table. Nobody can reach it before it is in INIT, but who waited for one of its locks in its former life
  * may still be on the way out: they are held while it is filled in. */
-static int enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
+static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
     uint32_t most = p->real_qp ? p->real_qp : p->max_qp;
@@ -213,7 +213,7 @@ static int enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_in
     q->context = (int32_t)sv_context_of(a->pd->context)->entry;
     q->signal_all = a->sq_sig_all != 0;
     q->port = 1;
-    error = rings(qp, g, a->srq != NULL);
+    error = qp_rings(qp, g, a->srq != NULL);
     sf_unlock(&sv_lib.view, &q->receive.lock);
     sf_unlock(&sv_lib.view, &q->lock);
     if (error) {
@@ -234,7 +234,7 @@ static void count_users(const struct ibv_qp *base, int by)
     atomic_fetch_add(&sv_context_of(base->context)->objects, (uint32_t)by);
 }
 
-static void publish(struct sv_qp *qp, struct sv_qp *as)
+static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.qps[qp->entry] == qp)
@@ -266,13 +266,13 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     }
     if ((error = sv_refused(SF_VERB_CREATE_QP, device)) != 0 || (error = check_type(a->qp_type)) != 0 ||
         (error = check_extended(a)) != 0 || (error = check_owners(context, a)) != 0 ||
-        (error = grant(&g, a->srq != NULL)) != 0)
+        (error = qp_grant(&g, a->srq != NULL)) != 0)
         goto refused;
     error = ENOMEM;
     qp = calloc(1, sizeof *qp);
     if (!qp)
         goto refused;
-    error = enter_table(qp, device, a, &g);
+    error = qp_enter_table(qp, device, a, &g);
     if (error)
         goto no_entry;
 
@@ -304,7 +304,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     }
     count_users(base, 1);
     a->cap = g.cap;
-    publish(qp, qp);
+    qp_publish(qp, qp);
     sv_log(SV_DEBUG, "queue pair 0x%06x on %s: %u sends, %u receives", base->qp_num,
            sv_lib.fabric->model.topology.devices[device].name, g.cap.max_send_wr, g.cap.max_recv_wr);
     return base;
@@ -342,14 +342,14 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
         return errno = error;
     if (!mine) {
         if (qp->life == sv_lib.life)
-            publish(qp, NULL); /* its owner was written over: still nothing may lead to what is freed */
+            qp_publish(qp, NULL); /* its owner was written over: still nothing may lead to what is freed */
         goto gone;
     }
     /* With all its locks ours nobody is in the middle of it; in RESET nobody begins. Pollers look it up with their
      * completion queue's lock held, which is ours, too: after this they do not find it. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
-    publish(qp, NULL);
+    qp_publish(qp, NULL);
     sv_leave_qp(qp, true);
     sv_quiesce();
     sv_async_forget(base->context, SV_QP_EVENTS, qp->entry, qp->shared->generation);

@@ -34,7 +34,7 @@ static int as_int(uint64_t count)
 }
 
 /* 0, or why a query about this port cannot be answered. */
-static int refused(const char *call, struct ibv_context *context, enum sf_verb verb, uint32_t port)
+static int query_refused(const char *call, struct ibv_context *context, enum sf_verb verb, uint32_t port)
 {
     uint32_t device = sv_context_of(context)->device;
     int error = sv_refused(verb, device);
@@ -88,7 +88,7 @@ static void fill_device(uint32_t device, struct ibv_device_attr *attr)
 
 SV_PUBLIC int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 {
-    int error = refused("ibv_query_device", context, SF_VERB_QUERY_DEVICE, 1);
+    int error = query_refused("ibv_query_device", context, SF_VERB_QUERY_DEVICE, 1);
 
     if (!error)
         fill_device(sv_context_of(context)->device, attr);
@@ -104,7 +104,7 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
 
     if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
         return sv_refuse(EINVAL, "ibv_query_device_ex: comp_mask %#x, %zu bytes", input ? input->comp_mask : 0, bytes);
-    error = refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
+    error = query_refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
     if (error)
         return error;
     fill_device(sv_context_of(context)->device, &full.orig_attr);
@@ -158,7 +158,7 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
 
 int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t bytes)
 {
-    int error = refused("ibv_query_port", context, SF_VERB_QUERY_PORT, port);
+    int error = query_refused("ibv_query_port", context, SF_VERB_QUERY_PORT, port);
     struct ibv_port_attr full;
 
     if (error)
@@ -177,7 +177,7 @@ SV_PUBLIC int ibv_query_port(struct ibv_context *context, uint8_t port, struct _
 }
 
 /* ---- Its tables ------------------------------------------------------------------------------------------------ */
-static bool empty(const struct sv_gid_model *gid)
+static bool query_empty(const struct sv_gid_model *gid)
 {
     static const uint8_t nothing[16];
 
@@ -190,7 +190,7 @@ static int gid_entry(uint32_t device, uint32_t index, struct ibv_gid_entry *entr
 
     if (index >= SV_GIDS)
         return EINVAL;
-    if (index >= gids_of(device) || empty(&model->gids[index]))
+    if (index >= gids_of(device) || query_empty(&model->gids[index]))
         return ENODATA;
     *entry = (struct ibv_gid_entry){ .gid_index = index, .port_num = 1, .gid_type = sv_lib.profile->gid_type };
     memcpy(entry->gid.raw, model->gids[index].raw, sizeof entry->gid.raw);
@@ -200,7 +200,7 @@ static int gid_entry(uint32_t device, uint32_t index, struct ibv_gid_entry *entr
 SV_PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
 {
     struct ibv_gid_entry entry;
-    int error = refused("ibv_query_gid", context, SF_VERB_QUERY_GID, port);
+    int error = query_refused("ibv_query_gid", context, SF_VERB_QUERY_GID, port);
 
     if (error)
         return -1;
@@ -221,7 +221,7 @@ SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
                                 uint32_t flags, size_t bytes)
 {
     struct ibv_gid_entry entry;
-    int error = flags ? EINVAL : refused("ibv_query_gid_ex", context, SF_VERB_QUERY_GID, port);
+    int error = flags ? EINVAL : query_refused("ibv_query_gid_ex", context, SF_VERB_QUERY_GID, port);
 
     if (!error)
         error = gid_entry(sv_context_of(context)->device, index, &entry);
@@ -239,7 +239,7 @@ SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_g
                                        size_t bytes)
 {
     uint32_t device = sv_context_of(context)->device;
-    int error = flags ? EINVAL : refused("ibv_query_gid_table", context, SF_VERB_QUERY_GID, 1);
+    int error = flags ? EINVAL : query_refused("ibv_query_gid_table", context, SF_VERB_QUERY_GID, 1);
     size_t count = 0;
 
     for (uint32_t i = 0; !error && i < gids_of(device); i++) {
@@ -267,7 +267,7 @@ SV_PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsi
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned index, unsigned *type)
 {
     struct ibv_gid_entry entry;
-    int error = refused("ibv_query_gid_type", context, SF_VERB_QUERY_GID, port);
+    int error = query_refused("ibv_query_gid_type", context, SF_VERB_QUERY_GID, port);
 
     if (!error)
         error = gid_entry(sv_context_of(context)->device, index, &entry);
@@ -281,7 +281,7 @@ int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned index
 
 SV_PUBLIC int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
 {
-    if (refused("ibv_query_pkey", context, SF_VERB_QUERY_PORT, port))
+    if (query_refused("ibv_query_pkey", context, SF_VERB_QUERY_PORT, port))
         return -1;
     if (index < 0 || index >= sv_lib.profile->pkeys) {
         sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d of a table of %u", context->device->name, index,

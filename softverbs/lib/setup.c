@@ -27,7 +27,7 @@ static pid_t member;  /* the process that joined */
 
 /* From here on this process's view is a private copy of the fabric: what its threads still do touches nobody else.
  * The address stays the same, so no pointer into it dangles. */
-static void part(void)
+static void setup_part(void)
 {
     /* The system call itself: to the thread sanitizer mmap is a write to all of it, but the bytes do not change here. */
     syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
@@ -36,22 +36,22 @@ static void part(void)
 
 /* The child has the parent's memory, not its place on the fabric. Its copies of the parent's objects act on a private copy
  * of the fabric; if it asks for devices, it joins as a process of its own. */
-static void before_fork(void)
+static void setup_before_fork(void)
 {
     pthread_mutex_lock(&sv_lib.mutex);
 }
 
-static void after_fork(void)
+static void setup_after_fork(void)
 {
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
-static void in_child(void)
+static void setup_in_child(void)
 {
     pthread_mutex_init(&sv_lib.mutex, NULL);
     if (!sv_lib.joined)
         return;
-    part();
+    setup_part();
     close(sv_lib.view.fd);
     sv_lib.view.fd = -1; /* nothing is done to whatever gets this number next */
     sv_lib.joined = false;
@@ -119,7 +119,7 @@ static void no_room(const struct sf_view *view)
                "directory with more room (SOFTVERBS_DIR)", view->path);
 }
 
-static int join(void)
+static int setup_join(void)
 {
     const char *name = getenv("SOFTVERBS_FABRIC"), *where = getenv("SOFTVERBS_HOST");
     struct sv_why why = { "" };
@@ -161,7 +161,7 @@ static int join(void)
     sv_lib.fabric = sv_lib.view.fabric;
     mapped = SF_BYTES;
     member = getpid();
-    /* sf_attach takes it out of children. Until in_child has run, something else could be mapped there, such as the stack of
+    /* sf_attach takes it out of children. Until setup_in_child has run, something else could be mapped there, such as the stack of
      * a thread that another library starts in its child's handler. */
     madvise(sv_lib.fabric, mapped, MADV_DOFORK);
     sv_lib.profile = &sv_lib.fabric->model.profile;
@@ -179,17 +179,17 @@ int sv_join(void)
     pthread_mutex_lock(&sv_lib.mutex);
     if (!handlers) {
         handlers = true;
-        pthread_atfork(before_fork, after_fork, in_child);
+        pthread_atfork(setup_before_fork, setup_after_fork, setup_in_child);
     }
     if (!sv_lib.joined)
-        err = join();
+        err = setup_join();
     pthread_mutex_unlock(&sv_lib.mutex);
     return -err;
 }
 
 /* Other threads may run until the very end, and go on polling: for them the fabric stays where it was, as a private copy,
  * while a second mapping of the shared one is used to give everything back. */
-__attribute__((destructor)) static void leave(void)
+__attribute__((destructor)) static void setup_leave(void)
 {
     struct timespec until;
     struct sf_view leaving;
@@ -207,7 +207,7 @@ __attribute__((destructor)) static void leave(void)
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
         goto out; /* who next runs into what is left takes it away */
-    part();
+    setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;
     __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* threads that go on look at it: sv_joined() */

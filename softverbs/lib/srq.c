@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int check(const struct sv_profile *p, const struct ibv_srq_attr *a)
+static int srq_check(const struct sv_profile *p, const struct ibv_srq_attr *a)
 {
     if (p->max_srq == 0)
         return sv_refuse(EOPNOTSUPP, "ibv_create_srq: there are no shared receive queues (profile %s, max_srq; "
@@ -23,7 +23,7 @@ static int check(const struct sv_profile *p, const struct ibv_srq_attr *a)
 }
 
 /* False: no memory. */
-static bool take_ring(struct sv_ring *r, uint32_t most, uint32_t stride)
+static bool srq_take_ring(struct sv_ring *r, uint32_t most, uint32_t stride)
 {
     uint32_t capacity = 1;
     while (capacity < most)
@@ -34,7 +34,7 @@ static bool take_ring(struct sv_ring *r, uint32_t most, uint32_t stride)
     return r->offset != 0;
 }
 
-static int enter_table(struct sv_srq *srq, uint32_t device, const struct ibv_pd *pd, const struct ibv_srq_attr *a)
+static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv_pd *pd, const struct ibv_srq_attr *a)
 {
     const struct sv_profile *p = sv_lib.profile;
     int entry = sf_take_srq(&sv_lib.view, device, p->max_srq);
@@ -53,7 +53,7 @@ static int enter_table(struct sv_srq *srq, uint32_t device, const struct ibv_pd 
     sf_lock_receive(&sv_lib.view, q, NULL); /* someone may be on his way out of its former life */
     srq->shared->pd = sv_container(pd, struct sv_pd, base)->entry;
     srq->shared->context = (int32_t)sv_context_of(pd->context)->entry;
-    bool there = take_ring(&srq->ring, a->max_wr, sv_receive_stride(a->max_sge));
+    bool there = srq_take_ring(&srq->ring, a->max_wr, sv_receive_stride(a->max_sge));
     srq->ring.sge_limit = a->max_sge;
     q->stride = srq->ring.stride;
     q->capacity = srq->ring.mask + 1;
@@ -68,7 +68,7 @@ static int enter_table(struct sv_srq *srq, uint32_t device, const struct ibv_pd 
     return 0;
 }
 
-static void publish(struct sv_srq *srq, struct sv_srq *as)
+static void srq_publish(struct sv_srq *srq, struct sv_srq *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.srqs[srq->entry] == srq)
@@ -88,13 +88,13 @@ struct ibv_srq *sv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *a)
     error = ENODEV; /* a forked child with its parent's domain */
     if (!sv_joined() || context->life != sv_lib.life)
         goto refused;
-    if ((error = sv_refused(SF_VERB_CREATE_SRQ, context->device)) != 0 || (error = check(sv_lib.profile, &attr)) != 0)
+    if ((error = sv_refused(SF_VERB_CREATE_SRQ, context->device)) != 0 || (error = srq_check(sv_lib.profile, &attr)) != 0)
         goto refused;
     error = ENOMEM;
     srq = calloc(1, sizeof *srq);
     if (!srq)
         goto refused;
-    error = enter_table(srq, context->device, pd, &attr);
+    error = srq_enter_table(srq, context->device, pd, &attr);
     if (error) {
         free(srq);
         goto refused;
@@ -110,7 +110,7 @@ struct ibv_srq *sv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *a)
     atomic_fetch_add(&context->objects, 1);
     a->attr.max_wr = attr.max_wr;
     a->attr.max_sge = attr.max_sge;
-    publish(srq, srq);
+    srq_publish(srq, srq);
     return &srq->base;
 
 refused:
@@ -124,7 +124,7 @@ SV_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 }
 
 /* Another ring, with the requests that wait in the old one. A request's place is its position modulo the capacity. */
-static int resize(struct sv_srq *srq, uint32_t most)
+static int srq_resize(struct sv_srq *srq, uint32_t most)
 {
     struct sf_receive_queue *q = &srq->shared->queue;
     struct sv_ring before, after;
@@ -133,7 +133,7 @@ static int resize(struct sv_srq *srq, uint32_t most)
     if (most == 0 || most > sv_lib.profile->max_srq_wr)
         return sv_refuse(EINVAL, "ibv_modify_srq: max_wr %u: 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", most,
                          sv_lib.profile->max_srq_wr, sv_lib.profile->name);
-    if (!take_ring(&after, most, srq->ring.stride))
+    if (!srq_take_ring(&after, most, srq->ring.stride))
         return sv_refuse(ENOMEM, "ibv_modify_srq: no memory for the queue in the fabric's file");
 
     pthread_mutex_lock(&srq->post);
@@ -162,7 +162,7 @@ static int resize(struct sv_srq *srq, uint32_t most)
 }
 
 /* With fewer requests than the limit to begin with, the event comes at once. */
-static int arm(struct sv_srq *srq, uint32_t limit)
+static int srq_arm(struct sv_srq *srq, uint32_t limit)
 {
     struct sf_srq *s = srq->shared;
 
@@ -190,9 +190,9 @@ SV_PUBLIC int ibv_modify_srq(struct ibv_srq *base, struct ibv_srq_attr *a, int m
     if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
         return sv_refuse(EINVAL, "ibv_modify_srq: unknown attributes: mask %#x", mask);
     if (mask & IBV_SRQ_MAX_WR)
-        error = resize(srq, a->max_wr);
+        error = srq_resize(srq, a->max_wr);
     if (!error && (mask & IBV_SRQ_LIMIT))
-        error = arm(srq, a->srq_limit);
+        error = srq_arm(srq, a->srq_limit);
     return error;
 }
 
@@ -216,7 +216,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
     if (atomic_load(&srq->users) != 0)
         return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs use it", atomic_load(&srq->users));
     if (srq->life == sv_lib.life)
-        publish(srq, NULL);
+        srq_publish(srq, NULL);
     if (!sv_mine(base->context, &srq->shared->owner))
         goto gone;
     sv_async_forget(base->context, SV_SRQ_EVENTS, srq->entry, srq->generation);

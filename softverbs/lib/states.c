@@ -422,7 +422,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         sv_reset_qp(qp);
     } else {
         write_attributes(qp, attr, mask, peer);
-        /* release: who finds the state finds the attributes (acquire in connected(), lib/deliver.c). A peer's request may
+        /* release: who finds the state finds the attributes (acquire in deliver_connected()). A peer's request may
          * have brought it to ERR since it was looked at, and there it stays. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)

@@ -27,13 +27,13 @@ const char *ibv_get_sysfs_path(void)
 /* Below a device's directory. */
 static const char *const folders[] = { "", "ports/", "ports/1/", "ports/1/gids/", "ports/1/gid_attrs/", "ports/1/gid_attrs/types/", "ports/1/pkeys/" };
 
-static bool there(uint32_t device)
+static bool sysfs_there(uint32_t device)
 {
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
 }
 
 /* A device's directory, and the rest of the path below it; NULL: of no device of this host. */
-static const struct sv_device_model *model_of(const char *path, const char **rest)
+static const struct sv_device_model *sysfs_model(const char *path, const char **rest)
 {
     static const char root[] = "/sys/class/infiniband/";
     const struct sv_topology *topology;
@@ -47,7 +47,7 @@ static const struct sv_device_model *model_of(const char *path, const char **res
     for (uint32_t i = host->first_device; i < host->first_device + host->device_count && i < SV_DEVICES; i++) {
         size_t length = strnlen(topology->devices[i].name, SV_NAME);
 
-        if (!strncmp(path, topology->devices[i].name, length) && path[length] == '/' && there(i)) {
+        if (!strncmp(path, topology->devices[i].name, length) && path[length] == '/' && sysfs_there(i)) {
             *rest = path + length + 1;
             return &topology->devices[i];
         }
@@ -71,7 +71,7 @@ static int print_gid(char *text, size_t bytes, const uint8_t raw[16])
 }
 
 /* As snprintf; -1: there is no such file. */
-static int print(const struct sv_device_model *model, const char *file, char *text, size_t bytes)
+static int sysfs_print(const struct sv_device_model *model, const char *file, char *text, size_t bytes)
 {
     static const char *const types[] = { "IB/RoCE v1", "IB/RoCE v1", "RoCE v2" };
     const struct sv_profile *profile = sv_lib.profile;
@@ -105,13 +105,13 @@ static int print(const struct sv_device_model *model, const char *file, char *te
 int sv_sysfs_text(const char *path, char *text, size_t bytes)
 {
     const char *rest;
-    const struct sv_device_model *model = model_of(path, &rest);
+    const struct sv_device_model *model = sysfs_model(path, &rest);
 
-    return model ? print(model, rest, text, bytes) : -1;
+    return model ? sysfs_print(model, rest, text, bytes) : -1;
 }
 
 /* The directory that `path` is, '/' at its end or not: 0 the root, 1 a device's, 2 and on below it; -1: none of ours. */
-static int directory(const char *path)
+static int sysfs_directory(const char *path)
 {
     static const char root[] = "/sys/class/infiniband";
     char whole[256], *end;
@@ -124,7 +124,7 @@ static int directory(const char *path)
     if (!strcmp(whole, root))
         return 0;
     strcpy(end, "/");
-    if (!model_of(whole, &rest))
+    if (!sysfs_model(whole, &rest))
         return -1;
     for (int i = 0; i < (int)(sizeof folders / sizeof *folders); i++) {
         if (!strcmp(rest, folders[i]))
@@ -139,7 +139,7 @@ static int device_at(uint32_t index, char *name, size_t bytes)
     const struct sv_host_model *host = &topology->hosts[sv_lib.host];
 
     for (uint32_t i = host->first_device; i < host->first_device + host->device_count && i < SV_DEVICES; i++) {
-        if (there(i) && index-- == 0)
+        if (sysfs_there(i) && index-- == 0)
             return snprintf(name, bytes, "%.*s", SV_NAME, topology->devices[i].name);
     }
     return -1;
@@ -147,13 +147,13 @@ static int device_at(uint32_t index, char *name, size_t bytes)
 
 bool sv_sysfs_directory(const char *path)
 {
-    return directory(path) >= 0;
+    return sysfs_directory(path) >= 0;
 }
 
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder)
 {
     static const char *const files[] = { "board_id", "fw_ver", "hca_type", "hw_rev", "node_desc", "node_guid", "node_type", "sys_image_guid" };
-    int at = directory(path);
+    int at = sysfs_directory(path);
     const char *rest;
 
     *folder = true;
@@ -179,7 +179,7 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
         const char *device = path + sizeof "/sys/class/infiniband/" - 1;
         snprintf(name, bytes, "%u", index);
         snprintf(whole, sizeof whole, "/sys/class/infiniband/%.*s/%s%s", (int)strcspn(device, "/"), device, last, name);
-        return model_of(whole, &rest) && sv_sysfs_text(whole, text, sizeof text) >= 0;
+        return sysfs_model(whole, &rest) && sv_sysfs_text(whole, text, sizeof text) >= 0;
     }
     }
 }
@@ -194,7 +194,7 @@ bool sv_device_node(const char *name, uint32_t *number)
     host = &sv_lib.fabric->model.topology.hosts[sv_lib.host];
     for (uint32_t i = 0; i < host->device_count && host->first_device + i < SV_DEVICES; i++) {
         snprintf(node, sizeof node, "uverbs%u", i);
-        if (!strcmp(name, node) && there(host->first_device + i)) {
+        if (!strcmp(name, node) && sysfs_there(host->first_device + i)) {
             *number = i;
             return true;
         }
@@ -216,9 +216,9 @@ int ibv_read_sysfs_file(const char *directory, const char *file, char *text, siz
         errno = ENAMETOOLONG;
         return -1;
     }
-    model = model_of(path, &rest);
+    model = sysfs_model(path, &rest);
     if (model) {
-        length = print(model, rest, text, bytes);
+        length = sysfs_print(model, rest, text, bytes);
         if (length < 0)
             errno = ENOENT;
         return length < 0 || (size_t)length < bytes ? length : (int)bytes - 1;

@@ -8,7 +8,7 @@
 enum { LOOK_SOON_NS = 20000, LOOK_LATE_NS = 20000000 };
 
 /* Who polls or sleeps on this queue is to look at its queue pairs. */
-static void mark(uint32_t index, bool wake, uint64_t at)
+static void wait_mark(uint32_t index, bool wake, uint64_t at)
 {
     struct sf_cq *cq = &sv_lib.fabric->cqs[index % SF_CQS];
     /* release: who sees the flag finds the queue pair waiting (acquire in sv_progress) */
@@ -34,12 +34,12 @@ enum sv_step sv_stall(struct sv_job *j, enum sf_wait what, uint64_t until)
     /* Both its queues: a program that waits for an answer polls only the one on which that comes. A peer need not wake the
      * owner over a receive that is not there: its alarm has been set since it posted the request and tried it itself. */
     bool wake = what != SF_WAIT_RECEIVE || qp->owner == sv_lib.view.process;
-    mark(qp->send_cq, wake, look);
+    wait_mark(qp->send_cq, wake, look);
     if (qp->receive_cq != qp->send_cq)
-        mark(qp->receive_cq, wake, look);
+        wait_mark(qp->receive_cq, wake, look);
     if ((what == SF_WAIT_DELAY || what == SF_WAIT_HELD) && j->target && qp->type != IBV_QPT_UD)
         /* The receiver goes on with it too: the sender may be doing something else altogether. */
-        mark(j->target->receive_cq, true, look);
+        wait_mark(j->target->receive_cq, true, look);
     return SV_STALL;
 }
 

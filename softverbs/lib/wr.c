@@ -33,7 +33,7 @@ static struct sv_builder *builder_of(struct ibv_qp_ex *ex)
     return sv_container(ex, struct sv_qp, ex)->builder;
 }
 
-static void *grow(void *array, size_t *room, size_t wanted, size_t one)
+static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
 {
     size_t count = *room ? *room : 16;
     void *larger;
@@ -49,7 +49,7 @@ static void *grow(void *array, size_t *room, size_t wanted, size_t one)
 }
 
 /* The request that the setters are for, or NULL after a mistake. */
-static struct built *last(struct sv_builder *builder)
+static struct built *wr_last(struct sv_builder *builder)
 {
     if (builder->error)
         return NULL;
@@ -71,7 +71,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 }
 
 /* Free slots of the send queue, as ibv_post_send will find them unless another thread posts meanwhile. */
-static uint64_t room(const struct sv_qp *qp)
+static uint64_t wr_room(const struct sv_qp *qp)
 {
     uint64_t posted = atomic_load_explicit(&qp->shared->send_posted, memory_order_relaxed);
     uint64_t polled = atomic_load_explicit(&qp->send_polled, memory_order_relaxed);
@@ -90,7 +90,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
     if (error || !builder->requests)
         goto out;
     /* All or nothing; of a chain, ibv_post_send would take the part that fits. */
-    if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > room(qp)) {
+    if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
         error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: %zu requests, and less room than that in the send queue",
                           qp->base.qp_num, builder->requests);
         goto out;
@@ -115,14 +115,14 @@ static void wr_abort(struct ibv_qp_ex *ex)
 }
 
 /* ---- Requests -------------------------------------------------------------------------------------------------- */
-static struct ibv_send_wr *add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode)
+static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode)
 {
     struct sv_builder *builder = builder_of(ex);
     struct built *larger, *one;
 
     if (builder->error)
         return NULL;
-    larger = grow(builder->request, &builder->request_room, builder->requests + 1, sizeof *builder->request);
+    larger = wr_grow(builder->request, &builder->request_room, builder->requests + 1, sizeof *builder->request);
     if (!larger) {
         builder->error = ENOMEM;
         return NULL;
@@ -138,12 +138,12 @@ static struct ibv_send_wr *add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode)
 
 static void wr_send(struct ibv_qp_ex *ex)
 {
-    add(ex, IBV_WR_SEND);
+    wr_add(ex, IBV_WR_SEND);
 }
 
 static void wr_send_imm(struct ibv_qp_ex *ex, __be32 imm)
 {
-    struct ibv_send_wr *wr = add(ex, IBV_WR_SEND_WITH_IMM);
+    struct ibv_send_wr *wr = wr_add(ex, IBV_WR_SEND_WITH_IMM);
 
     if (wr)
         wr->imm_data = imm;
@@ -151,7 +151,7 @@ static void wr_send_imm(struct ibv_qp_ex *ex, __be32 imm)
 
 static struct ibv_send_wr *add_remote(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_t rkey, uint64_t remote)
 {
-    struct ibv_send_wr *wr = add(ex, opcode);
+    struct ibv_send_wr *wr = wr_add(ex, opcode);
 
     if (wr) {
         wr->wr.rdma.rkey = rkey;
@@ -181,7 +181,7 @@ static void wr_rdma_read(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote)
 static void add_atomic(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_t rkey, uint64_t remote, uint64_t compare_add,
                        uint64_t swap)
 {
-    struct ibv_send_wr *wr = add(ex, opcode);
+    struct ibv_send_wr *wr = wr_add(ex, opcode);
 
     if (wr) {
         wr->wr.atomic.rkey = rkey;
@@ -204,7 +204,7 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t re
 /* ---- What they carry, and where to ----------------------------------------------------------------------------- */
 static struct ibv_sge *add_elements(struct sv_builder *builder, struct built *one, size_t count)
 {
-    struct ibv_sge *larger = grow(builder->element, &builder->element_room, builder->elements + count, sizeof *larger);
+    struct ibv_sge *larger = wr_grow(builder->element, &builder->element_room, builder->elements + count, sizeof *larger);
 
     if (!larger) {
         builder->error = ENOMEM;
@@ -220,7 +220,7 @@ static struct ibv_sge *add_elements(struct sv_builder *builder, struct built *on
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t count, const struct ibv_sge *list)
 {
     struct sv_builder *builder = builder_of(ex);
-    struct built *one = last(builder);
+    struct built *one = wr_last(builder);
     struct ibv_sge *to;
 
     if (!one)
@@ -247,7 +247,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
 {
     struct sv_qp *qp = sv_container(ex, struct sv_qp, ex);
     struct sv_builder *builder = qp->builder;
-    struct built *one = last(builder);
+    struct built *one = wr_last(builder);
     struct ibv_sge *sge;
     size_t total = 0;
     uint8_t *larger;
@@ -261,7 +261,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
                                    ex->qp_base.qp_num, qp->init.cap.max_inline_data);
         return;
     }
-    larger = grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
+    larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
     if (larger)
         builder->byte = larger; /* at once: the old one is gone, whatever comes now */
     sge = larger ? add_elements(builder, one, 1) : NULL;
@@ -288,7 +288,7 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *address, size_t lengt
 
 static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t number, uint32_t qkey)
 {
-    struct built *one = last(builder_of(ex));
+    struct built *one = wr_last(builder_of(ex));
 
     if (!one)
         return;

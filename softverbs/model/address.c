@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int digit(char c)
+static int address_digit(char c)
 {
     return isdigit((unsigned char)c)    ? c - '0'
            : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
@@ -22,7 +22,7 @@ bool sv_mac_parse(const char *text, uint8_t mac[6])
     for (int i = 0; i < 6; i++, text += 2) {
         if (i && *text++ != ':')
             return false;
-        int high = digit(text[0]), low = high < 0 ? -1 : digit(text[1]);
+        int high = address_digit(text[0]), low = high < 0 ? -1 : address_digit(text[1]);
         if (low < 0)
             return false;
         mac[i] = (uint8_t)(high << 4 | low);
@@ -38,7 +38,7 @@ bool sv_guid_parse(const char *text, uint64_t *guid)
     for (; *text; text++) {
         if (*text == ':' && digits > 0 && digits < 16 && text[-1] != ':')
             continue;
-        int d = digit(*text);
+        int d = address_digit(*text);
         if (d < 0 || ++digits > 16)
             return false;
         *guid = *guid << 4 | (unsigned)d;
@@ -91,7 +91,7 @@ static uint64_t private_id(const uint8_t mac[6])
     return x & ~(UINT64_C(3) << 56); /* neither a group's nor a maker's */
 }
 
-static uint8_t *add(struct sv_device_model *d)
+static uint8_t *address_add(struct sv_device_model *d)
 {
     if (d->gid_count == SV_GIDS)
         return NULL;
@@ -107,14 +107,14 @@ bool sv_gids_derive(struct sv_device_model *d, const struct sv_addresses *a, con
     memset(d->gids, 0, sizeof d->gids);
     d->gid_count = 0;
     if (p->link_layer == SV_LINK_INFINIBAND) { /* the port's GUID is its only GID: IP addresses over it are none */
-        link_local(add(d), d->guid);
+        link_local(address_add(d), d->guid);
         d->gids[0].unreachable = p->first_gid_unreachable;
         return true;
     }
-    link_local(add(d), sv_eui64(d->mac));
+    link_local(address_add(d), sv_eui64(d->mac));
     d->gids[0].unreachable = p->first_gid_unreachable;
     for (unsigned i = 0; i < a->v4_count; i++) {
-        if (!(raw = add(d)))
+        if (!(raw = address_add(d)))
             return false;
         raw[10] = raw[11] = 0xff;
         memcpy(raw + 12, a->v4[i], 4);
@@ -122,12 +122,12 @@ bool sv_gids_derive(struct sv_device_model *d, const struct sv_addresses *a, con
     for (unsigned i = 0; i < a->v6_count; i++)
         other = other || (a->v6[i][0] == 0xfe && (a->v6[i][1] & 0xc0) == 0x80);
     if (p->private_gid && !other) {
-        if (!(raw = add(d)))
+        if (!(raw = address_add(d)))
             return false;
         link_local(raw, private_id(d->mac));
     }
     for (unsigned i = 0; i < a->v6_count; i++) {
-        if (!(raw = add(d)))
+        if (!(raw = address_add(d)))
             return false;
         memcpy(raw, a->v6[i], 16);
     }

@@ -45,7 +45,7 @@ static void add_hosts(struct sv_topology *t, unsigned hosts, unsigned ports)
         add_host(t, ports);
 }
 
-static bool address(struct sv_topology *t, uint32_t device, uint8_t a, uint8_t b, unsigned c, unsigned d,
+static bool builtin_address(struct sv_topology *t, uint32_t device, uint8_t a, uint8_t b, unsigned c, unsigned d,
                     const struct sv_profile *p)
 {
     const struct sv_addresses addresses = {.v4_count = 1, .v4 = {{a, b, (uint8_t)c, (uint8_t)d}}};
@@ -56,13 +56,13 @@ static bool address(struct sv_topology *t, uint32_t device, uint8_t a, uint8_t b
            sv_device_name(p, device - t->hosts[m->host].first_device, m->interface, m->name);
 }
 
-static bool cable(struct sv_topology *t, unsigned number, uint32_t from, uint32_t to,
+static bool builtin_cable(struct sv_topology *t, unsigned number, uint32_t from, uint32_t to,
                   const struct sv_profile *p)
 {
     unsigned net = 1 + number % 254, end = 1 + 2 * (number / 254);
     t->devices[from].cable = (int32_t)to;
     t->devices[to].cable = (int32_t)from;
-    return address(t, from, 169, 254, net, end, p) && address(t, to, 169, 254, net, end + 1, p);
+    return builtin_address(t, from, 169, 254, net, end, p) && builtin_address(t, to, 169, 254, net, end + 1, p);
 }
 
 /* Which port of host i goes to host j. N even: the rounds of a tournament in which every pair meets once,
@@ -81,7 +81,7 @@ static bool build_switch(struct sv_topology *t, unsigned n, const struct sv_prof
     add_hosts(t, n, 1);
     for (unsigned h = 0; h < n && fits; h++) {
         t->devices[h].cable = SV_SWITCH;
-        fits = address(t, h, 192, 168, h / 254, h % 254 + 1, p);
+        fits = builtin_address(t, h, 192, 168, h / 254, h % 254 + 1, p);
     }
     return fits;
 }
@@ -93,7 +93,7 @@ static bool build_mesh(struct sv_topology *t, unsigned n, const struct sv_profil
     add_hosts(t, n, ports);
     for (unsigned i = 0; i < n; i++)
         for (unsigned j = i + 1; j < n && fits; j++)
-            fits = cable(t, number++, i * ports + mesh_port(n, i, j), j * ports + mesh_port(n, j, i), p);
+            fits = builtin_cable(t, number++, i * ports + mesh_port(n, i, j), j * ports + mesh_port(n, j, i), p);
     return fits;
 }
 
@@ -104,7 +104,7 @@ static bool build_ring(struct sv_topology *t, unsigned n, const struct sv_profil
         return build_mesh(t, n, p);
     add_hosts(t, n, 2);
     for (unsigned h = 0; h < n && fits; h++)
-        fits = cable(t, h, 2 * h, (h + 1) % n * 2 + 1, p);
+        fits = builtin_cable(t, h, 2 * h, (h + 1) % n * 2 + 1, p);
     return fits;
 }
 
@@ -115,7 +115,7 @@ static bool build_chain(struct sv_topology *t, unsigned n, const struct sv_profi
     for (unsigned h = 0; h < n; h++)
         add_host(t, h == 0 || h == n - 1 ? 1 : 2);
     for (unsigned h = 0; h + 1 < n && fits; h++)
-        fits = cable(t, h, 2 * h, 2 * h + 1, p);
+        fits = builtin_cable(t, h, 2 * h, 2 * h + 1, p);
     return fits;
 }
 

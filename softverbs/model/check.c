@@ -31,7 +31,7 @@ static int by_what(const void *a, const void *b)
 
 enum claimed { GIDS, MACS, GUIDS };
 
-static size_t collect(const struct sv_topology *t, enum claimed kind, struct claim *claims)
+static size_t check_collect(const struct sv_topology *t, enum claimed kind, struct claim *claims)
 {
     static const uint8_t none[16];
     size_t n = 0;
@@ -60,7 +60,7 @@ static int check_claims(const struct sv_topology *t, enum claimed kind, const ch
     int rc = 0;
     if (!claims)
         return sv_fail(why, ENOMEM, "%s: no memory to check it", origin);
-    size_t n = collect(t, kind, claims);
+    size_t n = check_collect(t, kind, claims);
     qsort(claims, n, sizeof *claims, by_what);
     for (size_t i = 1; i < n && !rc; i++) {
         char one[SV_PLACE], other[SV_PLACE], text[SV_ADDRESS_TEXT];

@@ -44,7 +44,7 @@ static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t 
 }
 
 /* [from][to]: the device, -1 where none leads. Returns whether any does. */
-static bool fill(const struct sv_topology *t, int32_t *devices, struct sv_several *several)
+static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv_several *several)
 {
     uint32_t n = t->host_count;
     bool any = n == 1;
@@ -97,7 +97,7 @@ char *sv_topology_matrix(const struct sv_topology *t, struct sv_several *several
     int32_t *devices = calloc((size_t)t->host_count * t->host_count + 1, sizeof *devices);
     if (!devices)
         return NULL;
-    if (!fill(t, devices, several)) {
+    if (!matrix_fill(t, devices, several)) {
         free(devices);
         errno = ENXIO;
         return NULL;

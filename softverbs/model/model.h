@@ -4,7 +4,7 @@
  *
  * Both are plain data of fixed size. The command reads them from JSON (profile.c, topology.c), checks them and copies
  * them into the fabric's shared file; the library in the program reads them there and nowhere else, so that no program
- * gets a JSON parser it did not ask for. A file of one version is not read by another: sf_magic (fabric/fabric.h)
+ * gets a JSON parser it did not ask for. A file of one version is not read by another: sf_magic (fabric/shared.h)
  * names the version of this layout too.
  */
 #ifndef SOFTVERBS_MODEL_H
@@ -20,6 +20,15 @@ enum {
     SV_GIDS = 16,       /* of one device's table */
     SV_STEPS = 8,       /* of a table of granted depths */
     SV_TEXT = 64,
+};
+
+/* What one fabric has room for: the sizes of its tables (fabric/shared.h). No profile promises more for a device. */
+enum {
+    SV_FABRIC_PDS = 1 << 14,
+    SV_FABRIC_MRS = 1 << 18,
+    SV_FABRIC_CQS = 1 << 16,
+    SV_FABRIC_QPS = 1 << 16,
+    SV_FABRIC_SRQS = 1 << 14,
 };
 
 /* sv_profile.link_layer, as ibv_port_attr has it. */

@@ -30,7 +30,7 @@ bool sv_topology_sane(const struct sv_topology *t)
     return true;
 }
 
-static json_t *device_json(const struct sv_device_model *d)
+static json_t *print_device_json(const struct sv_device_model *d)
 {
     char text[SV_ADDRESS_TEXT];
     json_t *o = json_object(), *gids = json_array();
@@ -102,7 +102,7 @@ char *sv_topology_json(const struct sv_topology *t)
         json_t *host = json_object(), *devices = json_array();
         bad |= json_object_set_new(host, "name", json_string(m->name));
         for (uint32_t i = m->first_device; i < (uint32_t)m->first_device + m->device_count; i++)
-            bad |= json_array_append_new(devices, device_json(&t->devices[i]));
+            bad |= json_array_append_new(devices, print_device_json(&t->devices[i]));
         bad |= json_object_set_new(host, "devices", devices);
         bad |= json_array_append_new(hosts, host);
     }

@@ -15,7 +15,7 @@
 /* ---- Fields by their key
  * -------------------------------------------------------------------------------------- */
 
-static void put(struct sv_profile *p, const struct sv_key *k, uint64_t value)
+static void profile_put(struct sv_profile *p, const struct sv_key *k, uint64_t value)
 {
     char *at = (char *)p + k->offset;
     switch (k->bytes) {
@@ -34,7 +34,7 @@ static void put(struct sv_profile *p, const struct sv_key *k, uint64_t value)
     }
 }
 
-static uint64_t get(const struct sv_profile *p, const struct sv_key *k)
+static uint64_t profile_get(const struct sv_profile *p, const struct sv_key *k)
 {
     const char *at = (const char *)p + k->offset;
     switch (k->bytes) {
@@ -63,7 +63,7 @@ static bool number_fits(const struct sv_key *k, const json_t *value)
            (uint64_t)json_integer_value(value) >= k->least && (uint64_t)json_integer_value(value) <= k->most;
 }
 
-static const char *dot(const struct sv_key *k)
+static const char *profile_dot(const struct sv_key *k)
 {
     return k->group[0] ? "." : "";
 }
@@ -71,11 +71,11 @@ static const char *dot(const struct sv_key *k)
 /* ---- Reading
  * -------------------------------------------------------------------------------------------------- */
 
-static int refuse(const struct sv_key *k, const json_t *value, const char *origin, struct sv_why *why)
+static int profile_refuse(const struct sv_key *k, const json_t *value, const char *origin, struct sv_why *why)
 {
     char allowed[160], found[SV_FOUND];
     sv_key_allowed(k, allowed, sizeof allowed);
-    return sv_fail(why, EINVAL, "%s: %s%s%s is %s; it must be %s", origin, k->group, dot(k), k->name,
+    return sv_fail(why, EINVAL, "%s: %s%s%s is %s; it must be %s", origin, k->group, profile_dot(k), k->name,
                    sv_found(value, found), allowed);
 }
 
@@ -104,7 +104,7 @@ static int read_words(struct sv_profile *p, const struct sv_key *k, const json_t
             return -EINVAL;
         bits |= w->value;
     }
-    put(p, k, bits);
+    profile_put(p, k, bits);
     return 0;
 }
 
@@ -134,18 +134,18 @@ static int read_key(struct sv_profile *p, const struct sv_key *k, const json_t *
     case SV_KEY_NUMBER:
         if (!number_fits(k, value))
             return -EINVAL;
-        put(p, k, (uint64_t)json_integer_value(value));
+        profile_put(p, k, (uint64_t)json_integer_value(value));
         return 0;
     case SV_KEY_FLAG:
         if (!json_is_boolean(value))
             return -EINVAL;
-        put(p, k, json_is_true(value));
+        profile_put(p, k, json_is_true(value));
         return 0;
     case SV_KEY_WORD:
         w = word_called(k, value);
         if (!w)
             return -EINVAL;
-        put(p, k, w->value);
+        profile_put(p, k, w->value);
         return 0;
     case SV_KEY_WORDS:
         return read_words(p, k, value);
@@ -173,7 +173,7 @@ static void list_names(const char *group, char *text, size_t bytes)
     }
 }
 
-static int check_names(const json_t *object, const char *group, const char *origin, struct sv_why *why)
+static int profile_check_names(const json_t *object, const char *group, const char *origin, struct sv_why *why)
 {
     const char *name;
     json_t *value;
@@ -311,7 +311,7 @@ static int check_pattern(const char *pattern, const char *origin, struct sv_why 
 
 static int load_builtin(const char *name, struct sv_profile *p, struct sv_why *why, int depth);
 
-static int parse(const char *text, size_t bytes, const char *origin, struct sv_profile *p, struct sv_why *why,
+static int profile_parse(const char *text, size_t bytes, const char *origin, struct sv_profile *p, struct sv_why *why,
                  int depth)
 {
     json_t *root = NULL;
@@ -319,7 +319,7 @@ static int parse(const char *text, size_t bytes, const char *origin, struct sv_p
     if (rc)
         return rc;
     memset(p, 0, sizeof *p);
-    rc = check_names(root, "", origin, why);
+    rc = profile_check_names(root, "", origin, why);
     if (rc)
         goto out;
 
@@ -355,7 +355,7 @@ static int parse(const char *text, size_t bytes, const char *origin, struct sv_p
                              sv_found(group, found));
                 goto out;
             }
-            rc = group ? check_names(group, k->group, origin, why) : 0;
+            rc = group ? profile_check_names(group, k->group, origin, why) : 0;
             if (rc)
                 goto out;
         }
@@ -363,11 +363,11 @@ static int parse(const char *text, size_t bytes, const char *origin, struct sv_p
         /* What is derived has a name of its own, so that messages tell which it is. */
         if (!value && (!base || strcmp(k->name, "name") == 0)) {
             rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys",
-                         origin, k->group, dot(k), k->name, k->meaning);
+                         origin, k->group, profile_dot(k), k->name, k->meaning);
             goto out;
         }
         if (value && read_key(p, k, value)) {
-            rc = refuse(k, value, origin, why);
+            rc = profile_refuse(k, value, origin, why);
             goto out;
         }
     }
@@ -384,7 +384,7 @@ out:
 int sv_profile_parse(const char *json, size_t bytes, const char *origin, struct sv_profile *p,
                      struct sv_why *why)
 {
-    return parse(json, bytes, origin, p, why, 0);
+    return profile_parse(json, bytes, origin, p, why, 0);
 }
 
 /* ---- Built-in ones and files
@@ -395,7 +395,7 @@ static int load_builtin(const char *name, struct sv_profile *p, struct sv_why *w
     for (size_t i = 0; i < sv_builtin_profile_count; i++) {
         const struct sv_builtin_profile *b = &sv_builtin_profiles[i];
         if (strcmp(b->name, name) == 0)
-            return parse((const char *)b->json, b->bytes, b->name, p, why, depth);
+            return profile_parse((const char *)b->json, b->bytes, b->name, p, why, depth);
     }
     char names[128] = "";
     for (size_t i = 0, n = 0; i < sv_builtin_profile_count && n < sizeof names; i++)
@@ -420,7 +420,7 @@ int sv_profile_load(const char *name, struct sv_profile *p, struct sv_why *why)
     int rc = sv_read_file(name, &text, &bytes, why);
     if (rc)
         return rc;
-    rc = parse(text, bytes, name, p, why, 0);
+    rc = profile_parse(text, bytes, name, p, why, 0);
     free(text);
     return rc;
 }
@@ -439,7 +439,7 @@ const char *const *sv_profile_names(void)
 
 static json_t *write_key(const struct sv_profile *p, const struct sv_key *k)
 {
-    uint64_t value = k->bytes <= 8 ? get(p, k) : 0;
+    uint64_t value = k->bytes <= 8 ? profile_get(p, k) : 0;
     json_t *array;
     switch (k->type) {
     case SV_KEY_TEXT:
@@ -501,10 +501,10 @@ char *sv_profile_table(void)
         rc = sv_profile_load(sv_builtin_profiles[i].name, &all[i], NULL);
     if (rc)
         goto out;
-    fprintf(out, "| key | may be |");
+    fprintf(out, "| key | allowed values |");
     for (size_t i = 0; i < sv_builtin_profile_count; i++)
         fprintf(out, " %s |", sv_builtin_profiles[i].name);
-    fprintf(out, " what it says |\n|---|---|");
+    fprintf(out, " meaning |\n|---|---|");
     for (size_t i = 0; i < sv_builtin_profile_count; i++)
         fprintf(out, "---|");
     fprintf(out, "---|\n");
@@ -512,7 +512,7 @@ char *sv_profile_table(void)
         const struct sv_key *k = &sv_keys[i];
         char allowed[160];
         sv_key_allowed(k, allowed, sizeof allowed);
-        fprintf(out, "| `%s%s%s` | %s |", k->group, dot(k), k->name, allowed);
+        fprintf(out, "| `%s%s%s` | %s |", k->group, profile_dot(k), k->name, allowed);
         for (size_t j = 0; j < sv_builtin_profile_count; j++) {
             json_t *value = write_key(&all[j], k);
             char *shown = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;

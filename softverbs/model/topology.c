@@ -49,7 +49,7 @@ static int check_keys(struct reader *r, const json_t *object, const char *where,
     return 0;
 }
 
-static int wrong(struct reader *r, const char *where, const char *key, const json_t *value,
+static int topology_wrong(struct reader *r, const char *where, const char *key, const json_t *value,
                  const char *allowed)
 {
     char found[SV_FOUND];
@@ -64,7 +64,7 @@ static int read_name(struct reader *r, const json_t *value, const char *where, c
                      size_t bytes)
 {
     if (!json_is_string(value) || !sv_name_valid(json_string_value(value), bytes))
-        return wrong(r, where, key, value,
+        return topology_wrong(r, where, key, value,
                      bytes == SV_NAME
                          ? name_rule
                          : "a string of letters, digits, - _ and ., at most 15, not starting with - or .");
@@ -84,16 +84,16 @@ static int read_addresses(struct reader *r, const json_t *value, const char *whe
                               : "an address as \"fe80::1\" or \"fd00::1\", or an array of at most 15";
     size_t n = json_is_array(value) ? json_array_size(value) : 1;
     if (n >= SV_GIDS)
-        return wrong(r, where, key, value, allowed);
+        return topology_wrong(r, where, key, value, allowed);
     for (size_t i = 0; i < n; i++) {
         const json_t *one = json_is_array(value) ? json_array_get(value, i) : value;
         uint8_t raw[16] = {0};
         if (!json_is_string(one) || inet_pton(family, json_string_value(one), raw) != 1)
-            return wrong(r, where, key, one, allowed);
+            return topology_wrong(r, where, key, one, allowed);
         /* no interface has the unspecified address or a group's */
         static const uint8_t none[16];
         if (memcmp(raw, none, 16) == 0 || (family == AF_INET ? raw[0] >= 224 : raw[0] == 0xff))
-            return wrong(r, where, key, one, "an address that an interface can have");
+            return topology_wrong(r, where, key, one, "an address that an interface can have");
         if (family == AF_INET)
             memcpy(a->v4[a->v4_count++], raw, 4);
         else
@@ -106,7 +106,7 @@ static int read_gids(struct reader *r, const json_t *value, const char *where, s
 {
     static const char *const keys[] = {"gid", "unreachable", NULL};
     if (!json_is_array(value) || json_array_size(value) > SV_GIDS)
-        return wrong(r, where, "gids", value, "an array of at most 16 addresses");
+        return topology_wrong(r, where, "gids", value, "an array of at most 16 addresses");
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *one = json_array_get(value, i), *text = one, *mark = NULL;
         struct sv_gid_model *g = &d->gids[i];
@@ -119,7 +119,7 @@ static int read_gids(struct reader *r, const json_t *value, const char *where, s
         }
         if (!json_is_string(text) || inet_pton(AF_INET6, json_string_value(text), g->raw) != 1 ||
             (mark && !json_is_boolean(mark)))
-            return wrong(r, where, "gids[]", one,
+            return topology_wrong(r, where, "gids[]", one,
                          "as \"fe80::1\", \"::ffff:169.254.1.1\", \"::\" for an empty entry, or "
                          "{ \"gid\": \"fe80::1\", \"unreachable\": true }");
         g->unreachable = json_is_true(mark);
@@ -139,10 +139,10 @@ static int read_identity(struct reader *r, const json_t *o, const char *where, s
     const uint8_t given[6] = {0x36, 's', 'v', (uint8_t)(d->host >> 8), (uint8_t)d->host, (uint8_t)index};
     memcpy(d->mac, given, 6);
     if (mac && (!json_is_string(mac) || !sv_mac_parse(json_string_value(mac), d->mac)))
-        return wrong(r, where, "mac", mac, "an address of a station as \"36:74:d9:9d:cc:84\"");
+        return topology_wrong(r, where, "mac", mac, "an address of a station as \"36:74:d9:9d:cc:84\"");
     d->guid = sv_eui64(d->mac);
     if (guid && (!json_is_string(guid) || !sv_guid_parse(json_string_value(guid), &d->guid)))
-        return wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, as \"3474:d9ff:fe9d:cc84\"");
+        return topology_wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, as \"3474:d9ff:fe9d:cc84\"");
     if (name)
         return read_name(r, name, where, "name", d->name, sizeof d->name);
     if (sv_device_name(r->profile, index, d->interface, d->name))
@@ -170,7 +170,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     d->cable = SV_NO_CABLE;
     d->port_up = 2; /* not said */
     if (!short_form && !json_is_object(value))
-        return wrong(r, where, "", value, "an object, or the name of its interface");
+        return topology_wrong(r, where, "", value, "an object, or the name of its interface");
     const json_t *o = short_form ? NULL : value;
     int rc = o ? check_keys(r, o, where, keys) : 0;
     if (!rc)
@@ -202,7 +202,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     if (port) {
         const char *state = json_string_value(port);
         if (!state || (strcmp(state, "up") != 0 && strcmp(state, "down") != 0))
-            return wrong(r, where, "port", port, "\"up\" or \"down\"");
+            return topology_wrong(r, where, "port", port, "\"up\" or \"down\"");
         d->port_up = strcmp(state, "up") == 0;
     }
     t->device_count++;
@@ -231,13 +231,13 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
         return rc;
     }
     if (!json_is_object(value))
-        return wrong(r, where, "", value, "an object, or the name of a host with one device");
+        return topology_wrong(r, where, "", value, "an object, or the name of a host with one device");
     int rc = check_keys(r, value, where, keys);
     if (!rc)
         rc = read_name(r, json_object_get(value, "name"), where, "name", h->name, sizeof h->name);
     const json_t *devices = json_object_get(value, "devices");
     if (!rc && !json_is_array(devices))
-        rc = wrong(r, where, "devices", devices, "an array of devices (it may be empty)");
+        rc = topology_wrong(r, where, "devices", devices, "an array of devices (it may be empty)");
     for (size_t i = 0; !rc && i < json_array_size(devices); i++)
         rc = read_device(r, json_array_get(devices, i), (unsigned)i, host);
     return rc;
@@ -253,7 +253,7 @@ static int read_place(struct reader *r, const json_t *value, const char *where, 
     const struct sv_topology *t = r->t;
     const char *text = json_string_value(value), *slash = text ? strchr(text, '/') : NULL;
     if (!slash)
-        return wrong(r, where, key, value, "a place as \"HOST/INTERFACE\"");
+        return topology_wrong(r, where, key, value, "a place as \"HOST/INTERFACE\"");
     for (uint32_t h = 0; h < t->host_count; h++) {
         const struct sv_host_model *host = &t->hosts[h];
         if (strlen(host->name) != (size_t)(slash - text) ||
@@ -272,7 +272,7 @@ static int read_place(struct reader *r, const json_t *value, const char *where, 
                    text, slash - text < 31 ? (int)(slash - text) : 31, text);
 }
 
-static int claim(struct reader *r, uint32_t device, const char *where)
+static int topology_claim(struct reader *r, uint32_t device, const char *where)
 {
     char place[SV_PLACE], other[SV_PLACE];
     int32_t at = r->t->devices[device].cable;
@@ -291,16 +291,16 @@ static int read_cable(struct reader *r, const json_t *value, size_t number)
     char where[32];
     snprintf(where, sizeof where, "cables[%zu]", number);
     if (!json_is_object(value))
-        return wrong(r, where, "", value, "{ \"from\": \"HOST/INTERFACE\", \"to\": \"HOST/INTERFACE\" }");
+        return topology_wrong(r, where, "", value, "{ \"from\": \"HOST/INTERFACE\", \"to\": \"HOST/INTERFACE\" }");
     int rc = check_keys(r, value, where, keys);
     if (!rc)
         rc = read_place(r, json_object_get(value, "from"), where, "from", &from);
     if (!rc)
         rc = read_place(r, json_object_get(value, "to"), where, "to", &to);
     if (!rc)
-        rc = claim(r, from, where);
+        rc = topology_claim(r, from, where);
     if (!rc)
-        rc = claim(r, to, where);
+        rc = topology_claim(r, to, where);
     if (rc)
         return rc;
     if (from == to) {
@@ -317,13 +317,13 @@ static int read_switch(struct reader *r, const json_t *value)
 {
     struct sv_topology *t = r->t;
     if (value && !json_is_boolean(value) && !json_is_array(value))
-        return wrong(r, "switch", "", value,
+        return topology_wrong(r, "switch", "", value,
                      "true (all devices without a cable), or an array of \"HOST/INTERFACE\"");
     for (size_t i = 0; i < json_array_size(value); i++) {
         uint32_t device = 0;
         int rc = read_place(r, json_array_get(value, i), "switch", "place", &device);
         if (!rc)
-            rc = claim(r, device, "switch");
+            rc = topology_claim(r, device, "switch");
         if (rc)
             return rc;
         t->devices[device].cable = SV_SWITCH;
@@ -376,7 +376,7 @@ static int read_topology_name(struct reader *r, const json_t *value)
             for (size_t i = 0; i <= n; i++)
                 packed[i] = s[i] == ' ' && i > 0 && i + 1 < n ? '_' : s[i];
         if (!sv_name_valid(packed, sizeof packed))
-            return wrong(
+            return topology_wrong(
                 r, "name", "", value,
                 "a string of letters, digits, blanks, - _ and ., at most 31, not starting with - or .");
         snprintf(name, SV_NAME, "%s", s);
@@ -407,11 +407,11 @@ int sv_topology_parse(const char *json, size_t bytes, const char *origin, const 
     if (!rc)
         rc = read_topology_name(&r, json_object_get(root, "name"));
     if (!rc && json_array_size(hosts) == 0)
-        rc = wrong(&r, "hosts", "", hosts, "an array of at least one host");
+        rc = topology_wrong(&r, "hosts", "", hosts, "an array of at least one host");
     for (size_t i = 0; !rc && i < json_array_size(hosts); i++)
         rc = read_host(&r, json_array_get(hosts, i), i);
     if (!rc && cables && !json_is_array(cables))
-        rc = wrong(&r, "cables", "", cables, "an array of { \"from\", \"to\" }");
+        rc = topology_wrong(&r, "cables", "", cables, "an array of { \"from\", \"to\" }");
     for (size_t i = 0; !rc && i < json_array_size(cables); i++)
         rc = read_cable(&r, json_array_get(cables, i), i);
     if (!rc)

@@ -4,7 +4,7 @@
  */
 #include "ground.h"
 
-#include "../fabric/fabric.h"
+#include "../fabric/shared.h"
 
 #include <errno.h>
 #include <stdio.h>

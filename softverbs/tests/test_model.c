@@ -405,8 +405,7 @@ static void test_file_refused(void **state)
         assert_int_equal(strncmp(why.text, "test.json", 9), 0);
         for (int w = 0; w < 3 && cases[i].words[w]; w++)
             if (!strstr(why.text, cases[i].words[w]))
-                fail_msg("%s: refused with \"%s\", which has not \"%s\"", cases[i].json, why.text,
-                         cases[i].words[w]);
+                fail_msg("%s: refused with \"%s\", which has not \"%s\"", cases[i].json, why.text, cases[i].words[w]);
         assert_int_equal(memcmp(&topology, &empty, sizeof empty), 0);
     }
 }

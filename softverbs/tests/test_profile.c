@@ -18,7 +18,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "fabric/fabric.h"
+#include "fabric/shared.h"
 #include "model/keys.h"
 #include "model/model.h"
 

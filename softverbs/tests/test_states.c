@@ -4,6 +4,8 @@
  * tb5 profiles refuse; shared receive queues and address handles. No data moves here.
  *
  * A process joins one fabric: each group runs in a child of its own, on a fabric of its own.
+ *
+ * Over 600 lines: the groups share one device, and one set of attributes that each of them changes in one place.
  */
 #include "lib/lib.h"
 

@@ -16,8 +16,8 @@
  *
  * Order of locks (each may be left out): fabric -> send queue -> receive queue or shared receive queue -> completion queue.
  */
-#ifndef SOFTVERBS_FABRIC_H
-#define SOFTVERBS_FABRIC_H
+#ifndef SOFTVERBS_SHARED_H
+#define SOFTVERBS_SHARED_H
 
 #include "../model/model.h"
 
@@ -28,11 +28,11 @@
 enum {
     SF_PROCESSES = 1024,
     SF_CONTEXTS = 4096,
-    SF_PDS = 1 << 14,
-    SF_MRS = 1 << 18,
-    SF_CQS = 1 << 16,
-    SF_QPS = 1 << 16,
-    SF_SRQS = 1 << 14,
+    SF_PDS = SV_FABRIC_PDS,
+    SF_MRS = SV_FABRIC_MRS,
+    SF_CQS = SV_FABRIC_CQS,
+    SF_QPS = SV_FABRIC_QPS,
+    SF_SRQS = SV_FABRIC_SRQS,
     SF_FAULTS = 64,
     SF_PAGE = 4096,
     SF_PAGES = 1 << 20, /* of the arena that queues are cut from: 4 GiB of file, used where it is touched */
@@ -373,23 +373,25 @@ void sf_detach(struct sf_view *);
 /* Takes the name away and marks the file down. -EBUSY with the number of live processes in *live unless `force`. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
-/* process.c */
+/* alive.c */
 pid_t sf_reach(const struct sf_fabric *, uint32_t process); /* the number by which the memory and descriptors of a process are reached */
 void sf_know_self(uint64_t *space, uint64_t *started); /* this process's; 0 where /proc does not tell */
 /* Who is of another PID namespace, or may not be looked at and has not died for certain, counts as alive. */
 bool sf_alive(struct sf_fabric *, uint32_t process);   /* by number + 1; a few microseconds: a system call */
+
+/* process.c */
 void sf_reap(struct sf_view *, uint32_t process);      /* everything of a dead one; what is not dead is left alone */
 unsigned sf_reap_all(struct sf_view *);                /* looks for the dead; how many it buried */
 /* Gives back all this process has. Called at its end, perhaps from a signal's handler that interrupted a holder of one of its
  * locks, or while a stopped process holds one: then it does nothing, and the next process that comes by does it. */
 void sf_leave(struct sf_view *);
 void sf_inherit(struct sf_view *);                     /* my entry was a dead process's: frees what that one had */
-void sf_recount(struct sf_fabric *);                   /* the devices' counts, from the tables; the fabric's lock is held */
 
 /* lock.c. Returns true when the last holder died with it: what it guards may want mending. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
 bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: someone holds it; never takes it from the dead */
 void sf_unlock(struct sf_view *, struct sf_lock *);
+void sf_recount(struct sf_fabric *); /* the devices' counts, from the tables; the fabric's lock is held */
 /* The locks whose data can be mended without more ado, mended where the last holder died. */
 void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
@@ -415,12 +417,18 @@ void sf_give_cq(struct sf_view *, uint32_t);
 void sf_give_qp(struct sf_view *, uint32_t);
 void sf_give_srq(struct sf_view *, uint32_t);
 
-/* The same with the fabric's lock held, for any owner. */
+/* free.c: with the fabric's lock held, for any owner. */
 void sf_free_mr(struct sf_fabric *, uint32_t);
 void sf_free_pd(struct sf_fabric *, uint32_t);
 void sf_free_cq(struct sf_fabric *, uint32_t);
 void sf_free_qp(struct sf_fabric *, uint32_t);
 void sf_free_srq(struct sf_fabric *, uint32_t);
+void sf_free_pages(struct sf_view *, uint32_t page, uint32_t count);
+void sf_free_all_pages(struct sf_view *, uint32_t process);
+static inline uint64_t sf_page_offset(uint32_t page) /* in the file */
+{
+    return sizeof(struct sf_fabric) + (uint64_t)page * SF_PAGE;
+}
 
 /* arena.c: backs the pages of a part of the file, which else are holes: even to look at a hole of a full /dev/shm is SIGBUS.
  * 0 or -errno. */
@@ -428,7 +436,6 @@ int sf_back(struct sf_view *, const volatile void *at, size_t bytes);
 /* Whole pages for a ring, zeroed and backed (no SIGBUS later). Offset in the file, or 0 with errno ENOMEM/ENOSPC. */
 uint64_t sf_arena_take(struct sf_view *, size_t bytes);
 void sf_arena_give(struct sf_view *, uint64_t offset, size_t bytes);
-void sf_arena_give_all(struct sf_view *, uint32_t process); /* the fabric's lock is held */
 static inline void *sf_at(const struct sf_view *v, uint64_t offset)
 {
     return (char *)v->fabric + offset;

@@ -8,10 +8,10 @@
  *   words.c    words into numbers, times, errno, verbs   place.c   which fabric, host, device a word means
  *   run.c up.c down.c topo.c profile.c ls.c reboot.c     fault.c   rules;  cable.c  cables and devices
  */
-#ifndef SOFTVERBS_CLI_H
-#define SOFTVERBS_CLI_H
+#ifndef SOFTVERBS_COMMAND_H
+#define SOFTVERBS_COMMAND_H
 
-#include "../fabric/fabric.h"
+#include "../fabric/shared.h"
 
 #include <getopt.h>
 #include <jansson.h>
