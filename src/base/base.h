@@ -145,6 +145,13 @@ int base_pipe(int fd[2], int flags);
 int base_check_interpreter(const char *path);
 /* Two connected Unix stream sockets, both close-on-exec; or a negative errno, with a sentence. */
 int base_socketpair(int fd[2]);
+/* --- descriptors over a Unix socket (descriptors.c) ---
+ * All `len` bytes, with at most BASE_FDS_MAX descriptors. What is sent at once must be less than the socket holds. Received
+ * descriptors are close-on-exec, and the caller's; those that did not come are -1. Until `deadline` (base_deadline()). 0, or a negative
+ * errno without a sentence: then no descriptor is left open. */
+#define BASE_FDS_MAX 2u
+int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
+int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
