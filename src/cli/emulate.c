@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
 
 static bool is_there(const char *path)
 {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
 #include "cli/launch.h"
 #include "weft/types.h"
 

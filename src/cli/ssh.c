@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
 #include "cli/cli.h"
 #include "cli/launch.h"
 #include "cli/ssh.h"

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "cli/cli.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "verbs/guard_serve.h"
 
 #define SPIN   (20 * WEFT_US)
