@@ -12,28 +12,30 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "verbs/guard_ask.h"
 
-/* In a new process of a program that may have threads: only what a signal handler may do. It is nobody's child, so that the program
- * does not meet it when it waits for its own, and in no group or session of the program's. */
-static _Noreturn void become_guard(const char *command, int socket)
+/* A process of its own: nobody's child, so that the program does not meet it when it waits for its own, and in no group or session of the
+ * program's. It begins with all signals blocked, and takes that back when it ignores those that programs are asked to end by. */
+static int start_guard(const char *command, int socket)
 {
     static const char *const words[] = {"weft", "run", "--as-guard", NULL};
-    setsid();
-    pid_t pid = fork();
-    if (pid)
-        _exit(pid < 0);
-    int error = dup2(socket, GUARD_FD) < 0 ? errno : 0;
-    if (!error) {
-        execvp(command, (char *const *)(uintptr_t)words);
-        error = errno;
-    }
-    const int32_t said = error;
-    (void)!write(socket, &said, sizeof said);
-    _exit(127);
+    const int fds[3] = {socket, BASE_FD_OURS, BASE_FD_OURS};
+    char path[4096];
+    sigset_t all;
+    pid_t none;
+    sigfillset(&all);
+    const struct base_process how = {.path = path, .argv = (char *const *)(uintptr_t)words, .fds = fds, .group = BASE_SESSION_OWN,
+                                     .orphan = true, .mask = &all};
+    enum base_process_step step = BASE_STEP_PROGRAM;
+    int rc = base_process_find(command, path, sizeof path);
+    if (!rc)
+        rc = base_process_start(&how, &none, &step);
+    if (rc && step == BASE_STEP_PROGRAM)
+        return base_fail(rc, "the guard does not start: %s (WEFT_GUARD='%s': expected the command weft)", base_strerror(rc), command);
+    return rc ? base_fail(rc, "starting the guard: %s", base_strerror(rc)) : 0;
 }
 
 static int greet(struct verbs_guard *g, const char *command)
@@ -99,20 +101,12 @@ int verbs_guard_start(struct verbs_guard **out, const char *command)
     if (!rc)
         rc = base_socketpair(ends);
     if (!rc) {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of the program's runs in the child; the guard takes its mask back */
-        pid_t pid = fork();
-        if (pid == 0)
-            become_guard(command, ends[1]);
-        int error = errno;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        close(ends[1]);
         g->fd = ends[0];
-        while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-            ;
-        rc = pid < 0 ? base_fail(-error, "starting the guard: %s", base_strerror(error)) : greet(g, command);
+        rc = start_guard(command, ends[1]);
+        close(ends[1]);
     }
+    if (!rc)
+        rc = greet(g, command);
     if (!rc)
         rc = list_devices(g);
     if (rc) {
