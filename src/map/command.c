@@ -265,7 +265,6 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         /* The command itself puts its group on the board: should this process die now, others know what to kill. */
         int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->group, &r.pid);
         if (start_rc) {
-            atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
             *kind = MAP_NO_START;
             *code = -start_rc;
             goto out;

@@ -110,7 +110,6 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* there is no job any more that a signal could end */
 void map_on_signal(int sig, void (*handler)(int));
-void map_cut_off(void); /* stdin and stdout: else the reader of the output would wait for this node too */
 /* At the end of such a handler: the signal goes to whoever had it before; the fabric, that gives its devices back then, or
  * the default. */
 void map_signal_pass(int sig);
