@@ -251,6 +251,8 @@ static int start(const struct base_process *s, pid_t *pid, enum base_process_ste
         struct report r = hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
+        if (rc && s->number) /* while it is still this one's */
+            atomic_store_explicit(s->number, 0, memory_order_seq_cst);
         if (rc || s->orphan)
             base_process_reap(child);
     }

@@ -51,7 +51,7 @@ struct base_process {
     const struct rlimit *files; /* its limit on open files; NULL: as here */
     bool orphan;        /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
     /* Where its number is written before it runs, so that whoever outlives this process knows it; memory that they share, or NULL. On macOS
-     * it is written after. */
+     * it is written after. 0 again when it does not start. */
     _Atomic int32_t *number;
 };
 /* Start a program, at a cost that does not grow with the memory mapped here; any thread may, and no handler of ours runs in the new process.
