@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/launch.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"

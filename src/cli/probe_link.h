@@ -5,7 +5,7 @@
 #ifndef WEFT_CLI_PROBE_LINK_H
 #define WEFT_CLI_PROBE_LINK_H
 
-#include "cli/cli.h"
+#include "cli/command.h"
 
 enum { SIZES = 9, DEPTHS = 7 };
 enum { THERE, BACK, WAYS };

@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "base/process.h"
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/launch.h"
 #include "cli/ssh.h"
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/process.h"
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"
 #include "cluster/cluster.h"
