@@ -33,7 +33,7 @@ struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank ra
     return f;
 }
 
-bool doctor_has(const struct doctor *d, const char *id)
+static bool has(const struct doctor *d, const char *id)
 {
     for (unsigned i = 0; i < d->count; i++)
         if (strcmp(d->out[i].id, id) == 0)
@@ -248,7 +248,7 @@ static void check_thunderbolt(struct doctor *d)
 static void check_enabled(struct doctor *d)
 {
     const char *text = doctor_fact(d, DOCTOR_RDMA_CTL);
-    if (!text || doctor_has(d, "thunderbolt-4") || !(strstr(text, "disabled") || strstr(text, "not enabled")))
+    if (!text || has(d, "thunderbolt-4") || !(strstr(text, "disabled") || strstr(text, "not enabled")))
         return;
     struct doctor_finding *f = doctor_add(d, "not-enabled", NOT_ENABLED, true);
     SAY(f->what, "RDMA is not enabled on this Mac");
@@ -278,8 +278,8 @@ static void check_access(struct doctor *d)
 
 static void check_presence(struct doctor *d)
 {
-    if (!d->devices || json_array_size(d->devices) > 0 || doctor_has(d, "no-library") || doctor_has(d, "old-system") ||
-        doctor_has(d, "thunderbolt-4") || doctor_has(d, "not-enabled") || doctor_has(d, "no-access"))
+    if (!d->devices || json_array_size(d->devices) > 0 || has(d, "no-library") || has(d, "old-system") ||
+        has(d, "thunderbolt-4") || has(d, "not-enabled") || has(d, "no-access"))
         return;
     struct doctor_finding *f = doctor_add(d, "no-device", NO_DEVICE, true);
     SAY(f->what, "This host has no RDMA device");
@@ -303,7 +303,7 @@ static void check_port(struct doctor *d, const json_t *device)
 {
     const char *name = doctor_text_of(device, "device");
     bool thunderbolt = strcmp(doctor_text_of(device, "link"), "Thunderbolt") == 0;
-    if (thunderbolt && (doctor_has(d, "thunderbolt-4") || doctor_has(d, "not-enabled")))
+    if (thunderbolt && (has(d, "thunderbolt-4") || has(d, "not-enabled")))
         return;
     struct doctor_finding *f = doctor_add(d, "port-down", PORT_DOWN, true);
     SAY(f->what, "The port of %.60s is down", name);
@@ -433,7 +433,7 @@ static void check_devices(struct doctor *d)
             check_port(d, device);
         } else if (strcmp(reason, "no-gid") == 0) {
             check_gid(d, device);
-        } else if (strcmp(reason, "no-access") != 0 || !doctor_has(d, "no-access")) {
+        } else if (strcmp(reason, "no-access") != 0 || !has(d, "no-access")) {
             check_device_error(d, device, strcmp(reason, "no-connections") == 0);
         }
     }

@@ -23,7 +23,6 @@ struct doctor {
 
 /* The finding to fill in; the last one again when there are too many. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
-bool doctor_has(const struct doctor *d, const char *id);
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
 
 /* --- facts --- */

@@ -11,7 +11,8 @@
 
 const uint32_t link_depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
 
-struct link_result link_both_ways(const struct link_result of[WAYS])
+/* Both ways: a lane has one size and depth. Where only one was tried, that one. */
+static struct link_result both_ways(const struct link_result of[WAYS])
 {
     const struct link_result *a = &of[THERE], *b = &of[BACK];
     if (!b->tried)
@@ -29,7 +30,7 @@ static uint64_t choose(const struct link_measures *l, uint32_t size_most, uint32
     uint64_t best = 0, least = UINT64_MAX;
     bool clean = false;
     for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
-        const struct link_result both = link_both_ways(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
+        const struct link_result both = both_ways(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
         if (!r->tried || r->refused || r->damaged || l->sizes[i / DEPTHS] > size_most || (clean && r->lost))
             continue;
         if (!clean && r->lost == 0) {
@@ -40,7 +41,7 @@ static uint64_t choose(const struct link_measures *l, uint32_t size_most, uint32
     }
     *size = *depth = 0;
     for (unsigned i = 0; i < SIZES * DEPTHS && best; i++) {
-        const struct link_result both = link_both_ways(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
+        const struct link_result both = both_ways(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
         uint32_t s = l->sizes[i / DEPTHS], d = link_depths[i % DEPTHS];
         if (!r->tried || r->refused || r->damaged || s > size_most || (clean && r->lost) || r->bytes_per_second < best - best / 20 ||
             (uint64_t)s * d >= least)
@@ -75,7 +76,7 @@ void link_propose(struct link_measures *l)
         l->lane_size[1] = 0;
     for (unsigned i = 0; i < 3 * SIZES * DEPTHS; i++) {
         unsigned lane = i % 3, size = i / 3 / DEPTHS, depth = i / 3 % DEPTHS;
-        const struct link_result r = link_both_ways(l->results[size][depth]);
+        const struct link_result r = both_ways(l->results[size][depth]);
         if (l->lane_size[lane] == l->sizes[size] && l->lane_depth[lane] == link_depths[depth]) {
             l->lane_sent += r.sent;
             l->lane_lost += r.lost;
@@ -85,7 +86,7 @@ void link_propose(struct link_measures *l)
 
 static void cell(const struct link_result of[WAYS], char *out, size_t len)
 {
-    const struct link_result both = link_both_ways(of), *r = &both;
+    const struct link_result both = both_ways(of), *r = &both;
     if (!r->tried)
         snprintf(out, len, "-");
     else if (r->damaged)

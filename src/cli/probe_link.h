@@ -23,8 +23,6 @@ struct link_measures {
     uint64_t best, lane_sent, lane_lost;  /* of what is proposed: the largest's speed; messages in all */
 };
 
-/* Both ways: a lane has one size and depth. Where only one was tried, that one. */
-struct link_result link_both_ways(const struct link_result of[WAYS]);
 void link_propose(struct link_measures *l); /* fills in what is proposed */
 /* The proposal as WEFT_TB_LANES has it, into out; returns out. */
 const char *link_lanes_text(const struct link_measures *l, char *out, size_t len);

@@ -123,7 +123,6 @@ int map_nodes_start(struct map_job *job);
 void map_nodes_check(struct map_job *job);
 void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
 void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
-void map_line_signal(struct map_line *line, int sig); /* to all of it */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
 void map_end_all(struct map_job *job);

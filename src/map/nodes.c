@@ -46,7 +46,7 @@ void map_line_kill(struct map_line *line)
     atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
 }
 
-void map_line_signal(struct map_line *line, int sig)
+static void line_signal(struct map_line *line, int sig)
 {
     int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
     if (group > 0)
@@ -96,7 +96,7 @@ static void signal_commands(struct map_job *job, int sig)
     uint32_t first = job->apart ? job->rank : 0, end = job->apart ? first + 1 : job->nodes;
     for (uint32_t node = first; node < end; node++)
         for (uint32_t i = 0; i < job->slots; i++)
-            map_line_signal(map_line(job, node, i), sig);
+            line_signal(map_line(job, node, i), sig);
 }
 
 static int64_t now_ns(void)
