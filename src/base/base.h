@@ -140,40 +140,21 @@ int base_random(void *bytes, size_t len);
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
-/* A script's first line names its interpreter. When that is not there the system says of the script that it is not there. -ENOENT with the
- * right sentence then, else 0. */
-int base_check_interpreter(const char *path);
 /* Two connected Unix stream sockets, both close-on-exec; or a negative errno, with a sentence. */
 int base_socketpair(int fd[2]);
+/* --- descriptors over a Unix socket (descriptors.c) ---
+ * All `len` bytes, with at most BASE_FDS_MAX descriptors. What is sent at once must be less than the socket holds. Received
+ * descriptors are close-on-exec, and the caller's; those that did not come are -1. Until `deadline` (base_deadline()). 0, or a negative
+ * errno without a sentence: then no descriptor is left open. */
+#define BASE_FDS_MAX 2u
+int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
+int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
-/* In a new process: gets `signal` when `parent` ends, where the system knows that. False: it has ended already. */
-bool base_end_with(pid_t parent, int signal);
-void base_adopt(void);                /* what dead children leave running becomes ours, where the system knows that */
-void base_name_process(const char *name);
 /* Bytes written to a TCP socket that the other side's system has not acknowledged; a negative errno where that cannot be
  * known. */
 int base_unacknowledged(int fd);
-/* A descriptor that becomes readable when the process ends; negative where the system has none. */
-int base_watch_process(int pid);
-struct base_spawn {
-    const char *path;
-    char *const *argv;
-    char *const *env;
-    const int *fds;                  /* [3]: become 0, 1, 2 */
-    const int *signals;              /* these are to have these actions; all others are as exec leaves them */
-    const struct sigaction *actions;
-    size_t signal_count;
-    const sigset_t *mask;
-    /* Where its process group's number is written before it runs, so that whoever outlives this process knows it; may be
-     * NULL. On macOS it is written after. */
-    _Atomic int32_t *group;
-};
-/* Start a program, at a cost that does not grow with the memory mapped here, in a process group of its own. It dies with
- * this thread, where the system knows that. `error` is shared memory: why it could not be executed. Returns 0 or a
- * negative errno without a sentence; `*pid` is not 0 when there is a process, which the caller is to wait for. */
-int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid);
 /* Identity of this host, boot and IPC namespace: equal on two processes only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 

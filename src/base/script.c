@@ -3,6 +3,7 @@
  * Scripts: who runs them.
  */
 #include "base/base.h"
+#include "base/process.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the machine's size,
- * starting programs.
+ * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the machine's size. Processes are in process.c.
  */
 #include "base/base.h"
 
@@ -22,12 +21,10 @@
 #include <linux/sockios.h>
 #include <linux/udmabuf.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #elif defined(__APPLE__)
-#include <spawn.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/sysctl.h>
@@ -269,73 +266,6 @@ int base_peer_identity(int fd, unsigned *uid, int *pid)
     return 0;
 }
 
-int base_watch_process(int pid)
-{
-#if defined(SYS_pidfd_open)
-    if (pid > 0)
-        return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by itself */
-#endif
-    (void)pid;
-    return -1;
-}
-
-bool base_end_with(pid_t parent, int signal)
-{
-    prctl(PR_SET_PDEATHSIG, signal);
-    return getppid() == parent; /* else it ended before that */
-}
-
-void base_adopt(void)
-{
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-}
-
-void base_name_process(const char *name)
-{
-    prctl(PR_SET_NAME, name);
-}
-
-/* Everything in the child is safe after vfork: it only makes system calls, on memory that was prepared. Its own
- * function, so that no variable of the caller lives in a register that the child may change. */
-static __attribute__((noinline)) pid_t vfork_and_exec(const struct base_spawn *s, _Atomic int32_t *error)
-{
-    pid_t parent = getpid();
-    pid_t pid = vfork(); /* NOLINT: posix_spawn() cannot set the death signal */
-    if (pid)
-        return pid;
-    setpgid(0, 0);
-    if (!base_end_with(parent, SIGKILL))
-        _exit(127);
-    if (s->group)
-        atomic_store_explicit(s->group, (int32_t)getpid(), memory_order_seq_cst);
-    for (int i = 0; i < 3; i++)
-        if (dup2(s->fds[i], i) < 0)
-            _exit(127);
-    /* Actions before the mask: no handler of ours may run here. */
-    for (size_t i = 0; i < s->signal_count; i++)
-        sigaction(s->signals[i], &s->actions[i], NULL);
-    sigprocmask(SIG_SETMASK, s->mask, NULL);
-    execve(s->path, s->argv, s->env);
-    atomic_store_explicit(error, errno, memory_order_relaxed);
-    _exit(127);
-}
-
-int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    atomic_store_explicit(error, 0, memory_order_relaxed);
-    pid_t child = vfork_and_exec(s, error);
-    int failed = child < 0 ? errno : 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    *pid = 0;
-    if (child < 0)
-        return -failed;
-    *pid = child;
-    return -atomic_load_explicit(error, memory_order_relaxed); /* the child is a zombie then */
-}
-
 int base_unacknowledged(int fd)
 {
     int bytes;
@@ -471,65 +401,6 @@ int base_unacknowledged(int fd)
     int bytes;
     socklen_t len = sizeof bytes;
     return getsockopt(fd, SOL_SOCKET, SO_NWRITE, &bytes, &len) ? -errno : bytes;
-}
-
-int base_watch_process(int pid)
-{
-    (void)pid;
-    return -1;
-}
-
-bool base_end_with(pid_t parent, int signal)
-{
-    (void)signal;
-    return getppid() == parent;
-}
-
-void base_adopt(void)
-{
-}
-
-void base_name_process(const char *name)
-{
-    (void)name;
-}
-
-int base_spawn(const struct base_spawn *s, _Atomic int32_t *error, pid_t *pid)
-{
-    posix_spawnattr_t how;
-    posix_spawn_file_actions_t files;
-    sigset_t back;
-    /* What was ignored stays so, as far as we have not put a handler in its place; the rest goes back to its default. */
-    sigemptyset(&back);
-    for (size_t i = 0; i < s->signal_count; i++)
-        if (s->actions[i].sa_handler != SIG_IGN)
-            sigaddset(&back, s->signals[i]);
-    atomic_store_explicit(error, 0, memory_order_relaxed);
-    *pid = 0;
-    int rc = posix_spawnattr_init(&how);
-    if (rc)
-        return -rc;
-    rc = posix_spawn_file_actions_init(&files);
-    if (rc) {
-        posix_spawnattr_destroy(&how);
-        return -rc;
-    }
-    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK |
-                                       POSIX_SPAWN_CLOEXEC_DEFAULT);
-    posix_spawnattr_setpgroup(&how, 0);
-    posix_spawnattr_setsigdefault(&how, &back);
-    posix_spawnattr_setsigmask(&how, s->mask);
-    for (int i = 0; i < 3 && !rc; i++)
-        rc = posix_spawn_file_actions_adddup2(&files, s->fds[i], i);
-    if (!rc)
-        rc = posix_spawn(pid, s->path, &files, &how, s->argv, s->env);
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&how);
-    if (rc)
-        *pid = 0;
-    else if (s->group)
-        atomic_store_explicit(s->group, (int32_t)*pid, memory_order_seq_cst);
-    return -rc;
 }
 
 void base_host_id(uint8_t id[16])

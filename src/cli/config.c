@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cluster/cluster.h"
 
 static const char help[] =

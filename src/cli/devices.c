@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 
 static const char help[] =
     "Usage: weft devices [-v] [--json] [--gid-index N] [DEVICE...]\n"

@@ -6,7 +6,7 @@
 #ifndef WEFT_CLI_DOCTOR_H
 #define WEFT_CLI_DOCTOR_H
 
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 
 enum doctor_fact {
     DOCTOR_SYSTEM,      /* system.txt       macOS: sw_vers; else uname -sr */

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * What follows from the facts. A check a function; each looks at facts, which may be missing, and adds findings. What
- * explains another finding ranks before it, and a cause that explains all hides what it explains.
+ * explains another finding ranks before it, and a cause that explains all hides what it explains. The checks of what is beside the
+ * devices are in doctor_beside.c.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/doctor.h"
-
-/* In the order of likelihood: the first is printed first. */
-enum rank {
-    UNREADABLE, NO_LIBRARY, OLD_SYSTEM, THUNDERBOLT_4, NOT_ENABLED, NO_ACCESS, NO_DEVICE, PORT_DOWN, NO_GID, NO_DOMAINS,
-    NO_QUEUE_PAIRS, DEVICE_ERROR, NO_CONNECTIONS, BRIDGE, MEMLOCK, GPU
-};
+#include "cli/doctor_find.h"
 
 static const char *const files[DOCTOR_FACTS] = {
     [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
@@ -28,16 +23,7 @@ const char *doctor_file(enum doctor_fact which)
     return files[which];
 }
 
-struct doctor {
-    const struct doctor_facts *facts;
-    struct doctor_finding *out;
-    unsigned count, usable, proposed; /* proposed: addresses */
-    json_t *devices; /* a list, or NULL: not known */
-    bool mac;
-};
-
-/* The finding to fill in; the last one again when there are too many. */
-static struct doctor_finding *add(struct doctor *d, const char *id, enum rank rank, bool stops)
+struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops)
 {
     struct doctor_finding *f = &d->out[d->count < DOCTOR_FINDINGS ? d->count++ : DOCTOR_FINDINGS - 1];
     memset(f, 0, sizeof *f);
@@ -55,15 +41,12 @@ static bool has(const struct doctor *d, const char *id)
     return false;
 }
 
-#define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
-
-static const char *fact(const struct doctor *d, enum doctor_fact which)
+const char *doctor_fact(const struct doctor *d, enum doctor_fact which)
 {
     return d->facts->text[which];
 }
 
-/* One line of a text, without the blanks around it; false at the end. */
-static bool next_line(const char **at, char *line, size_t len)
+bool doctor_next_line(const char **at, char *line, size_t len)
 {
     if (!**at)
         return false;
@@ -77,12 +60,11 @@ static bool next_line(const char **at, char *line, size_t len)
     return true;
 }
 
-/* What follows "KEY:" at the start of some line; false when no line has it. */
-static bool value_of(const char *text, const char *key, char *out, size_t len)
+bool doctor_value_of(const char *text, const char *key, char *out, size_t len)
 {
     char line[512];
     size_t n = strlen(key);
-    while (text && next_line(&text, line, sizeof line))
+    while (text && doctor_next_line(&text, line, sizeof line))
         if (strncmp(line, key, n) == 0 && line[n] == ':') {
             const char *v = line + n + 1;
             snprintf(out, len, "%s", v + strspn(v, " \t"));
@@ -94,7 +76,7 @@ static bool value_of(const char *text, const char *key, char *out, size_t len)
 /* --- the facts themselves: what is not understood must not pass for nothing found --- */
 static void report_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
 {
-    struct doctor_finding *f = add(d, "unreadable-fact", UNREADABLE, true);
+    struct doctor_finding *f = doctor_add(d, "unreadable-fact", UNREADABLE, true);
     SAY(f->what, "%s cannot be understood, so what it would say is not known", doctor_file(which));
     SAY(f->seen, "%s: %s", doctor_file(which), why);
     SAY(f->remedy, "%s", remedy);
@@ -108,13 +90,13 @@ static json_t *read_devices(struct doctor *d)
     json_error_t error;
     size_t i;
     json_t *device;
-    const char *text = fact(d, DOCTOR_DEVICES);
+    const char *text = doctor_fact(d, DOCTOR_DEVICES);
     json_t *list = text ? json_loads(text, 0, &error) : NULL;
     if (!text)
         return NULL;
     const char *failed = json_string_value(json_object_get(list, "error"));
     if (failed) {
-        struct doctor_finding *f = add(d, "device-error", DEVICE_ERROR, true);
+        struct doctor_finding *f = doctor_add(d, "device-error", DEVICE_ERROR, true);
         SAY(f->what, "The RDMA devices of this host cannot be listed");
         SAY(f->seen, "%.700s", failed);
         SAY(f->remedy, "Are the verbs library and the kernel's drivers of one version? See `dmesg`");
@@ -135,7 +117,7 @@ static json_t *read_devices(struct doctor *d)
     return NULL;
 }
 
-static bool is_number(const char *text)
+bool doctor_is_number(const char *text)
 {
     return *text && strspn(text, "0123456789") == strlen(text);
 }
@@ -148,18 +130,18 @@ static bool good_library(const char *line)
 static bool good_allocation(const char *line)
 {
     char name[128], kind[32], code[16], more[2];
-    return sscanf(line, "%127s %31s %9s %1s", name, kind, code, more) == 3 && is_number(code) &&
+    return sscanf(line, "%127s %31s %9s %1s", name, kind, code, more) == 3 && doctor_is_number(code) &&
            (strcmp(kind, "domain") == 0 || strcmp(kind, "queue_pair") == 0);
 }
 
 static bool good_limit(const char *line)
 {
     char value[64];
-    if (value_of(line, "memlock", value, sizeof value))
-        return is_number(value) || strcmp(value, "unlimited") == 0;
-    if (value_of(line, "pool", value, sizeof value))
-        return is_number(value);
-    return value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
+    if (doctor_value_of(line, "memlock", value, sizeof value))
+        return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
+    if (doctor_value_of(line, "pool", value, sizeof value))
+        return doctor_is_number(value);
+    return doctor_value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
 }
 
 static bool good_uverbs(const char *line)
@@ -183,11 +165,11 @@ static void check_lines(struct doctor *d)
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        const char *text = fact(d, all[i].which);
+        const char *text = doctor_fact(d, all[i].which);
         char line[512], why[500];
         bool good = true;
         unsigned n = 0;
-        while (good && text && !(all[i].first && n) && next_line(&text, line, sizeof line)) {
+        while (good && text && !(all[i].first && n) && doctor_next_line(&text, line, sizeof line)) {
             n++;
             good = (!line[0] && !all[i].first) || all[i].good(line);
         }
@@ -203,19 +185,19 @@ static bool mac_version(const struct doctor *d, int *major, int *minor)
 {
     char version[64];
     *minor = 0;
-    return value_of(fact(d, DOCTOR_SYSTEM), "ProductVersion", version, sizeof version) &&
+    return doctor_value_of(doctor_fact(d, DOCTOR_SYSTEM), "ProductVersion", version, sizeof version) &&
            sscanf(version, "%d.%d", major, minor) >= 1;
 }
 
 static void check_library(struct doctor *d)
 {
-    const char *text = fact(d, DOCTOR_LIBRARY);
+    const char *text = doctor_fact(d, DOCTOR_LIBRARY);
     int major, minor;
     if (!text || strncmp(text, "missing", 7) != 0)
         return;
     bool known = d->mac && mac_version(d, &major, &minor);
     bool old = known && (major < 26 || (major == 26 && minor < 2));
-    struct doctor_finding *f = add(d, old ? "old-system" : "no-library", old ? OLD_SYSTEM : NO_LIBRARY, true);
+    struct doctor_finding *f = doctor_add(d, old ? "old-system" : "no-library", old ? OLD_SYSTEM : NO_LIBRARY, true);
     SAY(f->seen, "%.*s", (int)strcspn(text, "\n"), text);
     if (old) {
         SAY(f->what, "macOS %d.%d is too old for RDMA over Thunderbolt", major, minor);
@@ -235,7 +217,7 @@ static int fastest_port(const char *text, char *line, size_t len)
 {
     char l[512];
     int most = -1;
-    while (text && next_line(&text, l, sizeof l)) {
+    while (text && doctor_next_line(&text, l, sizeof l)) {
         int speed;
         if (strncmp(l, "Speed:", 6) != 0)
             continue;
@@ -251,13 +233,13 @@ static int fastest_port(const char *text, char *line, size_t len)
 static void check_thunderbolt(struct doctor *d)
 {
     char line[512];
-    int speed = fastest_port(fact(d, DOCTOR_THUNDERBOLT), line, sizeof line);
+    int speed = fastest_port(doctor_fact(d, DOCTOR_THUNDERBOLT), line, sizeof line);
     if (!d->mac || speed < 0 || speed > 40)
         return;
-    struct doctor_finding *f = add(d, "thunderbolt-4", THUNDERBOLT_4, true);
+    struct doctor_finding *f = doctor_add(d, "thunderbolt-4", THUNDERBOLT_4, true);
     SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which never will do RDMA");
     SAY(f->seen, "no port over 40 Gb/s (system_profiler: \"%s\")%s", line,
-        fact(d, DOCTOR_RDMA_CTL) && strstr(fact(d, DOCTOR_RDMA_CTL), "enabled")
+        doctor_fact(d, DOCTOR_RDMA_CTL) && strstr(doctor_fact(d, DOCTOR_RDMA_CTL), "enabled")
             ? "; rdma_ctl says enabled all the same, which is not your mistake" : "");
     SAY(f->remedy, "Nothing can be set to change it: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through "
                    "shared memory, and other machines over TCP");
@@ -265,10 +247,10 @@ static void check_thunderbolt(struct doctor *d)
 
 static void check_enabled(struct doctor *d)
 {
-    const char *text = fact(d, DOCTOR_RDMA_CTL);
+    const char *text = doctor_fact(d, DOCTOR_RDMA_CTL);
     if (!text || has(d, "thunderbolt-4") || !(strstr(text, "disabled") || strstr(text, "not enabled")))
         return;
-    struct doctor_finding *f = add(d, "not-enabled", NOT_ENABLED, true);
+    struct doctor_finding *f = doctor_add(d, "not-enabled", NOT_ENABLED, true);
     SAY(f->what, "RDMA is not enabled on this Mac");
     SAY(f->seen, "rdma_ctl status: %.*s", (int)strcspn(text, "\n"), text);
     SAY(f->remedy, "Shut down, hold the power button until Recovery comes, choose Options, open the Terminal there, run "
@@ -278,8 +260,8 @@ static void check_enabled(struct doctor *d)
 static void check_access(struct doctor *d)
 {
     char line[300], closed[400] = "";
-    const char *text = fact(d, DOCTOR_UVERBS);
-    while (text && next_line(&text, line, sizeof line)) {
+    const char *text = doctor_fact(d, DOCTOR_UVERBS);
+    while (text && doctor_next_line(&text, line, sizeof line)) {
         char *blank = strchr(line, ' ');
         size_t n = strlen(closed);
         if (blank && strcmp(blank + 1, "no") == 0)
@@ -287,7 +269,7 @@ static void check_access(struct doctor *d)
     }
     if (!closed[0])
         return;
-    struct doctor_finding *f = add(d, "no-access", NO_ACCESS, true);
+    struct doctor_finding *f = doctor_add(d, "no-access", NO_ACCESS, true);
     SAY(f->what, "The RDMA devices are there, and you may not open them");
     SAY(f->seen, "not readable and writable: %s", closed);
     SAY(f->remedy, "sudo chmod 0666 /dev/infiniband/uverbs*, for good by a udev rule: "
@@ -299,7 +281,7 @@ static void check_presence(struct doctor *d)
     if (!d->devices || json_array_size(d->devices) > 0 || has(d, "no-library") || has(d, "old-system") ||
         has(d, "thunderbolt-4") || has(d, "not-enabled") || has(d, "no-access"))
         return;
-    struct doctor_finding *f = add(d, "no-device", NO_DEVICE, true);
+    struct doctor_finding *f = doctor_add(d, "no-device", NO_DEVICE, true);
     SAY(f->what, "This host has no RDMA device");
     SAY(f->seen, "the verbs library lists none");
     if (d->mac)
@@ -311,7 +293,7 @@ static void check_presence(struct doctor *d)
 }
 
 /* --- devices --- */
-static const char *text_of(const json_t *device, const char *key)
+const char *doctor_text_of(const json_t *device, const char *key)
 {
     const char *s = json_string_value(json_object_get(device, key));
     return s ? s : "";
@@ -319,19 +301,19 @@ static const char *text_of(const json_t *device, const char *key)
 
 static void check_port(struct doctor *d, const json_t *device)
 {
-    const char *name = text_of(device, "device");
-    bool thunderbolt = strcmp(text_of(device, "link"), "Thunderbolt") == 0;
+    const char *name = doctor_text_of(device, "device");
+    bool thunderbolt = strcmp(doctor_text_of(device, "link"), "Thunderbolt") == 0;
     if (thunderbolt && (has(d, "thunderbolt-4") || has(d, "not-enabled")))
         return;
-    struct doctor_finding *f = add(d, "port-down", PORT_DOWN, true);
+    struct doctor_finding *f = doctor_add(d, "port-down", PORT_DOWN, true);
     SAY(f->what, "The port of %.60s is down", name);
-    SAY(f->seen, "%.60s: state %.20s; %.600s", name, text_of(device, "state"), text_of(device, "why_not"));
+    SAY(f->seen, "%.60s: state %.20s; %.600s", name, doctor_text_of(device, "state"), doctor_text_of(device, "why_not"));
     if (thunderbolt)
         SAY(f->remedy, "Is a Thunderbolt 5 cable in that port, and a Mac at its other end? RDMA must be enabled at both ends: "
                        "`rdma_ctl status` there");
     else
         SAY(f->remedy, "Is there a cable, and is the other end on? ip link set %.30s up; InfiniBand needs a subnet manager "
-                       "somewhere (opensm)", text_of(device, "interface")[0] ? text_of(device, "interface") : "INTERFACE");
+                       "somewhere (opensm)", doctor_text_of(device, "interface")[0] ? doctor_text_of(device, "interface") : "INTERFACE");
 }
 
 /* Whether some interface or GID has this address already, as far as is known. */
@@ -339,12 +321,12 @@ static bool address_taken(const struct doctor *d, const char *address)
 {
     size_t n = strlen(address), i, k;
     const json_t *device, *gid;
-    for (const char *at = fact(d, DOCTOR_INTERFACES); at && (at = strstr(at, address)); at += n)
+    for (const char *at = doctor_fact(d, DOCTOR_INTERFACES); at && (at = strstr(at, address)); at += n)
         if (at[n] < '0' || at[n] > '9')
             return true;
     json_array_foreach (d->devices, i, device)
         json_array_foreach (json_object_get(device, "gids"), k, gid)
-            if (strncmp(text_of(gid, "gid"), "::ffff:", 7) == 0 && strcmp(text_of(gid, "gid") + 7, address) == 0)
+            if (strncmp(doctor_text_of(gid, "gid"), "::ffff:", 7) == 0 && strcmp(doctor_text_of(gid, "gid") + 7, address) == 0)
                 return true;
     return false;
 }
@@ -361,11 +343,11 @@ static const char *address_for(struct doctor *d, char out[24])
 static void check_gid(struct doctor *d, const json_t *device)
 {
     char address[24];
-    const char *interface = text_of(device, "interface"), *why = text_of(device, "why_not");
-    struct doctor_finding *f = add(d, "no-gid", NO_GID, true);
+    const char *interface = doctor_text_of(device, "interface"), *why = doctor_text_of(device, "why_not");
+    struct doctor_finding *f = doctor_add(d, "no-gid", NO_GID, true);
     if (!interface[0])
         interface = "INTERFACE";
-    SAY(f->what, "%.60s has no address (GID) that can be used", text_of(device, "device"));
+    SAY(f->what, "%.60s has no address (GID) that can be used", doctor_text_of(device, "device"));
     /* Without the device's own remedy, which knows of no other interface. */
     const char *its = strstr(why, ". Give its network interface");
     SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
@@ -380,11 +362,11 @@ static void check_gid(struct doctor *d, const json_t *device)
 
 static void check_device_error(struct doctor *d, const json_t *device, bool connections)
 {
-    struct doctor_finding *f = connections ? add(d, "no-connections", NO_CONNECTIONS, true)
-                                           : add(d, "device-error", DEVICE_ERROR, true);
+    struct doctor_finding *f = connections ? doctor_add(d, "no-connections", NO_CONNECTIONS, true)
+                                           : doctor_add(d, "device-error", DEVICE_ERROR, true);
     SAY(f->what, connections ? "%.60s has neither reliable nor unreliable connections" : "%.60s cannot be used",
-        text_of(device, "device"));
-    SAY(f->seen, "%.700s", text_of(device, "why_not"));
+        doctor_text_of(device, "device"));
+    SAY(f->seen, "%.700s", doctor_text_of(device, "why_not"));
     SAY(f->remedy, "%s", connections ? "weft cannot use this kind of device; another transport may (libfabric)"
                                      : "Is another driver or firmware there? See `dmesg`, and `weft devices -v`");
 }
@@ -403,9 +385,9 @@ static bool exhausted(const json_t *device, const char *limit, int64_t *used, in
 static int allocation(const struct doctor *d, const char *device, const char *what)
 {
     char line[256], name[128], kind[32];
-    const char *text = fact(d, DOCTOR_ALLOCATION);
+    const char *text = doctor_fact(d, DOCTOR_ALLOCATION);
     int code;
-    while (text && next_line(&text, line, sizeof line))
+    while (text && doctor_next_line(&text, line, sizeof line))
         if (sscanf(line, "%127s %31s %d", name, kind, &code) == 3 && strcmp(name, device) == 0 && strcmp(kind, what) == 0)
             return code;
     return -1;
@@ -413,14 +395,14 @@ static int allocation(const struct doctor *d, const char *device, const char *wh
 
 static void check_full(struct doctor *d, const json_t *device, bool domains)
 {
-    const char *name = text_of(device, "device");
-    bool thunderbolt = strcmp(text_of(device, "link"), "Thunderbolt") == 0;
+    const char *name = doctor_text_of(device, "device");
+    bool thunderbolt = strcmp(doctor_text_of(device, "link"), "Thunderbolt") == 0;
     int64_t used, total;
     int code = allocation(d, name, domains ? "domain" : "queue_pair");
     bool full = exhausted(device, domains ? "protection_domains" : "queue_pairs", &used, &total);
     if (code <= 0 && !full)
         return;
-    struct doctor_finding *f = domains ? add(d, "no-domains", NO_DOMAINS, true) : add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
+    struct doctor_finding *f = domains ? doctor_add(d, "no-domains", NO_DOMAINS, true) : doctor_add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
     SAY(f->what, "All %s of %.60s are taken", domains ? "protection domains" : "queue pairs", name);
     if (code > 0 && !full)
         SAY(f->seen, "%s was refused with errno %d; the device has %" PRId64, domains ? "a domain" : "a queue pair", code, total);
@@ -441,7 +423,7 @@ static void check_devices(struct doctor *d)
     size_t i;
     json_t *device;
     json_array_foreach (d->devices, i, device) {
-        const char *reason = text_of(device, "reason");
+        const char *reason = doctor_text_of(device, "reason");
         if (json_is_true(json_object_get(device, "usable"))) {
             unsigned before = d->count;
             check_full(d, device, true);
@@ -455,154 +437,6 @@ static void check_devices(struct doctor *d)
             check_device_error(d, device, strcmp(reason, "no-connections") == 0);
         }
     }
-}
-
-/* --- beside the devices --- */
-static bool is_rdma_interface(const struct doctor *d, const char *interface)
-{
-    size_t i;
-    const json_t *device;
-    json_array_foreach (d->devices, i, device)
-        if (strcmp(text_of(device, "interface"), interface) == 0)
-            return true;
-    return false;
-}
-
-static void report_bridge(struct doctor *d, const char *bridge, const char *members, bool ours)
-{
-    struct doctor_finding *f = add(d, "bridge", BRIDGE, false);
-    SAY(f->what, "The Thunderbolt bridge (%.30s) is active", bridge);
-    SAY(f->seen, "%.30s is active with members %.300s%s", bridge, members, ours ? ", which are ports of RDMA devices" : "");
-    SAY(f->remedy, "When cables form a loop it floods them. sudo ifconfig %.30s down (until the next restart), or make "
-                   "\"Thunderbolt Bridge\" inactive in System Settings, Network; then give each port an address of its own",
-        bridge);
-}
-
-static void check_bridge(struct doctor *d)
-{
-    const char *text = fact(d, DOCTOR_INTERFACES);
-    char bridge[64] = "", members[300] = "", line[512];
-    bool up = false, ours = false;
-    /* A block begins in the first column: "bridge0: flags=8863<UP,...". */
-    while (text && *text) {
-        bool head = *text != ' ' && *text != '\t' && *text != '\n';
-        next_line(&text, line, sizeof line);
-        if (head) {
-            snprintf(bridge, sizeof bridge, "%.*s", strncmp(line, "bridge", 6) == 0 ? (int)strcspn(line, ":") : 0, line);
-            up = strstr(line, "<UP") || strstr(line, ",UP,");
-            members[0] = '\0';
-            ours = false;
-        } else if (bridge[0] && strncmp(line, "member: ", 8) == 0) {
-            char name[32];
-            size_t n = strlen(members);
-            snprintf(name, sizeof name, "%.*s", (int)strcspn(line + 8, " "), line + 8);
-            snprintf(members + n, sizeof members - n, "%s%s", n ? ", " : "", name);
-            ours |= is_rdma_interface(d, name);
-        } else if (bridge[0] && up && members[0] && strcmp(line, "status: active") == 0) {
-            report_bridge(d, bridge, members, ours);
-            bridge[0] = '\0';
-        }
-    }
-}
-
-static void check_memlock(struct doctor *d)
-{
-    char lock[64], pool[64], who[16] = "no", a[32], b[32];
-    const char *text = fact(d, DOCTOR_LIMITS);
-    if (d->mac || !d->devices || json_array_size(d->devices) == 0 || !value_of(text, "memlock", lock, sizeof lock) ||
-        strcmp(lock, "unlimited") == 0)
-        return;
-    if (value_of(text, "privileged", who, sizeof who) && strcmp(who, "yes") == 0)
-        return;
-    if (!is_number(lock))
-        return; /* which has been reported */
-    uint64_t limit = strtoull(lock, NULL, 10);
-    uint64_t wanted = value_of(text, "pool", pool, sizeof pool) ? strtoull(pool, NULL, 10) : UINT64_C(256) << 20;
-    if (limit >= wanted)
-        return;
-    struct doctor_finding *f = add(d, "memlock", MEMLOCK, true);
-    SAY(f->what, "This user may lock less memory than a pool has");
-    SAY(f->seen, "limit %s (ulimit -l), pool %s (WEFT_POOL); what is registered with a device is locked",
-        base_format_bytes(limit, a, sizeof a), base_format_bytes(wanted, b, sizeof b));
-    SAY(f->remedy, "In /etc/security/limits.conf: `* - memlock unlimited`, and log in again; for a service LimitMEMLOCK=infinity; "
-                   "in a container --ulimit memlock=-1");
-}
-
-/* The value of "key=" in a line of words. */
-static const char *word_of(const char *line, const char *key, char out[64])
-{
-    char sought[32];
-    snprintf(sought, sizeof sought, " %s=", key);
-    const char *at = strstr(line, sought);
-    at = at ? at + strlen(sought) : "?";
-    snprintf(out, 64, "%.*s", (int)(strcspn(at, " ") < 63 ? strcspn(at, " ") : 63), at);
-    return out;
-}
-
-static void report_gpu(struct doctor *d, const char *name, const char *width, const char *speed, const char *why)
-{
-    struct doctor_finding *f = add(d, "gpu", GPU, false);
-    SAY(f->what, "A PCIe GPU is there that cannot be used");
-    SAY(f->seen, "%.100s: link x%.10s at %.30s; %.200s", name, width, speed, why);
-    if (d->mac)
-        SAY(f->remedy, "macOS has no driver for it. The link is up, and yet its firmware does not start over Thunderbolt (known "
-                       "of NVIDIA's); use it in a Linux host of the cluster");
-    else
-        SAY(f->remedy, "Install or load its driver (nvidia, amdgpu); one that is bound to vfio-pci belongs to a virtual machine");
-}
-
-static void check_linux_gpu(struct doctor *d, const char *text)
-{
-    char line[512], vendor[64], driver[64], width[64], speed[64], why[128];
-    while (next_line(&text, line, sizeof line)) {
-        word_of(line, "vendor", vendor);
-        word_of(line, "driver", driver);
-        if (strcmp(vendor, "0x10de") != 0 && strcmp(vendor, "0x1002") != 0)
-            continue;
-        if (strcmp(driver, "nvidia") == 0 || strcmp(driver, "amdgpu") == 0)
-            continue;
-        word_of(line, "width", width);
-        word_of(line, "speed", speed);
-        for (char *c = speed; *c; c++)
-            *c = *c == '_' ? ' ' : *c;
-        snprintf(why, sizeof why, strcmp(driver, "-") == 0 ? "no driver has it" : "its driver is %.60s", driver);
-        line[strcspn(line, " ")] = '\0';
-        report_gpu(d, line, width, speed, why);
-    }
-}
-
-static void check_mac_gpu(struct doctor *d, const char *text)
-{
-    char line[512], name[128] = "", width[32] = "?", speed[32] = "?";
-    bool gpu = false, no_driver = false, end = false;
-    /* Blocks: a title that ends in a colon, then "Key: value" lines. A line before the next title ends it. */
-    while (!end) {
-        end = !next_line(&text, line, sizeof line);
-        size_t n = end ? 0 : strlen(line);
-        bool title = n > 1 && line[n - 1] == ':';
-        if ((title || end) && gpu && no_driver)
-            report_gpu(d, name, width[0] == 'x' ? width + 1 : width, speed, "no driver is installed or starts");
-        if (title) {
-            snprintf(name, sizeof name, "%.*s", (int)(n - 1 < 127 ? n - 1 : 127), line);
-            snprintf(width, sizeof width, "?");
-            snprintf(speed, sizeof speed, "?");
-            gpu = no_driver = false;
-        } else if (!end) {
-            gpu |= strncmp(line, "Type: ", 6) == 0 && (strstr(line, "VGA") || strstr(line, "Display") || strstr(line, "3D"));
-            no_driver |= strcmp(line, "Driver Installed: No") == 0 || strcmp(line, "Vendor ID: 0x10de") == 0;
-            if (strncmp(line, "Link Width: ", 12) == 0)
-                snprintf(width, sizeof width, "%.31s", line + 12);
-            if (strncmp(line, "Link Speed: ", 12) == 0)
-                snprintf(speed, sizeof speed, "%.31s", line + 12);
-        }
-    }
-}
-
-static void check_gpu(struct doctor *d)
-{
-    const char *text = fact(d, DOCTOR_PCI);
-    if (text)
-        (d->mac ? check_mac_gpu : check_linux_gpu)(d, text);
 }
 
 /* One device that works is enough: what is wrong with the others does not stop RDMA then. */
@@ -643,9 +477,9 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     check_access(&d);
     check_presence(&d);
     check_devices(&d);
-    check_bridge(&d);
-    check_memlock(&d);
-    check_gpu(&d);
+    doctor_check_bridge(&d);
+    doctor_check_memlock(&d);
+    doctor_check_gpu(&d);
     json_decref(d.devices);
     weigh(&d);
     for (unsigned i = 0; i < d.count; i++) {

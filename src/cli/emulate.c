@@ -12,10 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
+
+extern char **environ;
 
 static bool is_there(const char *path)
 {
@@ -124,53 +126,54 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
     return 0;
 }
 
-static bool is_program(const char *path)
-{
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISREG(s.st_mode) && access(path, X_OK) == 0;
-}
-
 static int find_command(char *out, size_t len)
 {
     static const char *const beside[] = {"softverbs", "../../softverbs/cli/softverbs"};
-    char self[3072];
+    char self[3072], path[3200];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = '\0';
     char *slash = strrchr(self, '/');
     for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
-        snprintf(out, len, "%.*s/%s", (int)(slash - self), self, beside[i]);
-        if (is_program(out))
+        snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self), self, beside[i]);
+        if (base_process_find(path, out, len) == 0)
             return 0;
     }
-    for (const char *p = getenv("PATH"); p && *p;) {
-        size_t part = strcspn(p, ":");
-        snprintf(out, len, "%.*s/softverbs", (int)part, p);
-        if (part && is_program(out))
-            return 0;
-        p += part + (p[part] == ':');
-    }
+    if (base_process_find("softverbs", out, len) == 0)
+        return 0;
     return base_fail(-ENOENT, "--softverbs needs the command softverbs, beside this one or in PATH: it comes with weft on Linux");
+}
+
+/* Ours, with one assignment more or other; the array is the caller's. */
+static char **environment_with(const char *assignment)
+{
+    size_t count = 0, n = 0, name = strcspn(assignment, "=") + 1;
+    while (environ[count])
+        count++;
+    char **env = calloc(count + 2, sizeof *env);
+    if (!env)
+        return NULL;
+    env[n++] = (char *)(uintptr_t)assignment;
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(environ[i], assignment, name) != 0)
+            env[n++] = environ[i];
+    return env;
 }
 
 static int make_fabric(const struct emulation *e)
 {
-    pid_t parent = getpid(), pid = fork();
-    if (pid < 0)
-        return base_fail(-errno, "cannot start softverbs: %s", base_strerror(errno));
-    if (pid == 0) {
-        if (!base_end_with(parent, SIGKILL)) /* or it would make the fabric anew in what the keeper removes */
-            _exit(127);
-        putenv((char *)(uintptr_t)e->directory);
-        execl(e->command, "softverbs", "up", "--fabric", "weft", "--profile", e->profile, "--", e->topology, e->count[0] ? e->count : NULL,
-              (char *)NULL);
-        _exit(127);
-    }
-    int status;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return base_fail(-errno, "waiting for softverbs: %s", base_strerror(errno));
-    return status == 0 ? 0 : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
-                                         e->count[0] ? ":" : "", e->count, e->profile);
+    const char *argv[] = {"softverbs", "up", "--fabric", "weft", "--profile", e->profile, "--", e->topology, e->count[0] ? e->count : NULL, NULL};
+    char **env = environment_with(e->directory);
+    if (!env)
+        return base_fail(-ENOMEM, "no memory for the environment of softverbs");
+    /* It ends with us, or it would make the fabric anew in what the keeper removes. */
+    const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
+    pid_t pid;
+    int rc = base_process_start(&how, &pid, NULL);
+    free(env);
+    if (rc)
+        return base_fail(rc, "cannot start softverbs (%s): %s", e->command, base_strerror(rc));
+    return base_process_reap(pid) == 0 ? 0 : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
+                                                       e->count[0] ? ":" : "", e->count, e->profile);
 }
 
 static char **make_argv(struct emulation *e, char *const *program)

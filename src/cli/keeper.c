@@ -9,10 +9,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
 #include "cli/launch.h"
 #include "weft/types.h"
 
@@ -38,18 +38,9 @@ static _Noreturn void keep(int fd, const char *remove_dir, pid_t launcher)
     unsigned count = 0;
     int32_t message;
     bool in_order = false; /* the launcher ends as it meant to, and waits for us */
-    static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGPIPE, SIGUSR1, SIGUSR2};
-    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid(); /* out of reach of the terminal and of kill(-launcher's group) */
-    base_name_process("weft-keeper");
-    /* Whoever reads our output must see its end with the launcher's, not ours. */
-    int null = open("/dev/null", O_RDWR);
-    for (int i = 0; null >= 0 && i < 3; i++)
-        dup2(null, i);
+    /* Out of reach of the terminal and of kill(-launcher's group); and whoever reads our output must see its end with the launcher's,
+     * not ours. All signals stay blocked. */
+    base_process_set_apart("weft-keeper");
     for (;;) {
         ssize_t n = read(fd, &message, sizeof message);
         if (n < 0 && errno == EINTR)
@@ -88,17 +79,16 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     if (rc)
         return rc;
     pid_t launcher = getpid();
-    k->pid = fork();
+    k->pid = base_process_fork();
     if (k->pid == 0) {
         close(fds[1]);
         keep(fds[0], remove_dir, launcher);
     }
-    int error = errno;
     close(fds[0]);
     if (k->pid < 0) {
         close(fds[1]);
-        return base_fail(-error, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
-                         base_strerror(error));
+        return base_fail((int)k->pid, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
+                         base_strerror((int)k->pid));
     }
     k->fd = fds[1];
     return 0;
@@ -128,6 +118,5 @@ void keeper_stop(struct keeper *k)
     tell(k, 0);
     close(k->fd);
     k->fd = -1;
-    while (waitpid(k->pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    base_process_reap(k->pid);
 }

@@ -16,16 +16,15 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/launch.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"
 #include "cluster/cluster.h"
 #include "weft/types.h"
 
-static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP, SIGCONT};
+static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP, SIGCONT, SIGPIPE};
 #define CAUGHT (sizeof caught / sizeof caught[0])
-_Static_assert(CAUGHT == LAUNCH_SIGNALS, "a place for what each did before");
 static int signal_pipe[2] = {-1, -1}; /* a handler has no argument of ours */
 
 /* --- messages --- */
@@ -92,22 +91,13 @@ static int catch_signals(struct launcher *s)
         return rc;
     struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     sigfillset(&act.sa_mask);
-    for (size_t i = 0; i < CAUGHT; i++) {
-        sigaction(caught[i], NULL, &s->before[i]);
-        /* Under nohup SIGHUP is ignored, in a shell's background SIGINT is: that stays, for the nodes as well. */
-        if (caught[i] == SIGCHLD || caught[i] == SIGCONT || s->before[i].sa_handler != SIG_IGN)
-            sigaction(caught[i], &act, NULL);
-    }
-    struct sigaction ignore = {.sa_handler = SIG_IGN};
-    sigaction(SIGPIPE, &ignore, &s->before_pipe);
-    return 0;
-}
-
-void launch_restore_signals(const struct launcher *s)
-{
+    base_dispositions_save(&s->before, caught, CAUGHT);
+    /* Under nohup SIGHUP is ignored, in a shell's background SIGINT is: that stays, for the nodes as well. */
     for (size_t i = 0; i < CAUGHT; i++)
-        sigaction(caught[i], &s->before[i], NULL);
-    sigaction(SIGPIPE, &s->before_pipe, NULL);
+        if (caught[i] != SIGPIPE && (caught[i] == SIGCHLD || caught[i] == SIGCONT || s->before.action[i].sa_handler != SIG_IGN))
+            sigaction(caught[i], &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return 0;
 }
 
 static void signal_nodes(struct launcher *s, int sig)
@@ -155,7 +145,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
 {
     char name[32];
     struct node *node = &s->nodes[rank];
-    int status = WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+    int status = base_process_status(how);
     const char *machine = launch_machine(s, rank);
     char where[320];
     node->running = false;
@@ -175,8 +165,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
         snprintf(where, sizeof where, "on %s", machine);
     else
         snprintf(where, sizeof where, "pid %d", (int)node->pid);
-    /* What we ended is no news, and that a node could not start has been said. */
-    bool by_us = node->unstarted || (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
+    /* What we ended is no news. */
+    bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* so they end when the leader has */
     if (machine && status == SSH_FAILED && !by_us)
@@ -207,15 +197,11 @@ static void reap(struct launcher *s)
 {
     for (uint32_t i = 0; i < s->started; i++) {
         struct node *node = &s->nodes[i];
-        siginfo_t info = {0};
-        int how;
-        if (!node->running || waitid(P_PID, (id_t)node->pid, &info, WEXITED | WNOHANG | WNOWAIT) ||
-            info.si_pid != node->pid)
+        if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* what it has started */
+        kill(-node->pid, SIGKILL); /* what it has started, and before the keeper forgets it */
         keeper_drop(&s->keeper, node->pid);
-        while (waitpid(node->pid, &how, 0) < 0 && errno == EINTR)
-            ;
+        int how = base_process_reap(node->pid);
         node_ended(s, i, how);
     }
 }
@@ -461,7 +447,7 @@ out:
         launch_close(&s.nodes[i].control);
     keeper_stop(&s.keeper);
     if (signal_pipe[0] >= 0) {
-        launch_restore_signals(&s);
+        base_dispositions_restore(&s.before);
         launch_close(&signal_pipe[0]);
         launch_close(&signal_pipe[1]);
     }

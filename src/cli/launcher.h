@@ -11,17 +11,16 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/process.h"
 #include "cli/emulate.h"
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_SIGNALS 9 /* that the launcher catches */
 #define LAUNCH_OUTER   7 /* variables that an emulated host changes */
 
 struct node {
     pid_t pid; /* on another machine: of ssh */
     bool running;
-    bool unstarted; /* it never became the program; that has been said */
     int control; /* over ssh: to the node's side there; else -1 */
 };
 
@@ -38,7 +37,7 @@ struct launcher {
     struct keeper keeper;
     struct relay_out out, err;
     struct relay_in *in; /* [2 * nodes], tagged output only */
-    struct sigaction before[LAUNCH_SIGNALS], before_pipe;
+    struct base_dispositions before; /* of the signals that the launcher changes for itself */
     struct rlimit files; /* as we found it, for the nodes */
 
     int status;          /* of the first node that failed; 0: none */
@@ -71,7 +70,6 @@ static inline void launch_close(int *fd)
 
 /* --- launch.c --- */
 void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); /* a line on stderr, behind our name */
-void launch_restore_signals(const struct launcher *s);                         /* as the launcher found them */
 
 /* --- start.c --- */
 int launch_find_program(struct launcher *s);  /* 0, or the exit status, said */

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/emulate.h"
 #include "cli/hosts.h"
 #include "kernel/kernel.h"

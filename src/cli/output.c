@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 
 static void say(const char *sub, const char *format, va_list args, const char *after)
 {

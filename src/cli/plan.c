@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 #include "cluster/cluster.h"
 
 static const char help[] =

@@ -6,7 +6,7 @@
 #ifndef WEFT_CLI_PROBE_H
 #define WEFT_CLI_PROBE_H
 
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 
 struct probe {
     const char *kind;          /* "regions" */

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/probe_gpu.h"
 
 enum { DMA_BUF_FD = 1 };    /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */

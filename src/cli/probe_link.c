@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe link: how fast a link is with messages of several sizes, and several of each under way, and how many are lost; and
- * which of it the lanes of the tb transport should have (WEFT_TB_LANES).
+ * weft probe link: how fast a link is with messages of several sizes, and several of each under way, and how many are lost. What
+ * lanes of the tb transport follow from it (WEFT_TB_LANES), probe_lanes.c says.
  *
  * One end sends over an unreliable queue pair, the other receives: as many receives as sends may be under way. A Thunderbolt port
  * holds a send until there is a receive; elsewhere the receiver tells over the stream how many it has posted. What is lost leaves
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #include "cli/probe_end.h"
+#include "cli/probe_link.h"
 
 #define FRAME       4096u
 #define FRAMES_MOST 4095u                  /* under way in a queue that there is */
 #define MEMORY      (32u << 20)            /* of each end */
 #define LARGEST     (1u << 20)
-#define SMALL       (32u << 10)            /* from here on data goes over lanes: one of them takes that */
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
 #define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost, or the other end is gone */
@@ -31,24 +31,13 @@
 #define GIVEN_UP    INT64_C(-1)            /* there, instead of a size and a depth; these negative: send the like */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u                   /* one in so many lost: no deeper */
-enum { SIZES = 9, DEPTHS = 7, POLL = 16 };
-
-static const uint32_t depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
-
-struct result {
-    bool tried, refused; /* refused: the queue took fewer than that */
-    uint64_t sent, lost, damaged, bytes_per_second;
-};
-
-enum { THERE, BACK, WAYS };
+enum { POLL = 16 };
 
 struct link_probe {
     struct probe_end end;
-    uint32_t sizes[SIZES], granted; /* granted: of both ends, in the device's unit */
-    struct result results[SIZES][DEPTHS][WAYS];
+    uint32_t granted; /* of both ends, in the device's unit */
+    struct link_measures m;
     char harm[256];
-    uint32_t lane_size[3], lane_depth[3]; /* proposed: the largest, two of it; between; for what is not large. 0: none */
-    uint64_t best, lane_sent, lane_lost; /* of what is proposed: the largest's speed; messages in all */
     int rc;
     char why[1024];
 };
@@ -221,7 +210,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
 
 static bool sensible(const struct probe_end *e, uint32_t size, uint32_t depth)
 {
-    return size >= FRAME && size <= e->size && size % FRAME == 0 && depth >= 1 && depth <= depths[DEPTHS - 1] &&
+    return size >= FRAME && size <= e->size && size % FRAME == 0 && depth >= 1 && depth <= link_depths[DEPTHS - 1] &&
            (uint64_t)depth * size <= e->bytes;
 }
 
@@ -254,7 +243,7 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 /* --- the end that sends --- */
 
 /* `count` messages or, if that is 0, as many as go in the time. `*under_way` at most `depth`. */
-static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct result *r, uint64_t *sent)
+static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r, uint64_t *sent)
 {
     struct probe_end *e = &l->end;
     uint32_t slots[POLL], free_slots[64] = {0}, left = depth;
@@ -314,7 +303,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
 /* The receives that are left get messages until there are none. */
 static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t left)
 {
-    struct result ignored = {0};
+    struct link_result ignored = {0};
     uint64_t sent;
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
@@ -330,7 +319,7 @@ static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t lef
     return 0;
 }
 
-static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct result *r)
+static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct link_result *r)
 {
     struct probe_end *e = &l->end;
     int64_t word, report[4];
@@ -359,7 +348,7 @@ static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct resul
 }
 
 /* The same from the other end. */
-static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct result *r)
+static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct link_result *r)
 {
     struct probe_end *e = &l->end;
     int64_t word, report[4] = {0};
@@ -376,7 +365,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
         return rc;
-    *r = (struct result){.tried = true, .refused = report[0] != 0, .sent = (uint64_t)report[1], .lost = (uint64_t)report[2],
+    *r = (struct link_result){.tried = true, .refused = report[0] != 0, .sent = (uint64_t)report[1], .lost = (uint64_t)report[2],
                          .bytes_per_second = (uint64_t)report[3]};
     return 0;
 }
@@ -404,7 +393,7 @@ static int follow(struct link_probe *l)
         }
         uint64_t asked = -(uint64_t)word;
         uint32_t size = (uint32_t)(asked >> 32), depth = (uint32_t)asked;
-        struct result r = {0};
+        struct link_result r = {0};
         if (!sensible(e, size, depth))
             return base_fail(-EPROTO, "the other end names sizes that make no sense");
         if ((rc = one(l, size, depth, &r)))
@@ -418,7 +407,7 @@ static int follow(struct link_probe *l)
     return rc;
 }
 
-static bool too_much(const struct result *r)
+static bool too_much(const struct link_result *r)
 {
     return r->refused || r->lost > r->sent / LOSS_MOST;
 }
@@ -429,8 +418,8 @@ static int lead(struct link_probe *l)
     int rc = 0;
     for (unsigned i = 0; i < SIZES && !rc; i++) {
         for (unsigned k = 0; k < DEPTHS && !rc; k++) {
-            uint32_t size = l->sizes[i], depth = depths[k], frames = size / FRAME;
-            struct result *r = l->results[i][k];
+            uint32_t size = l->m.sizes[i], depth = link_depths[k], frames = size / FRAME;
+            struct link_result *r = l->m.results[i][k];
             if (size > l->end.size || (p->size && size != p->size) || (p->count && depth != p->count) || depth * frames > FRAMES_MOST ||
                 (uint64_t)depth * units(&l->end, size) > l->granted || (uint64_t)depth * size > l->end.bytes)
                 continue;
@@ -449,109 +438,15 @@ static int lead(struct link_probe *l)
 
 /* --- what it comes to --- */
 
-/* Both ways: a lane has one size and depth. Where only one was tried, that one. */
-static struct result together(const struct result of[WAYS])
-{
-    const struct result *a = &of[THERE], *b = &of[BACK];
-    if (!b->tried)
-        return *a;
-    return (struct result){
-        .tried = true, .refused = a->refused || b->refused, .sent = a->sent + b->sent, .lost = a->lost + b->lost,
-        .damaged = a->damaged + b->damaged,
-        .bytes_per_second = a->bytes_per_second < b->bytes_per_second ? a->bytes_per_second : b->bytes_per_second,
-    };
-}
-
-/* The least under way of those that are nearly as fast as the fastest that lost least. */
-static uint64_t choose(const struct link_probe *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
-{
-    uint64_t best = 0, least = UINT64_MAX;
-    bool clean = false;
-    for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
-        const struct result both = together(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
-        if (!r->tried || r->refused || r->damaged || l->sizes[i / DEPTHS] > size_most || (clean && r->lost))
-            continue;
-        if (!clean && r->lost == 0) {
-            clean = true;
-            best = 0;
-        }
-        best = r->bytes_per_second > best ? r->bytes_per_second : best;
-    }
-    *size = *depth = 0;
-    for (unsigned i = 0; i < SIZES * DEPTHS && best; i++) {
-        const struct result both = together(l->results[i / DEPTHS][i % DEPTHS]), *r = &both;
-        uint32_t s = l->sizes[i / DEPTHS], d = depths[i % DEPTHS];
-        if (!r->tried || r->refused || r->damaged || s > size_most || (clean && r->lost) || r->bytes_per_second < best - best / 20 ||
-            (uint64_t)s * d >= least)
-            continue;
-        least = (uint64_t)s * d;
-        *size = s;
-        *depth = d;
-    }
-    return best;
-}
-
-static const char *lanes_text(const struct link_probe *l, char *out, size_t len)
-{
-    size_t n = 0;
-    out[0] = '\0';
-    for (unsigned i = 4; i-- > 0;) {
-        unsigned k = i ? i - 1 : 0;
-        if (l->lane_size[k])
-            n += (size_t)snprintf(out + n, len - n, "%s%uK:%u", n ? "," : "", l->lane_size[k] >> 10, l->lane_depth[k]);
-    }
-    return out;
-}
-
-static void cell(const struct result of[WAYS], char *out, size_t len)
-{
-    const struct result both = together(of), *r = &both;
-    if (!r->tried)
-        snprintf(out, len, "-");
-    else if (r->damaged)
-        snprintf(out, len, "DAMAGED");
-    else if (r->refused)
-        snprintf(out, len, "refused");
-    else
-        snprintf(out, len, r->lost ? "%.2f %.2f, %llu lost" : "%.2f %.2f", (double)of[THERE].bytes_per_second / 1e9,
-                 (double)of[BACK].bytes_per_second / 1e9, (unsigned long long)r->lost);
-}
-
-static struct cli_table *table_of(const struct link_probe *l)
-{
-    struct cli_column columns[1 + DEPTHS] = {{"message", true}};
-    static const char *const titles[DEPTHS] = {"x 1", "x 2", "x 4", "x 8", "x 16", "x 32", "x 64"};
-    char cells[1 + DEPTHS][48];
-    const char *row[1 + DEPTHS];
-    for (unsigned k = 0; k < DEPTHS; k++)
-        columns[1 + k] = (struct cli_column){titles[k], true};
-    struct cli_table *t = cli_table_new(columns, 1 + DEPTHS);
-    for (unsigned i = 0; i < SIZES && t; i++) {
-        bool any = false;
-        snprintf(cells[0], sizeof cells[0], "%u KiB", l->sizes[i] >> 10);
-        row[0] = cells[0];
-        for (unsigned k = 0; k < DEPTHS; k++) {
-            any = any || l->results[i][k][THERE].tried;
-            cell(l->results[i][k], cells[1 + k], sizeof cells[1 + k]);
-            row[1 + k] = cells[1 + k];
-        }
-        if (any && cli_table_add(t, row)) {
-            cli_table_free(t);
-            return NULL;
-        }
-    }
-    return t;
-}
-
 static json_t *json_of(const struct link_probe *l, const char *lanes)
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < SIZES * DEPTHS; i++) {
         for (unsigned way = 0; way < WAYS; way++) {
-            const struct result *r = &l->results[i / DEPTHS][i % DEPTHS][way];
+            const struct link_result *r = &l->m.results[i / DEPTHS][i % DEPTHS][way];
             if (r->tried)
-                json_array_append_new(list, json_pack("{s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->sizes[i / DEPTHS],
-                                                      "depth", (int)depths[i % DEPTHS], "way", way == BACK ? "back" : "there",
+                json_array_append_new(list, json_pack("{s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->m.sizes[i / DEPTHS],
+                                                      "depth", (int)link_depths[i % DEPTHS], "way", way == BACK ? "back" : "there",
                                                       "bytes_per_second", (json_int_t)r->bytes_per_second, "sent",
                                                       (json_int_t)r->sent, "lost", (json_int_t)r->lost, "damaged",
                                                       (json_int_t)r->damaged, "refused", r->refused));
@@ -559,36 +454,17 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
     }
     return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:I, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
                      "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
-                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->lane_lost,
+                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->m.lane_lost,
                      "harm", l->harm[0] ? json_string(l->harm) : json_null());
-}
-
-static void propose(struct link_probe *l)
-{
-    l->best = choose(l, UINT32_MAX, &l->lane_size[0], &l->lane_depth[0]);
-    if (l->lane_size[0] > 4 * SMALL)
-        choose(l, l->lane_size[0] / 4, &l->lane_size[1], &l->lane_depth[1]);
-    if (l->lane_size[0] > SMALL)
-        choose(l, SMALL, &l->lane_size[2], &l->lane_depth[2]);
-    if (l->lane_size[1] <= SMALL)
-        l->lane_size[1] = 0;
-    for (unsigned i = 0; i < 3 * SIZES * DEPTHS; i++) {
-        unsigned lane = i % 3, size = i / 3 / DEPTHS, depth = i / 3 % DEPTHS;
-        const struct result r = together(l->results[size][depth]);
-        if (l->lane_size[lane] == l->sizes[size] && l->lane_depth[lane] == depths[depth]) {
-            l->lane_sent += r.sent;
-            l->lane_lost += r.lost;
-        }
-    }
 }
 
 /* With what speaks against it. */
 static int print_proposal(const struct link_probe *l, const char *lanes)
 {
-    printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way", lanes, (double)l->best / 1e9);
-    if (l->lane_lost)
+    printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way", lanes, (double)l->m.best / 1e9);
+    if (l->m.lane_lost)
         printf("; but nothing as good lost none, and these lost %llu of %llu messages: mend the link and probe again",
-               (unsigned long long)l->lane_lost, (unsigned long long)l->lane_sent);
+               (unsigned long long)l->m.lane_lost, (unsigned long long)l->m.lane_sent);
     if (l->end.d->traits.rc)
         printf("; for the tb transport only: rc, which weft takes on %s, ignores it", l->end.d->name);
     printf("\n");
@@ -599,12 +475,12 @@ static int report(const struct probe *p, struct link_probe *l)
 {
     char lanes[96];
     if (!l->harm[0]) /* else what was not measured might have been better, and what was may be wrong */
-        propose(l);
-    lanes_text(l, lanes, sizeof lanes);
+        link_propose(&l->m);
+    link_lanes_text(&l->m, lanes, sizeof lanes);
     if (!p->json)
         printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
                l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
-    int status = probe_print(p, table_of(l), json_of(l, lanes));
+    int status = probe_print(p, link_table(&l->m), json_of(l, lanes));
     if (!status && !p->json && lanes[0])
         status = print_proposal(l, lanes);
     if (!status && l->harm[0])
@@ -617,7 +493,7 @@ static void work(struct link_probe *l, struct verbs_device *d)
     struct probe_end *e = &l->end;
     int64_t theirs = 0;
     for (unsigned i = 0; i < SIZES; i++)
-        l->sizes[i] = FRAME << i;
+        l->m.sizes[i] = FRAME << i;
     if (e->leads && d->traits.message_bytes < e->size) {
         e->size = d->traits.message_bytes / FRAME * FRAME;
         e->count = e->size ? (uint32_t)(MEMORY / e->size) : 1;

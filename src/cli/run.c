@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "cli/emulate.h"
 #include "cli/hosts.h"
 #include "cli/launch.h"

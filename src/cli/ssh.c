@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/cli.h"
+#include "base/process.h"
+#include "cli/command.h"
 #include "cli/launch.h"
 #include "cli/ssh.h"
 
@@ -192,28 +192,17 @@ static int read_job(struct job *job)
     return 0;
 }
 
-static _Noreturn void become_program(const struct job *job, pid_t parent)
+/* 0, or a negative errno without a sentence. `before`: what signals did before any was caught here. */
+static int start_program(const struct job *job, const struct base_dispositions *before, pid_t *pid)
 {
+    static const int fds[3] = {BASE_FD_NULL, BASE_FD_OURS, BASE_FD_OURS};
+    char path[4096];
     sigset_t none;
-    setpgid(0, 0);
-    if (!base_end_with(parent, SIGKILL))
-        _exit(LAUNCH_NOT_USABLE);
-    static const int ours[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE};
-    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
-        signal(ours[i], SIG_DFL);
     sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null >= 0 && dup2(null, STDIN_FILENO) == 0) {
-        environ = job->env;
-        execvp(job->argv[0], job->argv);
-    }
-    int error = errno;
-    char host[256] = "?";
-    gethostname(host, sizeof host - 1);
-    fprintf(stderr, "weft run: could not start %s on %s: %s\n", job->argv[0], host, base_strerror(error));
-    fflush(stderr);
-    _exit(error == ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE);
+    const struct base_process how = {.path = path, .argv = job->argv, .env = job->env, .fds = fds, .group = BASE_GROUP_OWN,
+                                     .end_with = SIGKILL, .dispositions = before, .mask = &none};
+    int rc = base_process_find(job->argv[0], path, sizeof path);
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* a folder: as the system says it */
 }
 
 /* Pass on what the launcher says until the program has ended. Its exit status, as a shell has it. */
@@ -222,15 +211,9 @@ static int stay_with(pid_t pid)
     bool connected = true;
     for (;;) {
         struct pollfd p[2] = {{.fd = signal_pipe[0], .events = POLLIN}, {.fd = connected ? STDIN_FILENO : -1, .events = POLLIN}};
-        siginfo_t info = {0};
         uint8_t bytes[64];
-        int how;
-        if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid) {
-            kill(-pid, SIGKILL); /* what it has started */
-            while (waitpid(pid, &how, 0) < 0 && errno == EINTR)
-                ;
-            return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
-        }
+        if (base_process_ended(pid, NULL))
+            return base_process_status(base_process_kill_group(pid)); /* with what it has started */
         if (poll(p, 2, LAUNCH_LOOK_MS) < 0)
             continue;
         for (ssize_t i = 0, n = p[0].revents ? read(signal_pipe[0], bytes, sizeof bytes) : 0; i < n; i++)
@@ -267,28 +250,27 @@ int ssh_serve(void)
         goto out;
     }
     struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
-    static const int caught[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
-    sigset_t all, before;
+    static const int caught[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE};
+    struct base_dispositions before;
     sigfillset(&act.sa_mask);
+    base_dispositions_save(&before, caught, sizeof caught / sizeof caught[0]);
     for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
-        sigaction(caught[i], &act, NULL);
+        if (caught[i] != SIGPIPE)
+            sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     if (keeper_start(&keeper, "")) {
         cli_error("run", "%s", base_error());
         goto out;
     }
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, &before); /* our handler must not run in the child */
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0)
-        become_program(&job, parent);
-    int error = errno;
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    if (pid < 0) {
-        cli_error("run", "no new process: %s", base_strerror(error));
+    pid_t pid;
+    int rc = start_program(&job, &before, &pid);
+    if (rc) {
+        char host[256] = "?";
+        gethostname(host, sizeof host - 1);
+        status = rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
+        cli_error("run", "could not start %s on %s: %s", job.argv[0], host, base_strerror(rc));
         goto out;
     }
-    setpgid(pid, pid);
     keeper_add(&keeper, pid);
     status = stay_with(pid);
     keeper_drop(&keeper, pid);

@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "base/process.h"
+#include "cli/command.h"
 #include "cli/launcher.h"
 #include "cli/ssh.h"
 #include "cluster/cluster.h"
@@ -19,36 +20,16 @@ extern char **environ;
 
 int launch_find_program(struct launcher *s)
 {
-    const char *program = s->l->argv[0], *list = getenv("PATH");
-    int rc = LAUNCH_NOT_FOUND;
-    struct stat st;
+    const char *program = s->l->argv[0];
     bool here = false;
     for (uint32_t i = 0; i < s->l->nodes && !here; i++)
         here = !launch_machine(s, i);
-    if (!here)
-        return 0; /* each machine looks for itself */
-    if (!program[0])
-        goto out;
-    if (strchr(program, '/') || !list)
-        list = NULL;
-    for (const char *p = list;; p++) {
-        size_t n = list ? strcspn(p, ":") : 0;
-        int m = !list       ? snprintf(s->path, sizeof s->path, "%s", program)
-                : n == 0    ? snprintf(s->path, sizeof s->path, "./%s", program)
-                            : snprintf(s->path, sizeof s->path, "%.*s/%s", (int)n, p, program);
-        if (m > 0 && (size_t)m < sizeof s->path && stat(s->path, &st) == 0) {
-            if (S_ISREG(st.st_mode) && access(s->path, X_OK) == 0)
-                return 0;
-            rc = LAUNCH_NOT_USABLE;
-        }
-        if (!list || !p[n])
-            break;
-        p += n;
-    }
-out:
-    launch_say(s, "could not start %s: %s", program,
-        rc == LAUNCH_NOT_FOUND ? "No such file or directory" : "it is no program that you may run");
-    return rc;
+    int rc = here ? base_process_find(program, s->path, sizeof s->path) : 0; /* each other machine looks for itself */
+    if (!rc)
+        return 0;
+    bool there = rc == -EACCES || rc == -EISDIR;
+    launch_say(s, "could not start %s: %s", program, there ? "it is no program that you may run" : "No such file or directory");
+    return there ? LAUNCH_NOT_USABLE : LAUNCH_NOT_FOUND;
 }
 
 int launch_name_dir(struct launcher *s)
@@ -164,55 +145,44 @@ int launch_make_environment(struct launcher *s)
     return 0;
 }
 
-struct child_files {
-    int out[2], err[2], failure[2]; /* pipes; the second end is the node's */
-    int control[2];                 /* to a node over ssh: the first end is its */
+struct node_files {
+    int out[2], err[2]; /* pipes; the second end is the node's */
+    int control[2];     /* to a node over ssh: the first end is its */
     struct ssh_command ssh;
 };
 
-/* In the new process. Says the errno of what failed through `failure` and ends. */
-static _Noreturn void become_node(struct launcher *s, uint32_t rank, const struct child_files *f, pid_t launcher)
+/* 0, or a negative errno without a sentence; `step`: what of it failed. */
+static int start_process(struct launcher *s, uint32_t rank, const struct node_files *f, pid_t *pid, enum base_process_step *step)
 {
-    sigset_t none;
-    int error = 0;
-    setpgid(0, 0);
-    if (!base_end_with(launcher, SIGKILL))
-        _exit(LAUNCH_NOT_USABLE);
-    launch_restore_signals(s);
-    setrlimit(RLIMIT_NOFILE, &s->files);
-    if (launch_machine(s, rank)) {
-        if (dup2(f->control[0], STDIN_FILENO) < 0)
-            error = errno;
-    } else if (rank > 0 || isatty(STDIN_FILENO)) {
-        int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-        if (null < 0 || dup2(null, STDIN_FILENO) < 0)
-            error = errno;
-    }
-    if (s->l->tag && (dup2(f->out[1], STDOUT_FILENO) < 0 || dup2(f->err[1], STDERR_FILENO) < 0))
-        error = errno;
-    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);
-    sigemptyset(&none);
+    const bool remote = launch_machine(s, rank), emulated = !remote && s->l->softverbs;
+    char ssh[4096];
+    sigset_t mask;
+    sigemptyset(&mask);
     if (s->l->lead && rank == 0)
-        sigaddset(&none, LAUNCH_TOLD);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    if (!error && launch_machine(s, rank)) {
-        execvp(f->ssh.argv[0], (char *const *)(uintptr_t)f->ssh.argv);
-        error = errno;
-    } else if (!error && s->l->softverbs) {
+        sigaddset(&mask, LAUNCH_TOLD);
+    const int fds[3] = {remote ? f->control[0] : rank > 0 || isatty(STDIN_FILENO) ? BASE_FD_NULL : BASE_FD_OURS,
+                        s->l->tag ? f->out[1] : BASE_FD_OURS, s->l->tag ? f->err[1] : BASE_FD_OURS};
+    const struct base_process how = {
+        .path = remote ? ssh : emulated ? s->emulation.command : s->path,
+        .argv = remote ? (char *const *)(uintptr_t)f->ssh.argv : emulated ? s->emulation.argv[rank > 0] : launch_argv(s, rank),
+        .env = remote ? NULL : s->env,
+        .fds = fds,
+        .group = BASE_GROUP_OWN,
+        .end_with = SIGKILL,
+        .dispositions = &s->before,
+        .mask = &mask,
+        .files = &s->files,
+    };
+    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);
+    if (emulated)
         memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
-        execve(s->emulation.command, s->emulation.argv[rank > 0], s->env);
-        error = errno;
-    } else if (!error) {
-        execve(s->path, launch_argv(s, rank), s->env);
-        error = errno;
-    }
-    ssize_t n = write(f->failure[1], &error, sizeof error);
-    (void)n;
-    _exit(LAUNCH_NOT_USABLE);
+    *step = BASE_STEP_PROGRAM;
+    int rc = remote ? base_process_find(f->ssh.argv[0], ssh, sizeof ssh) : 0;
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* a folder: as the system says it */
 }
 
 /* What a node on another machine needs before it is started: ssh's command line, and its order in the pipe. */
-static int prepare_remote(struct launcher *s, uint32_t rank, struct child_files *f)
+static int prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
     char dir[4096], number[32], guard[FAB_GUARD_MAX + 16], *order = NULL;
     const char *env[160] = {number, s->size, s->coord};
@@ -254,47 +224,29 @@ static int prepare_remote(struct launcher *s, uint32_t rank, struct child_files 
 /* 0, or the exit status of a launch that failed. */
 int launch_start_node(struct launcher *s, uint32_t rank)
 {
-    struct child_files f = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}, {.words = NULL}};
+    struct node_files f = {{-1, -1}, {-1, -1}, {-1, -1}, {.words = NULL}};
     struct node *node = &s->nodes[rank];
-    sigset_t all, before;
-    pid_t launcher = getpid();
     const char *machine = launch_machine(s, rank);
-    int error = 0, status = CLI_FAILED;
-    int rc = base_pipe(f.failure, 0);
-    if (rc == 0 && s->l->tag && (rc = base_pipe(f.out, 0)) == 0)
+    enum base_process_step step = BASE_STEP_PROCESS;
+    int status = CLI_FAILED, rc = 0;
+    if (s->l->tag && (rc = base_pipe(f.out, 0)) == 0)
         rc = base_pipe(f.err, 0);
-    if (rc) {
-        error = -rc;
+    if (rc)
         goto failed;
-    }
     if (machine && prepare_remote(s, rank, &f)) {
         launch_say(s, "node %u: %s", rank, base_error());
         goto cleanup;
     }
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, &before); /* our handlers must not run in the child */
-    node->pid = fork();
-    if (node->pid == 0)
-        become_node(s, rank, &f, launcher);
-    error = node->pid < 0 ? errno : 0;
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    if (error)
+    if ((rc = start_process(s, rank, &f, &node->pid, &step))) {
+        /* ssh is not the program that was asked for, and what we lack says nothing about it. */
+        if (!machine && step != BASE_STEP_PROCESS && rc != -EMFILE && rc != -ENFILE && rc != -ENOMEM && rc != -EAGAIN)
+            status = rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
         goto failed;
-    setpgid(node->pid, node->pid); /* the child does it too: whoever comes first */
+    }
     keeper_add(&s->keeper, node->pid);
     node->running = true;
     s->started = rank + 1;
     s->running++;
-    launch_close(&f.failure[1]);
-    while ((rc = (int)read(f.failure[0], &error, sizeof error)) < 0 && errno == EINTR)
-        ;
-    if (rc == (int)sizeof error) {
-        node->unstarted = true;
-        /* ssh is not the program that was asked for, and what we lack says nothing about it. */
-        if (!machine && error != EMFILE && error != ENFILE && error != ENOMEM && error != EAGAIN)
-            status = error == ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
-        goto failed;
-    }
     if (s->l->tag) {
         fcntl(f.out[0], F_SETFL, O_NONBLOCK);
         fcntl(f.err[0], F_SETFL, O_NONBLOCK);
@@ -303,7 +255,6 @@ int launch_start_node(struct launcher *s, uint32_t rank)
         close(f.out[1]);
         close(f.err[1]);
     }
-    close(f.failure[0]);
     launch_close(&f.control[0]);
     node->control = f.control[1];
     ssh_command_free(&f.ssh);
@@ -312,20 +263,19 @@ int launch_start_node(struct launcher *s, uint32_t rank)
 failed:
     if (machine && f.ssh.argv[0])
         launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to what takes its place", rank, machine,
-            f.ssh.argv[0], base_strerror(error));
-    else if (error == ENOENT && base_check_interpreter(s->path))
+            f.ssh.argv[0], base_strerror(rc));
+    else if (rc == -ENOENT && base_check_interpreter(s->path))
         launch_say(s, "could not start node %u: %s", rank, base_error());
     else
-        launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(error),
-            error == ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
-            : error == EMFILE ? " (raise the limit: ulimit -n)"
-            : error == EAGAIN ? " (too many processes of this user: ulimit -u)"
+        launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(rc),
+            rc == -ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
+            : rc == -EMFILE ? " (raise the limit: ulimit -n)"
+            : rc == -EAGAIN ? " (too many processes of this user: ulimit -u)"
                               : "");
 cleanup:
     for (int i = 0; i < 2; i++) {
         launch_close(&f.out[i]);
         launch_close(&f.err[i]);
-        launch_close(&f.failure[i]);
         launch_close(&f.control[i]);
     }
     ssh_command_free(&f.ssh);

@@ -6,7 +6,7 @@
  */
 #include <signal.h>
 
-#include "cli/cli.h"
+#include "cli/command.h"
 
 static volatile sig_atomic_t stop;
 

@@ -6,7 +6,7 @@
 #ifndef WEFT_CLI_TOPO_H
 #define WEFT_CLI_TOPO_H
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "weft/fabric.h"
 
 #define TOPO_NODES_MAX 256u

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "cli/topo.h"
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 #include "cluster/cluster.h"
 #include "weft/node.h"
 #include "weft/pool.h"

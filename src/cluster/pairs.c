@@ -4,6 +4,7 @@
  * between nodes of one host, TCP between hosts. Calls go to the lower numbers, so no two nodes wait for each other in a
  * circle.
  */
+#include "base/process.h"
 #include "cluster/join.h"
 
 #include <poll.h>

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "fabric/fabric.h"
@@ -51,11 +50,7 @@ struct map_apart {
 static _Noreturn void guard(struct map_job *job, int fd, size_t lines)
 {
     char byte;
-    setsid();
-    base_name_process("weft-guardian");
-    int null = open("/dev/null", O_RDWR);
-    for (int i = 0; null >= 0 && i < 3; i++)
-        dup2(null, i);
+    base_process_set_apart("weft-guardian");
     while (read(fd, &byte, 1) < 0 && errno == EINTR)
         ;
     for (size_t i = 0; i < lines; i++)
@@ -70,20 +65,15 @@ static int start_guardian(struct map_job *job, size_t lines)
     if (rc)
         return base_fail(rc, "cannot make a pipe: %s", base_strerror(rc));
     fflush(NULL);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* for good, in the guardian */
-    pid_t pid = fork();
+    pid_t pid = base_process_fork(); /* all signals stay blocked in the guardian */
     if (pid == 0) {
         close(fds[1]);
         guard(job, fds[0], lines);
     }
-    int error = errno;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     close(fds[0]);
     if (pid < 0) {
         close(fds[1]);
-        return base_fail(-error, "cannot start a process: %s", base_strerror(error));
+        return base_fail((int)pid, "cannot start a process: %s", base_strerror((int)pid));
     }
     job->with->guardian = pid;
     job->with->guardian_fd = fds[1];
@@ -108,8 +98,7 @@ void map_apart_free(struct map_job *job)
         return;
     if (a->guardian_fd >= 0) {
         close(a->guardian_fd);
-        while (waitpid(a->guardian, NULL, 0) < 0 && errno == EINTR)
-            ;
+        base_process_reap(a->guardian);
     }
     map_order_free(&a->o);
     free(a->order_bytes);
@@ -452,7 +441,7 @@ static int serve(struct map_job *job)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    map_cut_off();
+    base_process_null(2); /* else the reader of the output would wait for this node too */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_node_open(job, &config)))

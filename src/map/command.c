@@ -189,13 +189,6 @@ static int drain(struct running *r)
     return rc;
 }
 
-static bool ended(struct running *r, siginfo_t *info)
-{
-    memset(info, 0, sizeof *info);
-    /* It stays a zombie, and its group's number taken, until the group has been killed. */
-    return waitid(P_PID, (id_t)r->pid, info, WEXITED | WNOHANG | WNOWAIT) == 0 && info->si_pid == r->pid;
-}
-
 /* Until the process has ended: pumps, and kills it when its time is over or the piece is no longer ours. */
 static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *timed_out)
 {
@@ -227,7 +220,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         if (n > 0 && p[0].revents && r->fds[OUR_IN] >= 0 && !rc)
             rc = feed(r);
         if ((n > 0 && p[3].revents) || r->fds[PROCESS] < 0) {
-            if (ended(r, info))
+            if (base_process_ended(r->pid, info))
                 return rc ? rc : drain(r);
         }
         now = base_now_ns();
@@ -270,16 +263,13 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     int64_t start = base_now_ns();
     if (!rc) {
         /* The command itself puts its group on the board: should this process die now, others know what to kill. */
-        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->spawn_error, &slot->line->group, &r.pid);
+        int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->group, &r.pid);
         if (start_rc) {
-            atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
             *kind = MAP_NO_START;
             *code = -start_rc;
-            if (r.pid)
-                waitpid(r.pid, NULL, 0);
             goto out;
         }
-        /* Pairs with map_end_all(): either it sees the group (base_spawn() wrote it), or this sees that all is to end. */
+        /* Pairs with map_end_all(): either it sees the group (it was written before the command ran), or this sees that all is to end. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
         /* The same with on_stop(); and if the job went on in between, so must the command. */
@@ -298,7 +288,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         rc = pump(&r, deadline, &info, &timed_out);
         kill(-r.pid, SIGKILL); /* what it left running */
         atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
-        waitpid(r.pid, NULL, 0);
+        base_process_reap(r.pid);
         atomic_fetch_add_explicit(&slot->line->command_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
         if (!rc) {
             *kind = timed_out ? MAP_TIMED_OUT
@@ -306,12 +296,6 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
                     : info.si_status             ? MAP_EXITED
                                                  : MAP_OK;
             *code = timed_out ? 0 : info.si_status;
-            /* Where vfork() is only fork(), as under the thread sanitizer, a failed exec is known only now. */
-            int start_error = atomic_load_explicit(&slot->line->spawn_error, memory_order_relaxed);
-            if (start_error) {
-                *kind = MAP_NO_START;
-                *code = start_error;
-            }
         }
     }
     if (rc) {

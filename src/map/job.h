@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include "base/process.h"
 #include "map/map.h"
 #include "kernel/kernel.h"
 #include "weft/fabric.h"
@@ -89,7 +90,6 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
  * that is apart from the owner shares one with its guardian only, with its own lines --- */
 struct map_line { /* one a slot; written by the slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
-    _Atomic int32_t spawn_error;
     _Atomic uint32_t busy;
     _Atomic uint64_t pieces, busy_ns, command_ns;
 };
@@ -110,7 +110,6 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* there is no job any more that a signal could end */
 void map_on_signal(int sig, void (*handler)(int));
-void map_cut_off(void); /* stdin and stdout: else the reader of the output would wait for this node too */
 /* At the end of such a handler: the signal goes to whoever had it before; the fabric, that gives its devices back then, or
  * the default. */
 void map_signal_pass(int sig);
@@ -124,7 +123,6 @@ int map_nodes_start(struct map_job *job);
 void map_nodes_check(struct map_job *job);
 void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
 void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
-void map_line_signal(struct map_line *line, int sig); /* to all of it */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
 void map_end_all(struct map_job *job);
@@ -175,10 +173,9 @@ struct map_command {
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
 void map_signals_save(void); /* the dispositions that commands are to have; before any is changed */
 int map_environment_save(bool apart);
-/* Start it with these descriptors as 0, 1, 2, in a process group of its own; dies with this thread. `error` is
- * shared memory, where the child says why it could not. */
-int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, _Atomic int32_t *group,
-              pid_t *pid);
+/* Start it with these descriptors as 0, 1, 2, in a process group of its own, whose number is on the board before it runs; dies with this
+ * thread. 0, or a negative errno without a sentence. */
+int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *group, pid_t *pid);
 
 /* --- capture.c: the output of one piece, and what becomes of it --- */
 enum map_kind {

@@ -46,7 +46,7 @@ void map_line_kill(struct map_line *line)
     atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
 }
 
-void map_line_signal(struct map_line *line, int sig)
+static void line_signal(struct map_line *line, int sig)
 {
     int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
     if (group > 0)
@@ -96,7 +96,7 @@ static void signal_commands(struct map_job *job, int sig)
     uint32_t first = job->apart ? job->rank : 0, end = job->apart ? first + 1 : job->nodes;
     for (uint32_t node = first; node < end; node++)
         for (uint32_t i = 0; i < job->slots; i++)
-            map_line_signal(map_line(job, node, i), sig);
+            line_signal(map_line(job, node, i), sig);
 }
 
 static int64_t now_ns(void)
@@ -298,17 +298,6 @@ static int open_fork(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-void map_cut_off(void)
-{
-    int null = open("/dev/null", O_RDWR);
-    if (null < 0)
-        return;
-    dup2(null, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO);
-    if (null > 2)
-        close(null);
-}
-
 static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
 {
     if (!base_end_with(job->owner_pid, OWNER_DIED))
@@ -321,7 +310,7 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTSTP, SIG_IGN);
     map_on_signal(SIGCONT, SIG_DFL);
-    map_cut_off();
+    base_process_null(2); /* else the reader of the output would wait for this node too */
     /* Nor would its writer, or the reader of a pipe given to --output, see that the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
@@ -366,15 +355,15 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     memset(job->board->errors, 0, sizeof job->board->errors);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours runs in a node */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* a handler that ends all must find each on the board */
     for (uint32_t node = 1; !rc && node < job->nodes; node++) {
-        pid_t pid = fork();
+        pid_t pid = base_process_fork();
         if (pid == 0) {
             job->rank = node;
             node_main(job, timeout_ns);
         }
         if (pid < 0)
-            rc = base_fail(-errno, "cannot start node %u: %s", node, base_strerror(errno));
+            rc = base_fail((int)pid, "cannot start node %u: %s", node, base_strerror((int)pid));
         else
             atomic_store_explicit(&job->board->pids[node], pid, memory_order_relaxed);
     }
@@ -389,18 +378,16 @@ static bool stop_nodes(struct map_job *job)
     bool killed = false;
     for (int64_t until = base_deadline(100 * WEFT_MS); !killed && base_now_ns() < until; base_sleep_ns(WEFT_MS)) {
         for (uint32_t node = 1; node < job->nodes && !killed; node++) {
-            siginfo_t info = {0};
+            siginfo_t info;
             pid_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
-            if (pid > 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid)
+            if (pid > 0 && base_process_ended(pid, &info))
                 killed = info.si_code != CLD_EXITED;
         }
     }
     for (uint32_t node = 1; node < job->nodes; node++) {
         int32_t pid = atomic_exchange_explicit(&job->board->pids[node], 0, memory_order_relaxed);
-        if (pid > 0) {
-            kill(pid, SIGKILL);
-            waitpid(pid, NULL, 0);
-        }
+        if (pid > 0)
+            base_process_kill(pid);
     }
     return killed;
 }
@@ -479,9 +466,7 @@ void map_nodes_wait(struct map_job *job)
     }
     for (uint32_t node = 1; node < job->nodes; node++) {
         int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
-        if (pid > 0) {
-            kill(pid, SIGKILL);
-            waitpid(pid, NULL, 0);
-        }
+        if (pid > 0)
+            base_process_kill(pid);
     }
 }

@@ -4,18 +4,13 @@
  */
 #include "map/job.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 extern char **environ;
 
 /* What this program changes for itself and commands must not inherit. */
-static const int changed_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ, SIGUSR1, SIGTSTP};
-#define CHANGED (sizeof changed_signals / sizeof changed_signals[0])
-static struct sigaction original[CHANGED];
+static struct base_dispositions original;
 static sigset_t original_mask;
 
 /* The environment of commands. What the launcher told us is not for them: a weft of theirs would take itself for a node of
@@ -59,20 +54,9 @@ int map_environment_save(bool apart)
 
 void map_signals_save(void)
 {
-    for (size_t i = 0; i < CHANGED; i++)
-        sigaction(changed_signals[i], NULL, &original[i]);
+    static const int changed[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ, SIGUSR1, SIGTSTP};
+    base_dispositions_save(&original, changed, sizeof changed / sizeof changed[0]);
     pthread_sigmask(SIG_SETMASK, NULL, &original_mask);
-}
-
-/* Is there something to execute at this path? */
-static int executable(const char *path)
-{
-    struct stat st;
-    if (stat(path, &st))
-        return -errno;
-    if (S_ISDIR(st.st_mode))
-        return -EISDIR;
-    return access(path, X_OK) ? -errno : 0;
 }
 
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
@@ -85,32 +69,9 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
         if (strstr(argv[i], "{#}") || strstr(argv[i], "{file}") || strstr(argv[i], "{offset}") ||
             strstr(argv[i], "{length}") || strstr(argv[i], "{node}"))
             c->placeholders = true;
-    int rc = -ENOENT;
-    if (strchr(name, '/')) {
-        if (strlen(name) >= sizeof c->path)
-            return base_fail(-ENAMETOOLONG, "'%.64s...': the path is too long", name);
-        strcpy(c->path, name);
-        rc = executable(name);
-    } else {
-        const char *path = getenv("PATH");
-        for (const char *p = path && path[0] ? path : "/bin:/usr/bin"; name[0] && *p;) {
-            size_t n = strcspn(p, ":"), len = strlen(name);
-            if (n + len + 2 <= sizeof c->path) {
-                memcpy(c->path, n ? p : ".", n ? n : 1);
-                size_t at = n ? n : 1;
-                c->path[at] = '/';
-                memcpy(c->path + at + 1, name, len + 1);
-                int found = executable(c->path);
-                if (found == 0) {
-                    rc = 0;
-                    break;
-                }
-                if (found == -EACCES)
-                    rc = found;
-            }
-            p += n + (p[n] == ':');
-        }
-    }
+    int rc = base_process_find(name, c->path, sizeof c->path);
+    if (rc == -ENAMETOOLONG)
+        return base_fail(-ENAMETOOLONG, "'%.64s...': the path is too long", name);
     if (rc == -EACCES || rc == -EISDIR)
         return base_fail(-EACCES, "'%s' cannot be executed: %s", name, base_strerror(rc));
     if (rc && strpbrk(name, " |;&<>$"))
@@ -121,17 +82,16 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     return base_check_interpreter(c->path);
 }
 
-int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *error, _Atomic int32_t *group,
-              pid_t *pid)
+int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *group, pid_t *pid)
 {
-    struct base_spawn how = {.path = path,
-                             .group = group,
-                             .argv = argv,
-                             .env = command_env,
-                             .fds = fds,
-                             .signals = changed_signals,
-                             .actions = original,
-                             .signal_count = CHANGED,
-                             .mask = &original_mask};
-    return base_spawn(&how, error, pid);
+    const struct base_process how = {.path = path,
+                                     .argv = argv,
+                                     .env = command_env,
+                                     .fds = fds,
+                                     .group = BASE_GROUP_OWN,
+                                     .end_with = SIGKILL,
+                                     .dispositions = &original,
+                                     .mask = &original_mask,
+                                     .number = group};
+    return base_process_start(&how, pid, NULL);
 }

@@ -41,18 +41,12 @@ int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *o
  * pool's memory needs no second look at the result. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
-/* Bytes usable at a live buffer's start; 0 when it is none. */
+/* Bytes usable at a live buffer's start; 0 when it is none. Tests ask it: nothing else shows what the pool takes an offset for. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
 void *mem_base(const struct mem_pool *pool);
 uint64_t mem_bytes(const struct mem_pool *pool);
 int mem_fd(const struct mem_pool *pool); /* stays the pool's */
 void mem_stat(struct mem_pool *pool, struct mem_stats *out);
-
-/* Segments, for registering: start and length inside the pool. */
-struct mem_segment {
-    uint64_t offset, bytes;
-};
-struct mem_segment mem_segment_at(const struct mem_pool *pool, uint32_t index);
 
 #endif

@@ -198,13 +198,3 @@ int mem_fd(const struct mem_pool *p)
 {
     return p->fd;
 }
-
-struct mem_segment mem_segment_at(const struct mem_pool *p, uint32_t index)
-{
-    uint64_t offset = index * MEM_SEGMENT_BYTES;
-    if (offset >= p->bytes)
-        return (struct mem_segment){0};
-    uint64_t left = p->bytes - offset;
-    return (struct mem_segment){.offset = offset,
-                                .bytes = left < MEM_SEGMENT_BYTES ? left : MEM_SEGMENT_BYTES};
-}

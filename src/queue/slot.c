@@ -101,11 +101,6 @@ void slot_format(struct slot_shard *s)
         atomic_store_explicit(&s->mem[i], 0, memory_order_relaxed);
 }
 
-int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t *out)
-{
-    return load(s, (uint32_t)word, out);
-}
-
 int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed)
 {
     uint64_t two[2] = {0};

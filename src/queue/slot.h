@@ -163,8 +163,6 @@ static inline uint64_t slot_shard_bytes(uint32_t slots)
 /* Make an empty shard of fresh memory, before anyone else knows of it. */
 void slot_format(struct slot_shard *s);
 
-/* One word of the header. */
-int slot_header_load(const struct slot_shard *s, enum slot_header word, uint64_t *out);
 /* What the home has submitted, and had completed before. */
 int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed);
 /* 1 swapped, 0 not, or an error. */

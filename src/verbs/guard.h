@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a guard (guard_serve.c) and the program that it guards (guard.c) say to each other. Both are weft on one machine. Calls
+ * What a guard (guard_serve.h) and the program that it guards (guard_ask.h) say to each other. Both are weft on one machine. Calls
  * about objects go over a Unix socket, one at a time, each answered; requests and completions go through rings in memory that
  * both have mapped, one writer each. Either side may be killed at any point, and neither believes what the other can write.
  */
@@ -104,9 +104,5 @@ static inline uint64_t guard_ring_bytes(uint64_t entries, size_t each)
 {
     return base_round_up(sizeof(struct guard_ring) + entries * each, BASE_PAGE);
 }
-
-/* Bytes with up to `count` descriptors; those that came are close-on-exec. A negative errno without a sentence. */
-int guard_send(int fd, const void *bytes, size_t len, const int *fds, uint32_t count);
-int guard_receive(int fd, void *bytes, size_t len, int *fds, uint32_t count, int64_t deadline); /* fds not there: -1 */
 
 #endif

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../src/verbs/guard_move.c"
+#include "../../src/verbs/guard_objects.c"
 #include "../../src/verbs/guard_serve.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -349,7 +351,7 @@ static void one_call(struct guard *g, struct input *in)
     if (c.verb == GUARD_SHARE && word(in, 1) % 4)
         came = base_memory_fd("fuzz-guard", SHARED, false);
     fd[0] = came;
-    int result = serve_call(g, &c, &a, fd);
+    int result = guard_answer_call(g, &c, &a, fd);
     bool gives = result == 0 && (c.verb == GUARD_CREATE_CHANNEL || c.verb == GUARD_CREATE_CQ || c.verb == GUARD_CREATE_QP);
     if (came >= 0)
         close(came);
@@ -361,8 +363,8 @@ static void one_call(struct guard *g, struct input *in)
 static void one_ring(struct guard *g, struct input *in)
 {
     uint8_t how = (uint8_t)word(in, 1);
-    struct pair *p = find(g, PAIR, how % 4);
-    struct completions *c = find(g, COMPLETIONS, how % 4);
+    struct pair *p = guard_find(g, PAIR, how % 4);
+    struct completions *c = guard_find(g, COMPLETIONS, how % 4);
     struct queue *q = how & 128 ? (c ? &c->q : NULL) : p ? &p->q[how >> 6 & 1] : NULL;
     if (!q)
         return;
@@ -410,7 +412,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             one_ring(&g, &in);
             break;
         case 6:
-            (void)move_all(&g);
+            (void)guard_move_all(&g);
             break;
         default:
             f.up = command & 8;
@@ -421,7 +423,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     give_back(&g);
     must(f.alive == 0);
     for (uint32_t i = 0; i < g.table[SHARE].top; i++) {
-        struct share *s = find(&g, SHARE, i);
+        struct share *s = guard_find(&g, SHARE, i);
         munmap(s->here, s->bytes);
         free(s);
     }

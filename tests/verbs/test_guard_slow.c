@@ -5,12 +5,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/socket.h>
 
 #include <cmocka.h>
 
-#include "../../src/verbs/guard.c"
+#include "../../src/verbs/guard_ask.c"
 
-#define LONG_CALL (PATIENCE + WEFT_SECOND)
+#define LONG_CALL (GUARD_PATIENCE + WEFT_SECOND)
 
 struct stand_in {
     int fd;
@@ -23,9 +24,9 @@ static void *answer(void *arg)
     const struct stand_in *s = arg;
     struct guard_call c;
     struct guard_answer a = {0};
-    if (guard_receive(s->fd, &c, sizeof c, NULL, 0, base_deadline(60 * WEFT_SECOND)) == 0 && !s->ends) {
+    if (base_receive_fds(s->fd, &c, sizeof c, NULL, 0, base_deadline(60 * WEFT_SECOND)) == 0 && !s->ends) {
         base_sleep_ns(s->takes);
-        (void)guard_send(s->fd, &a, sizeof a, NULL, 0);
+        (void)base_send_fds(s->fd, &a, sizeof a, NULL, 0);
     } else {
         close(s->fd);
     }
@@ -41,7 +42,7 @@ static int asked(struct verbs_guard *g, struct stand_in *s, uint32_t verb)
     pthread_mutex_init(&g->lock, NULL);
     s->fd = ends[1];
     assert_int_equal(pthread_create(&thread, NULL, answer, s), 0);
-    int rc = call(g, &(struct guard_call){.verb = verb}, NULL, NULL, false);
+    int rc = guard_ask(g, &(struct guard_call){.verb = verb}, NULL, NULL, false);
     pthread_join(thread, NULL);
     close(ends[0]);
     if (!s->ends)

@@ -2,10 +2,10 @@
  *
  * What the commands about devices share: words for what a device is, and its limits, as text and as JSON.
  */
-#ifndef WEFT_CLI_VERBS_H
-#define WEFT_CLI_VERBS_H
+#ifndef WEFT_CLI_DEVICE_WORDS_H
+#define WEFT_CLI_DEVICE_WORDS_H
 
-#include "cli/cli.h"
+#include "cli/command.h"
 #include "verbs/verbs.h"
 
 const char *cli_link_text(enum verbs_link link);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/verbs.h"
+#include "cli/device_words.h"
 #include "cluster/cluster.h"
 
 const char *cli_link_text(enum verbs_link link)

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Descriptors over a Unix socket: the one place that knows how they are passed.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count)
+{
+    struct iovec iov = {(void *)(uintptr_t)bytes, len};
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(BASE_FDS_MAX * sizeof(int))];
+    } c;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    memset(&c, 0, sizeof c);
+    if (count) {
+        m.msg_control = c.space;
+        const uint32_t bytes_of_fds = count * (unsigned)sizeof(int);
+        m.msg_controllen = (__typeof__(m.msg_controllen))CMSG_SPACE(bytes_of_fds);
+        struct cmsghdr *cmsg = CMSG_FIRSTHDR(&m);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = (__typeof__(cmsg->cmsg_len))CMSG_LEN(bytes_of_fds);
+        memcpy(CMSG_DATA(cmsg), fds, bytes_of_fds);
+    }
+    for (;;) {
+        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        return n == (ssize_t)len ? 0 : n < 0 ? -errno : -EPROTO; /* less than the socket holds: it goes at once */
+    }
+}
+
+static void take_fds(struct msghdr *m, int *fds, unsigned count, unsigned *got)
+{
+    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(m); cmsg; cmsg = CMSG_NXTHDR(m, cmsg)) {
+        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int one;
+            memcpy(&one, CMSG_DATA(cmsg) + i * sizeof one, sizeof one);
+            fcntl(one, F_SETFD, FD_CLOEXEC);
+            if (*got < count)
+                fds[(*got)++] = one;
+            else
+                close(one);
+        }
+    }
+}
+
+int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline)
+{
+    uint8_t *at = bytes;
+    unsigned got = 0;
+    int rc = 0;
+    for (unsigned i = 0; i < count; i++)
+        fds[i] = -1;
+    while (len && !rc) {
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            rc = -ETIMEDOUT;
+        if (rc || poll(&ready, 1, left > INT64_C(1000000000) ? 1000 : (int)(left / 1000000) + 1) <= 0)
+            continue;
+        struct iovec iov = {at, len};
+        union {
+            struct cmsghdr align;
+            char space[CMSG_SPACE(BASE_FDS_MAX * sizeof(int))];
+        } c;
+        struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.space, .msg_controllen = sizeof c.space};
+#ifdef MSG_CMSG_CLOEXEC
+        ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+#else
+        ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT);
+#endif
+        if (n > 0) {
+            take_fds(&m, fds, count, &got);
+            at += n;
+            len -= (size_t)n;
+        } else if (n == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
+            rc = n == 0 ? -ECONNRESET : -errno;
+        }
+    }
+    for (unsigned i = 0; rc && i < got; i++) {
+        close(fds[i]);
+        fds[i] = -1;
+    }
+    return rc;
+}

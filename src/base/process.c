@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * See process.h. Between the making of a process and its program the child only makes system calls, on memory that was prepared: it may
+ * share that memory with a threaded process, which is to find it as it was.
+ */
+#include "base/process.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#elif defined(__APPLE__)
+#include <spawn.h>
+#endif
+
+/* With vfork() the child uses our memory, and we stand still until it has executed its program or ended: so it costs nothing to start one
+ * from a process with much memory. The thread sanitizer makes it a fork(). */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZER
+#endif
+#endif
+#if defined(__linux__) && !defined(THREAD_SANITIZER) && !defined(__SANITIZE_THREAD__)
+#define STANDS_STILL true
+#define NEW_PROCESS() vfork() /* NOLINT: posix_spawn() cannot set the death signal */
+#else
+#define STANDS_STILL false
+#define NEW_PROCESS() fork()
+#endif
+
+/* --- programs --- */
+
+static int usable(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st))
+        return -errno;
+    if (S_ISDIR(st.st_mode))
+        return -EISDIR;
+    if (!S_ISREG(st.st_mode))
+        return -EACCES;
+    return access(path, X_OK) ? -errno : 0;
+}
+
+int base_process_find(const char *name, char *out, size_t len)
+{
+    const char *list = getenv("PATH");
+    int rc = -ENOENT;
+    if (strchr(name, '/')) {
+        if (strlen(name) >= len)
+            return -ENAMETOOLONG;
+        strcpy(out, name);
+        return usable(name);
+    }
+    for (const char *p = list ? list : "/bin:/usr/bin"; name[0]; p++) {
+        size_t n = strcspn(p, ":"), rest = strlen(name) + 2;
+        if ((n ? n : 1) + rest <= len) {
+            memcpy(out, n ? p : ".", n ? n : 1);
+            out[n ? n : 1] = '/';
+            memcpy(out + (n ? n : 1) + 1, name, rest - 1);
+            int found = usable(out);
+            if (found == 0)
+                return 0;
+            if (found == -EACCES)
+                rc = found;
+        }
+        p += n;
+        if (!*p)
+            break;
+    }
+    return rc;
+}
+
+/* --- signals --- */
+
+void base_dispositions_save(struct base_dispositions *d, const int *signals, size_t count)
+{
+    d->count = 0;
+    for (size_t i = 0; i < count && i < BASE_DISPOSITIONS; i++) {
+        d->number[d->count] = signals[i];
+        sigaction(signals[i], NULL, &d->action[d->count++]);
+    }
+}
+
+void base_dispositions_restore(const struct base_dispositions *d)
+{
+    for (unsigned i = 0; i < d->count; i++)
+        sigaction(d->number[i], &d->action[i], NULL);
+}
+
+/* --- start --- */
+
+struct report {
+    int32_t step, error;
+};
+struct prepared {
+    const struct base_process *s;
+    int fds[3];                 /* what becomes 0, 1, 2; BASE_FD_OURS: it stays */
+    int opened[4];              /* of which these are closed here again; -1: none */
+    int report[2];              /* the child says in it what failed; closed without a word when the program runs */
+    const sigset_t *mask;
+};
+
+static void unprepare(struct prepared *p)
+{
+    for (int i = 0; i < 4; i++)
+        if (p->opened[i] >= 0)
+            close(p->opened[i]);
+    for (int i = 0; i < 2; i++)
+        if (p->report[i] >= 0)
+            close(p->report[i]);
+}
+
+/* Descriptors below 3 are overwritten one by one: what is still needed stands above. */
+static int prepare(struct prepared *p, const struct base_process *s)
+{
+    int null = -1;
+    *p = (struct prepared){.s = s, .fds = {-1, -1, -1}, .opened = {-1, -1, -1, -1}, .report = {-1, -1}};
+    for (int i = 0; i < 3; i++) {
+        int fd = s->fds ? s->fds[i] : BASE_FD_OURS;
+        if (fd == BASE_FD_NULL && null < 0 && (null = p->opened[3] = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0)
+            return -errno;
+        fd = fd == BASE_FD_NULL ? null : fd;
+        if (fd >= 0 && fd < 3 && fd != i && (fd = p->opened[i] = fcntl(fd, F_DUPFD_CLOEXEC, 3)) < 0)
+            return -errno;
+        p->fds[i] = fd;
+    }
+    int rc = base_pipe(p->report, 0);
+    if (!rc && p->report[1] < 3) {
+        int low = p->report[1];
+        p->report[1] = fcntl(low, F_DUPFD_CLOEXEC, 3);
+        rc = p->report[1] < 0 ? -errno : 0;
+        close(low);
+    }
+    if (!rc && STANDS_STILL)
+        fcntl(p->report[0], F_SETFL, O_NONBLOCK);
+    return rc;
+}
+
+/* In the child. Returns only an errno. */
+static int apply_settings(const struct prepared *p, pid_t parent)
+{
+    const struct base_process *s = p->s;
+    if (s->group == BASE_GROUP_OWN && setpgid(0, 0))
+        return errno;
+    if (s->group == BASE_SESSION_OWN && !s->orphan && setsid() < 0)
+        return errno;
+    if (s->end_with && !base_end_with(parent, s->end_with))
+        return ESRCH; /* nobody reads it */
+    if (s->number)
+        atomic_store_explicit(s->number, (int32_t)getpid(), memory_order_seq_cst);
+    for (int i = 0; i < 3; i++)
+        if (p->fds[i] >= 0 && (p->fds[i] == i ? fcntl(i, F_SETFD, 0) : dup2(p->fds[i], i)) < 0)
+            return errno;
+    if (s->files && setrlimit(RLIMIT_NOFILE, s->files))
+        return errno;
+    if (s->dispositions)
+        base_dispositions_restore(s->dispositions);
+    /* Before the mask: what came meanwhile must not run a handler of ours, in our memory. */
+    for (int sig = 1; sig < NSIG; sig++) {
+        struct sigaction now;
+        if (sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN) {
+            now = (struct sigaction){.sa_handler = SIG_DFL};
+            sigaction(sig, &now, NULL);
+        }
+    }
+    sigprocmask(SIG_SETMASK, p->mask, NULL);
+    return 0;
+}
+
+static _Noreturn void become(const struct prepared *p, pid_t parent)
+{
+    int error = apply_settings(p, parent);
+    struct report r = {BASE_STEP_SETTINGS, error};
+    if (!error) {
+        if (p->s->env)
+            execve(p->s->path, p->s->argv, p->s->env);
+        else
+            execv(p->s->path, p->s->argv);
+        r = (struct report){BASE_STEP_PROGRAM, errno};
+    }
+    ssize_t n = write(p->report[1], &r, sizeof r);
+    (void)n;
+    _exit(127);
+}
+
+/* Each making of a process in a function of its own, so that no variable of the caller lives in a register that the child may change. */
+static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
+{
+    pid_t parent = getpid();
+    pid_t pid = NEW_PROCESS();
+    if (pid == 0)
+        become(p, parent);
+    return pid;
+}
+
+/* One that nobody will wait for: its parent ends at once. Not the leader of its session, it can get no terminal. */
+static __attribute__((noinline)) pid_t make_orphan(const struct prepared *p)
+{
+    pid_t pid = NEW_PROCESS();
+    if (pid == 0) {
+        pid_t child = setsid() < 0 ? -1 : make_process(p);
+        if (child < 0) {
+            struct report r = {BASE_STEP_PROCESS, errno};
+            ssize_t n = write(p->report[1], &r, sizeof r);
+            (void)n;
+        }
+        _exit(0);
+    }
+    return pid;
+}
+
+/* What has failed in the child, which has executed its program or ended. */
+static struct report hear(struct prepared *p)
+{
+    struct report r = {BASE_STEP_NONE, 0};
+    close(p->report[1]);
+    p->report[1] = -1;
+    ssize_t n;
+    do
+        n = read(p->report[0], &r, sizeof r);
+    while (n < 0 && errno == EINTR);
+    return n == (ssize_t)sizeof r ? r : (struct report){BASE_STEP_NONE, 0};
+}
+
+static int start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
+{
+    struct prepared p;
+    sigset_t all, before;
+    *step = BASE_STEP_PROCESS;
+    int rc = prepare(&p, s);
+    if (rc) {
+        unprepare(&p);
+        return rc;
+    }
+    p.mask = s->mask ? s->mask : &before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pid_t child = s->orphan ? make_orphan(&p) : make_process(&p);
+    rc = child < 0 ? -errno : 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc) {
+        struct report r = hear(&p);
+        rc = -r.error;
+        *step = (enum base_process_step)r.step;
+        if (rc && s->number) /* while it is still this one's */
+            atomic_store_explicit(s->number, 0, memory_order_seq_cst);
+        if (rc || s->orphan)
+            base_process_reap(child);
+    }
+    unprepare(&p);
+    if (!rc && !s->orphan)
+        *pid = child;
+    return rc;
+}
+
+#if defined(__APPLE__)
+/* There is no pipe there that is close-on-exec from the start: so what another thread is just making must be closed in the child. */
+static int spawn(const struct base_process *s, pid_t *pid)
+{
+    posix_spawnattr_t how;
+    posix_spawn_file_actions_t files;
+    sigset_t back, mask;
+    /* What was ignored stays so, as far as we have not put a handler in its place; the rest goes back to its default. */
+    sigemptyset(&back);
+    for (unsigned i = 0; s->dispositions && i < s->dispositions->count; i++)
+        if (s->dispositions->action[i].sa_handler != SIG_IGN)
+            sigaddset(&back, s->dispositions->number[i]);
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    int rc = posix_spawnattr_init(&how);
+    if (rc)
+        return -rc;
+    rc = posix_spawn_file_actions_init(&files);
+    if (rc) {
+        posix_spawnattr_destroy(&how);
+        return -rc;
+    }
+    posix_spawnattr_setflags(&how, (short)((s->group == BASE_GROUP_OWN ? POSIX_SPAWN_SETPGROUP : 0) |
+                                           (s->group == BASE_SESSION_OWN ? POSIX_SPAWN_SETSID : 0) | POSIX_SPAWN_SETSIGDEF |
+                                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_CLOEXEC_DEFAULT));
+    posix_spawnattr_setpgroup(&how, 0);
+    posix_spawnattr_setsigdefault(&how, &back);
+    posix_spawnattr_setsigmask(&how, s->mask ? s->mask : &mask);
+    for (int i = 0; i < 3 && !rc; i++) {
+        int fd = s->fds ? s->fds[i] : BASE_FD_OURS;
+        rc = fd >= 0              ? posix_spawn_file_actions_adddup2(&files, fd, i)
+             : fd == BASE_FD_NULL ? posix_spawn_file_actions_addopen(&files, i, "/dev/null", O_RDWR, 0)
+                                  : posix_spawn_file_actions_addinherit_np(&files, i);
+    }
+    extern char **environ;
+    if (!rc)
+        rc = posix_spawn(pid, s->path, &files, &how, s->argv, s->env ? s->env : environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&how);
+    if (rc)
+        *pid = 0;
+    else if (s->number)
+        atomic_store_explicit(s->number, (int32_t)*pid, memory_order_seq_cst);
+    return -rc;
+}
+#endif
+
+int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
+{
+    enum base_process_step none;
+    step = step ? step : &none;
+    *pid = 0;
+#if defined(__APPLE__)
+    if (!s->orphan && !s->files) {
+        int rc = spawn(s, pid);
+        *step = rc ? BASE_STEP_PROGRAM : BASE_STEP_NONE;
+        return rc;
+    }
+#endif
+    return start(s, pid, step);
+}
+
+pid_t base_process_fork(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pid_t pid = fork();
+    int error = errno;
+    if (pid)
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return pid < 0 ? -error : pid;
+}
+
+void base_process_null(int count)
+{
+    int null = open("/dev/null", O_RDWR);
+    for (int i = 0; null >= 0 && i < count; i++)
+        dup2(null, i);
+    if (null >= count)
+        close(null);
+}
+
+void base_process_set_apart(const char *name)
+{
+    setsid();
+    base_name_process(name);
+    base_process_null(3);
+}
+
+/* --- follow and end --- */
+
+bool base_process_ended(pid_t pid, siginfo_t *how)
+{
+    siginfo_t own;
+    how = how ? how : &own;
+    memset(how, 0, sizeof *how);
+    return waitid(P_PID, (id_t)pid, how, WEXITED | WNOHANG | WNOWAIT) == 0 && how->si_pid == pid;
+}
+
+int base_process_reap(pid_t pid)
+{
+    int how = 0;
+    while (waitpid(pid, &how, 0) < 0)
+        if (errno != EINTR)
+            return 0;
+    return how;
+}
+
+int base_process_status(int how)
+{
+    return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+}
+
+int base_process_kill(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    return base_process_reap(pid);
+}
+
+int base_process_kill_group(pid_t pid)
+{
+    kill(-pid, SIGKILL);
+    return base_process_reap(pid);
+}
+
+/* --- what only Linux has --- */
+
+#if defined(__linux__)
+int base_watch_process(int pid)
+{
+#if defined(SYS_pidfd_open)
+    if (pid > 0)
+        return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by itself */
+#endif
+    (void)pid;
+    return -1;
+}
+
+bool base_end_with(pid_t parent, int signal)
+{
+    prctl(PR_SET_PDEATHSIG, signal);
+    return getppid() == parent; /* else it ended before that */
+}
+
+void base_adopt(void)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+void base_name_process(const char *name)
+{
+    prctl(PR_SET_NAME, name);
+}
+#else
+int base_watch_process(int pid)
+{
+    (void)pid;
+    return -1;
+}
+
+bool base_end_with(pid_t parent, int signal)
+{
+    (void)signal;
+    return getppid() == parent;
+}
+
+void base_adopt(void)
+{
+}
+
+void base_name_process(const char *name)
+{
+    (void)name;
+}
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls to a guard: each is sent and answered before the next. A guard that is gone, or does not answer, is given up for good.
+ */
+#include <poll.h>
+#include <unistd.h>
+
+#include "verbs/guard_ask.h"
+
+#define LOOK (5 * WEFT_MS) /* whether the guard lives, at most so often */
+
+void guard_lost(struct verbs_guard *g, const char *why)
+{
+    if (!atomic_exchange_explicit(&g->gone, true, memory_order_relaxed))
+        base_log(BASE_LOG_ERROR, "the guard that owns this node's RDMA devices is gone: %s; no cable works any more", why);
+}
+
+/* After this the guard is given up for good: an answer that comes later would be taken for that to the next call. What only gives
+ * something back is not waited for as long: the guard does it also when nobody waits. */
+static int64_t patience(uint32_t verb)
+{
+    switch (verb) {
+    case GUARD_OPEN: case GUARD_ALLOC_PD: case GUARD_REG_MR: case GUARD_CREATE_CQ: case GUARD_CREATE_QP: case GUARD_MODIFY_QP:
+        return GUARD_SLOW;
+    default:
+        return GUARD_PATIENCE;
+    }
+}
+
+int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives)
+{
+    struct guard_answer none;
+    int came = -1, rc = -ENODEV;
+    a = a ? a : &none;
+    pthread_mutex_lock(&g->lock);
+    if (!atomic_load_explicit(&g->gone, memory_order_relaxed)) {
+        rc = base_send_fds(g->fd, c, sizeof *c, fd, gives ? 1 : 0);
+        if (!rc)
+            rc = base_receive_fds(g->fd, a, sizeof *a, &came, 1, base_deadline(patience(c->verb)));
+        if (rc)
+            guard_lost(g, base_strerror(rc));
+        rc = rc ? -ENODEV : -a->result;
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (came >= 0 && (rc || gives || !fd))
+        close(came);
+    else if (came >= 0)
+        *fd = came;
+    else if (!rc && fd && !gives)
+        rc = -EPROTO;
+    errno = -rc;
+    return -rc;
+}
+
+bool guard_lives(struct verbs_guard *g)
+{
+    int64_t now = base_now_ns();
+    if (atomic_load_explicit(&g->gone, memory_order_relaxed))
+        return false;
+    if (now - atomic_load_explicit(&g->looked_at, memory_order_relaxed) < LOOK)
+        return true;
+    atomic_store_explicit(&g->looked_at, now, memory_order_relaxed);
+    struct pollfd end = {.fd = g->fd};
+    if (poll(&end, 1, 0) > 0 && end.revents & (POLLHUP | POLLERR))
+        guard_lost(g, "it has ended");
+    return !atomic_load_explicit(&g->gone, memory_order_relaxed);
+}

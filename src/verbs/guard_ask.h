@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The program's side of a guard (guard.h): what its three files share. guard.c starts and ends one, guard_ask.c makes calls, guard_verbs.c
+ * is the table of verbs.
+ */
+#ifndef WEFT_VERBS_GUARD_ASK_H
+#define WEFT_VERBS_GUARD_ASK_H
+
+#include <pthread.h>
+
+#include "verbs/guard.h"
+
+#define GUARD_PATIENCE (10 * WEFT_SECOND) /* for the answer to a call, ... */
+#define GUARD_SLOW     (60 * WEFT_SECOND) /* ... and to one that may wait for a peer, or for much memory. Who ends is noticed at once */
+
+struct guard_device {
+    struct ibv_device base;
+    struct verbs_guard *g;
+    uint32_t index;
+};
+
+struct verbs_guard {
+    struct verbs_library lib;
+    pthread_mutex_t lock;   /* of calls */
+    int fd, bell, quiet[2]; /* quiet: never readable, and never waited for */
+    _Atomic bool gone;
+    _Atomic int64_t looked_at;
+    struct guard_page *page;
+    struct guard_device devices[GUARD_CONTEXTS];
+    struct ibv_device *list[GUARD_CONTEXTS + 1];
+    int count;
+};
+
+/* --- guard_ask.c --- */
+/* 0, or an errno, which is also in errno. `fd`: to send when `gives`, else for one that comes; or NULL. */
+int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
+bool guard_lives(struct verbs_guard *g);                 /* looks at most every few milliseconds */
+void guard_lost(struct verbs_guard *g, const char *why); /* it does not: said once */
+
+/* --- guard_verbs.c --- */
+int guard_fill_verbs(struct verbs_guard *g); /* its library; 0 or a negative errno with a sentence */
+
+#endif

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Moves requests from the program's rings to the devices, and completions from there into the program's rings. What stands in a ring may
+ * be anything: it is read once and checked.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "verbs/guard_serve.h"
+
+#define LOOK_POST (WEFT_MS / 20) /* ports are looked at so often before something is sent, and each time before receives are posted (tb/cable.c says why) */
+#define BATCH     32u
+
+void guard_look(struct guard *g, struct context *c, int64_t at_most)
+{
+    if (!c->watched || g->now - c->looked_at < at_most)
+        return;
+    c->looked_at = g->now;
+    uint32_t up = 0, was = atomic_load_explicit(&g->page->up[c->id], memory_order_relaxed);
+    for (uint32_t i = 0; i < GUARD_PORTS; i++) {
+        struct ibv_port_attr attr = {0};
+        if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
+            up |= 1u << i;
+    }
+    /* A queue pair whose port went down is not touched again but to be destroyed: its memory may be gone with the cable. Until that
+     * has happened the program is told that the port is down, also if it is back: so it cannot miss it. */
+    for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
+        struct pair *p = guard_find(g, PAIR, i);
+        if (p && p->context == c && !p->dead) {
+            p->dead = true;
+            c->dead++;
+        }
+    }
+    atomic_store_explicit(&g->page->up[c->id], c->dead ? 0 : up, memory_order_relaxed);
+}
+
+static void tell(struct completions *c)
+{
+    /* Before this, entries were written (release). The program writes `armed`, then looks at `in` again: both sequentially
+     * consistent, so either it sees them, or this sees that it wants to be told. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&c->q.ring->armed, memory_order_relaxed) &&
+        atomic_exchange_explicit(&c->q.ring->armed, 0, memory_order_seq_cst))
+        (void)!write(c->channel->tell, "c", 1); /* full: it has not read those before */
+}
+
+static uint32_t room(struct guard *g, struct completions *c)
+{
+    uint32_t used = c->q.mine - atomic_load_explicit(&c->q.ring->out, memory_order_acquire);
+    if (used > c->q.count)
+        g->broken = "a completion queue that was read further than it was written";
+    return used > c->q.count ? 0 : c->q.count - used;
+}
+
+static void put_completion(struct completions *c, const struct guard_completion *e)
+{
+    memcpy(c->q.entries + (c->q.mine & (c->q.count - 1)) * sizeof *e, e, sizeof *e);
+    /* release: pairs with the acquire of the program's poll_cq */
+    atomic_store_explicit(&c->q.ring->in, ++c->q.mine, memory_order_release);
+}
+
+static uint32_t move_completions(struct guard *g, struct completions *c)
+{
+    struct ibv_wc wc[BATCH];
+    uint32_t n = room(g, c);
+    int got = n ? ibv_poll_cq(c->real, (int)(n < BATCH ? n : BATCH), wc) : 0;
+    for (int i = 0; i < got; i++)
+        put_completion(c, &(struct guard_completion){.wr_id = wc[i].wr_id, .status = wc[i].status, .opcode = wc[i].opcode,
+                                                     .bytes = wc[i].byte_len, .qp_num = wc[i].qp_num});
+    if (got > 0)
+        tell(c);
+    return got > 0 ? (uint32_t)got : 0;
+}
+
+static int post(struct pair *p, uint32_t which, const struct guard_request *r, struct ibv_sge *sge)
+{
+    if (which) {
+        struct ibv_recv_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1};
+        return ibv_post_recv(p->real, &wr, &bad);
+    }
+    struct ibv_send_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = r->flags & IBV_SEND_SIGNALED};
+    return ibv_post_send(p->real, &wr, &bad);
+}
+
+/* Requests of a queue to its device, as many as that takes now. */
+static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
+{
+    struct queue *q = &p->q[which];
+    uint32_t n = 0, in = atomic_load_explicit(&q->ring->in, memory_order_acquire); /* pairs with the release in post() of guard_verbs.c */
+    if (in - q->mine > q->count) {
+        g->broken = "a work queue with more requests than it has room for";
+        return 0;
+    }
+    if (in != q->mine && !p->dead)
+        guard_look(g, p->context, which ? 0 : LOOK_POST);
+    if (p->dead)
+        q->mine = in;
+    for (; q->mine != in && n < BATCH; n++) {
+        struct guard_request r;
+        memcpy(&r, q->entries + (q->mine & (q->count - 1)) * sizeof r, sizeof r);
+        const struct region *m = guard_find(g, REGION, r.region);
+        int err = EFAULT;
+        if (m && r.address >= m->at && r.bytes <= m->bytes && r.address - m->at <= m->bytes - r.bytes) {
+            struct ibv_sge sge = {.addr = (uintptr_t)m->here + (r.address - m->at), .length = r.bytes, .lkey = m->real->lkey};
+            err = post(p, which, &r, &sge);
+        }
+        if (err == ENOMEM)
+            break; /* its queue is full: again when something has left it */
+        if (err) { /* the program has gone on: it is told as of any request that failed */
+            if (room(g, p->cq[which]) == 0)
+                break;
+            put_completion(p->cq[which], &(struct guard_completion){.wr_id = r.wr_id, .status = IBV_WC_LOC_QP_OP_ERR, .qp_num = p->real->qp_num});
+            tell(p->cq[which]);
+        }
+        q->mine++;
+    }
+    /* release: the entries have been read, and may be written again */
+    atomic_store_explicit(&q->ring->out, q->mine, memory_order_release);
+    return n;
+}
+
+uint32_t guard_move_all(struct guard *g)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->table[PAIR].top; i++) {
+        struct pair *p = guard_find(g, PAIR, i);
+        if (p)
+            n += move_requests(g, p, 1) + move_requests(g, p, 0);
+    }
+    for (uint32_t i = 0; i < g->table[COMPLETIONS].top; i++) {
+        struct completions *c = guard_find(g, COMPLETIONS, i);
+        if (c)
+            n += move_completions(g, c);
+    }
+    return n;
+}
