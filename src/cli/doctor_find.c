@@ -10,66 +10,11 @@
 
 #include "cli/doctor_find.h"
 
-static const char *const files[DOCTOR_FACTS] = {
-    [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
-    [DOCTOR_DEVICES] = "devices.json",        [DOCTOR_ALLOCATION] = "allocation.txt",
-    [DOCTOR_LIMITS] = "limits.txt",           [DOCTOR_UVERBS] = "uverbs.txt",
-    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",       [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
-    [DOCTOR_INTERFACES] = "interfaces.txt",   [DOCTOR_PCI] = "pci.txt",
-};
-
-const char *doctor_file(enum doctor_fact which)
-{
-    return files[which];
-}
-
-struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops)
-{
-    struct doctor_finding *f = &d->out[d->count < DOCTOR_FINDINGS ? d->count++ : DOCTOR_FINDINGS - 1];
-    memset(f, 0, sizeof *f);
-    f->id = id;
-    f->rank = (int)rank;
-    f->stops = stops;
-    return f;
-}
-
 static bool has(const struct doctor *d, const char *id)
 {
     for (unsigned i = 0; i < d->count; i++)
         if (strcmp(d->out[i].id, id) == 0)
             return true;
-    return false;
-}
-
-const char *doctor_fact(const struct doctor *d, enum doctor_fact which)
-{
-    return d->facts->text[which];
-}
-
-bool doctor_next_line(const char **at, char *line, size_t len)
-{
-    if (!**at)
-        return false;
-    size_t n = strcspn(*at, "\n"), skip = strspn(*at, " \t");
-    const char *from = *at + (skip < n ? skip : n);
-    size_t m = n - (size_t)(from - *at);
-    while (m && (from[m - 1] == ' ' || from[m - 1] == '\t' || from[m - 1] == '\r'))
-        m--;
-    snprintf(line, len, "%.*s", (int)(m < len ? m : len - 1), from);
-    *at += n + ((*at)[n] == '\n');
-    return true;
-}
-
-bool doctor_value_of(const char *text, const char *key, char *out, size_t len)
-{
-    char line[512];
-    size_t n = strlen(key);
-    while (text && doctor_next_line(&text, line, sizeof line))
-        if (strncmp(line, key, n) == 0 && line[n] == ':') {
-            const char *v = line + n + 1;
-            snprintf(out, len, "%s", v + strspn(v, " \t"));
-            return true;
-        }
     return false;
 }
 
@@ -115,11 +60,6 @@ static json_t *read_devices(struct doctor *d)
     report_unreadable(d, DOCTOR_DEVICES, why, remedy);
     json_decref(list);
     return NULL;
-}
-
-bool doctor_is_number(const char *text)
-{
-    return *text && strspn(text, "0123456789") == strlen(text);
 }
 
 static bool good_library(const char *line)
@@ -290,13 +230,6 @@ static void check_presence(struct doctor *d)
         SAY(f->remedy, "With an adapter: is its driver loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`)? With plain "
                        "Ethernet, the kernel's own device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
                        "INTERFACE. Without either, nodes of this host still have shared memory");
-}
-
-/* --- devices --- */
-const char *doctor_text_of(const json_t *device, const char *key)
-{
-    const char *s = json_string_value(json_object_get(device, key));
-    return s ? s : "";
 }
 
 static void check_port(struct doctor *d, const json_t *device)

@@ -29,18 +29,6 @@ static int signal_pipe[2] = {-1, -1}; /* a handler has no argument of ours */
 
 /* --- messages --- */
 
-void launch_say(struct launcher *s, const char *format, ...)
-{
-    char text[1024], line[1100];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    snprintf(line, sizeof line, "weft %s: %s\n", s->l->sub, text);
-    relay_say(&s->err, line, strlen(line));
-    relay_write(&s->err);
-}
-
 static const char *signal_name(int sig, char *buf, size_t len)
 {
     static const struct {

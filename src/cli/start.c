@@ -4,6 +4,7 @@
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,18 @@
 #include "cluster/cluster.h"
 
 extern char **environ;
+
+void launch_say(struct launcher *s, const char *format, ...)
+{
+    char text[1024], line[1100];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(line, sizeof line, "weft %s: %s\n", s->l->sub, text);
+    relay_say(&s->err, line, strlen(line));
+    relay_write(&s->err);
+}
 
 int launch_find_program(struct launcher *s)
 {

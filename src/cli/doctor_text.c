@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The text of facts: where it is, its lines and values; and findings, added to the list.
+ */
+#include "cli/doctor_find.h"
+
+static const char *const files[DOCTOR_FACTS] = {
+    [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
+    [DOCTOR_DEVICES] = "devices.json",        [DOCTOR_ALLOCATION] = "allocation.txt",
+    [DOCTOR_LIMITS] = "limits.txt",           [DOCTOR_UVERBS] = "uverbs.txt",
+    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",       [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
+    [DOCTOR_INTERFACES] = "interfaces.txt",   [DOCTOR_PCI] = "pci.txt",
+};
+
+const char *doctor_file(enum doctor_fact which)
+{
+    return files[which];
+}
+
+struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops)
+{
+    struct doctor_finding *f = &d->out[d->count < DOCTOR_FINDINGS ? d->count++ : DOCTOR_FINDINGS - 1];
+    memset(f, 0, sizeof *f);
+    f->id = id;
+    f->rank = (int)rank;
+    f->stops = stops;
+    return f;
+}
+
+const char *doctor_fact(const struct doctor *d, enum doctor_fact which)
+{
+    return d->facts->text[which];
+}
+
+bool doctor_next_line(const char **at, char *line, size_t len)
+{
+    if (!**at)
+        return false;
+    size_t n = strcspn(*at, "\n"), skip = strspn(*at, " \t");
+    const char *from = *at + (skip < n ? skip : n);
+    size_t m = n - (size_t)(from - *at);
+    while (m && (from[m - 1] == ' ' || from[m - 1] == '\t' || from[m - 1] == '\r'))
+        m--;
+    snprintf(line, len, "%.*s", (int)(m < len ? m : len - 1), from);
+    *at += n + ((*at)[n] == '\n');
+    return true;
+}
+
+bool doctor_value_of(const char *text, const char *key, char *out, size_t len)
+{
+    char line[512];
+    size_t n = strlen(key);
+    while (text && doctor_next_line(&text, line, sizeof line))
+        if (strncmp(line, key, n) == 0 && line[n] == ':') {
+            const char *v = line + n + 1;
+            snprintf(out, len, "%s", v + strspn(v, " \t"));
+            return true;
+        }
+    return false;
+}
+
+bool doctor_is_number(const char *text)
+{
+    return *text && strspn(text, "0123456789") == strlen(text);
+}
+
+/* --- devices --- */
+const char *doctor_text_of(const json_t *device, const char *key)
+{
+    const char *s = json_string_value(json_object_get(device, key));
+    return s ? s : "";
+}
