@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two halves of joining share: join.c (the nodes meet at node 0) and pairs.c (then every pair connects).
+ * What the files of joining share. Each calls only those before it:
+ *
+ *   wire.c     whole messages, and the MACs that prove who knows the secret
+ *   address.c  addresses: listening, calling
+ *   hub.c      node 0 keeps every node's connection until all pairs have connected
+ *   pairs.c    every pair connects
+ *   join.c     the nodes meet at node 0
  */
 #ifndef WEFT_JOIN_H
 #define WEFT_JOIN_H
@@ -42,7 +48,7 @@ struct join {
     char scope[32]; /* "%eth0": of our address towards node 0, where it is a link-local one; else "" */
 };
 
-/* --- join.c --- */
+/* --- wire.c --- */
 int join_stopped(void); /* -EINTR with a sentence when cluster_stopped says so, else 0 */
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);

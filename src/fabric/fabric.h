@@ -335,7 +335,8 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
 bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
-void fab_side_read(struct weft *w, struct fab_link *l);
+/* What has come. NULL: it goes on; else why the peer is gone, and whether it died. */
+const char *fab_side_read(struct weft *w, struct fab_link *l, bool *died);
 /* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
 

@@ -37,6 +37,14 @@ static bool idle(struct weft *w)
     return quiet;
 }
 
+static void read_side(struct weft *w, struct fab_link *l)
+{
+    bool died;
+    const char *why = fab_side_read(w, l, &died);
+    if (why)
+        fab_peer_gone(w, l->node, died, why);
+}
+
 /* One round of poll() over the side connections and the transports' descriptors. */
 static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, int timeout_ms)
 {
@@ -78,9 +86,9 @@ static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, i
         if (!fds[i].revents || !fab_alive(w, nodes[i]))
             continue;
         if (fds[i].fd == l->side_fd) {
-            fab_side_read(w, l);
+            read_side(w, l);
         } else {
-            fab_side_read(w, l); /* it may have said goodbye */
+            read_side(w, l); /* it may have said goodbye */
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
         }

@@ -165,7 +165,7 @@ static void tidy(struct fab_link *l)
     base_spin_unlock(&l->side_lock);
 }
 
-void fab_side_read(struct weft *w, struct fab_link *l)
+const char *fab_side_read(struct weft *w, struct fab_link *l, bool *died)
 {
     uint8_t bytes[1024];
     if (fab_side_pending(l)) {
@@ -179,17 +179,17 @@ void fab_side_read(struct weft *w, struct fab_link *l)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             tidy(l);
-            return;
+            return NULL;
         }
         if (n <= 0) {
             const char *why = n == 0 ? "its connection closed" : base_strerror(errno), *more = l->transport->broken(w, l);
-            fab_peer_gone(w, l->node, !l->goodbye, more ? more : why); /* the last message may have said more */
-            return;
+            *died = !l->goodbye;
+            return more ? more : why; /* the last message may have said more */
         }
         l->silent_ns = l->unanswered_ns = 0;
         if (!take(w, l, bytes, (size_t)n)) {
-            fab_peer_gone(w, l->node, true, "what it sent over the side connection makes no sense");
-            return;
+            *died = true;
+            return "what it sent over the side connection makes no sense";
         }
     }
 }

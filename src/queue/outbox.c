@@ -23,6 +23,27 @@ static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *
     return u->type == QUEUE_ANSWER && kept->type == QUEUE_ANSWER && kept->node == u->node;
 }
 
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+               size_t payload_len)
+{
+    struct queue_message m = {.type = (uint8_t)type,
+                              .shut = atomic_load_explicit(&q->shut, memory_order_relaxed),
+                              .slot_bits = q->own->shard.slots ? (uint8_t)(__builtin_ctz(q->own->shard.slots) + 1) : 0,
+                              .count = count,
+                              .incarnation = q->incarnation,
+                              .to = to,
+                              .key = q->key,
+                              .shard = q->own->at};
+    memcpy(m.name, q->name, sizeof m.name);
+    return fab_send(q->w, node, QUEUE_HANDLER, &m, sizeof m, payload, payload_len, NULL);
+}
+
+static void count_unsent(struct weft_queue *q, int32_t more)
+{
+    struct queue_room *room = q->w->queues;
+    atomic_fetch_add_explicit(&room->unsent, (uint32_t)more, memory_order_relaxed);
+}
+
 static void keep(struct weft_queue *q, struct queue_unsent *u)
 {
     u->next = NULL;
@@ -37,7 +58,7 @@ static void keep(struct weft_queue *q, struct queue_unsent *u)
         return;
     }
     *end = u;
-    queue_count_unsent(q, 1);
+    count_unsent(q, 1);
     base_spin_unlock(&q->unsent_lock);
 }
 
@@ -75,7 +96,7 @@ void queue_send_unsent(struct weft_queue *q)
     base_spin_unlock(&q->unsent_lock);
     while (u) {
         struct queue_unsent *next = u->next;
-        queue_count_unsent(q, -1);
+        count_unsent(q, -1);
         if (queue_send(q, u->node, u->type, u->to, u->payload, u->count, u->len) && fab_alive(q->w, u->node))
             keep(q, u);
         else
@@ -99,4 +120,13 @@ uint32_t queue_unsent_count(const struct weft_queue *q)
     for (const struct queue_unsent *u = q->unsent; u; u = u->next)
         n++;
     return n;
+}
+
+void queue_tell_all(struct weft_queue *q, enum queue_message_type type)
+{
+    for (uint32_t i = 0; i < q->w->size; i++) {
+        struct queue_view *v = queue_view_of(q, i);
+        if (i != q->w->rank && fab_alive(q->w, i) && (v || type != QUEUE_SHUTDOWN))
+            queue_post(q, i, type, type == QUEUE_SHUTDOWN ? v->incarnation : 0, NULL, 0, 0);
+    }
 }

@@ -9,9 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SCAN_NS        (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
-#define PENDING_NS     (2 * WEFT_MS)  /* between attempts to place what found no room */
-
 static uint64_t key_of(const char *name)
 {
     uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
@@ -27,35 +24,6 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
     watch->word = calloc(slots, sizeof *watch->word);
     watch->since = calloc(slots, sizeof *watch->since);
     return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch %u leases", slots);
-}
-
-static void free_watch(struct slot_watch *watch)
-{
-    free(watch->word);
-    free(watch->since);
-    *watch = (struct slot_watch){0};
-}
-
-void queue_destroy(struct weft_queue *q)
-{
-    if (!q)
-        return;
-    for (uint32_t i = 0; q->views && i < q->w->size; i++)
-        if (i != q->w->rank)
-            free(atomic_load_explicit(&q->views[i], memory_order_relaxed));
-    while (q->retired) {
-        struct queue_view *v = q->retired;
-        q->retired = v->retired;
-        free(v);
-    }
-    queue_drop_unsent(q);
-    table_clear(&q->table);
-    free_watch(&q->watch);
-    free(q->own);
-    free((void *)q->views);
-    free((void *)q->none);
-    free(q->serving);
-    free(q);
 }
 
 static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
@@ -134,27 +102,6 @@ int weft_queue_open(weft *w, const char *name, const weft_queue_config *given, w
     return 0;
 }
 
-int queue_refuse_closed(const struct weft_queue *q)
-{
-    return base_fail(-EBADF, "queue '%s': it is closed: open it again and use that one", q->name);
-}
-
-int queue_begin_wait(struct weft_queue *q)
-{
-    base_spin_lock(&q->waiting_lock);
-    bool closed = queue_closed(q);
-    q->waiting += !closed;
-    base_spin_unlock(&q->waiting_lock);
-    return closed ? queue_refuse_closed(q) : 0;
-}
-
-void queue_end_wait(struct weft_queue *q)
-{
-    base_spin_lock(&q->waiting_lock);
-    q->waiting--;
-    base_spin_unlock(&q->waiting_lock);
-}
-
 int weft_queue_close(weft_queue *q)
 {
     if (!q)
@@ -181,7 +128,7 @@ int weft_queue_close(weft_queue *q)
     base_spin_lock(&q->table.lock);
     table_clear(&q->table);
     base_spin_unlock(&q->table.lock);
-    free_watch(&q->watch);
+    queue_free_watch(&q->watch);
     return 0;
 }
 
@@ -200,48 +147,6 @@ void queue_set_force(weft_queue *q, uint32_t force)
 void queue_set_lease(weft_queue *q, int64_t lease_ns)
 {
     atomic_store_explicit(&q->lease_ns, lease_ns, memory_order_relaxed);
-}
-
-int64_t queue_tick(struct weft_queue *q, int64_t now)
-{
-    int64_t lease = atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
-    int64_t scan = lease / 4 < SCAN_NS ? lease / 4 : SCAN_NS;
-    scan = scan < WEFT_MS ? WEFT_MS : scan;
-    if (q->own->shard.slots && now >= q->next_scan) {
-        uint32_t n = slot_expire(&q->own->shard, &q->watch, q->next_scan, now, lease);
-        if (n) {
-            atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
-            queue_wake(q, q->own);
-        }
-        /* A long ring takes long to look at: spend at most a hundredth of a processor on it. */
-        int64_t cost = base_now_ns() - now;
-        q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
-    }
-    queue_send_unsent(q);
-    queue_place_pending(q);
-    if (atomic_load_explicit(&q->pending, memory_order_relaxed))
-        return PENDING_NS;
-    return q->own->shard.slots ? q->next_scan - now : SCAN_NS;
-}
-
-/* --- waits --- */
-
-/* A node that claims tasks itself needs no other for its work to be done. */
-int queue_check(struct weft_queue *q, struct fab_patience *p)
-{
-    int rc = fab_patience_check(p);
-    if (rc == -ECONNRESET && atomic_load_explicit(&q->claimed, memory_order_relaxed)) {
-        p->lost_at = INT64_MAX;
-        rc = 0;
-    }
-    return rc;
-}
-
-void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom)
-{
-    char name[64];
-    snprintf(name, sizeof name, "queue '%s': %s", q->name, what);
-    fab_patience_say(p, name, whom);
 }
 
 int weft_queue_shutdown(weft_queue *q)

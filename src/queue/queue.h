@@ -2,15 +2,19 @@
  *
  * queue: the room's own header. No room above needs it; tests use queue_set_force() and queue_set_lease().
  *
+ * Each file calls only those before it:
+ *
  *   slot.c    the protocol of one shard: pure, over words
  *   table.c   what this node has submitted and not reaped: private
+ *   outbox.c  messages to other nodes, kept until they find room
  *   view.c    how this node reaches the shards: its own, and those of others, by loads and stores or by the fabric
- *   room.c    the queues of this node: finding each other, messages, the death of nodes, upkeep
- *   queue.c   open, close, shutdown, statistics
- *   drain.c   waiting until all work of all nodes is complete
+ *   wait.c    around waits
  *   submit.c  submitting, completions as the submitter sees them, reaping
  *   claim.c   claiming, completing, renewing, releasing
- *   outbox.c  messages that found no room, until they do
+ *   drain.c   waiting until all work of all nodes is complete
+ *   upkeep.c  a queue between its opening and its end
+ *   room.c    the queues of this node: finding each other, messages, the death of nodes
+ *   queue.c   open, close, shutdown, statistics
  *
  * The way of a task: the submitter notes it in its table (OUT, at a home), writes it into a slot of that home's
  * shard, and wakes a node that may be asleep. A worker claims it from its own shard or another's, and when done
@@ -161,16 +165,20 @@ struct queue_settle_message {
 #define QUEUE_SETTLES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_settle_message))
 #define QUEUE_DONES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
 
+/* The queues of a node. */
+struct queue_room {
+    base_spin lock;
+    struct weft_queue *queues[QUEUES_MAX];
+    struct weft_queue *closed;     /* under the lock; what is in the list never changes */
+    _Atomic uint32_t incarnations; /* queues that this node has opened so far */
+    _Atomic uint32_t unsent;       /* messages that queues keep */
+};
+
 /* --- room.c --- */
 int queue_open(struct weft *w); /* before joining: its handler must be there for the first message */
 uint32_t queue_room_incarnation(struct weft *w); /* of a queue that is being opened */
 int queue_room_enter(struct weft *w, struct weft_queue *q); /* find the others; from now on messages reach q */
 void queue_room_leave(struct weft_queue *q); /* returns when no handler is inside q; the room frees it at the node's end */
-void queue_count_unsent(struct weft_queue *q, int32_t more); /* of all queues, so that upkeep need not look at those that are closed */
-int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
-               size_t payload_len);
-/* HELLO or CLOSE to every other node that is alive. SHUTDOWN to those whose queue is known: others will ask, and are answered. */
-void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
@@ -218,6 +226,8 @@ void queue_place_pending(struct weft_queue *q);
 void queue_home_gone(struct weft_queue *q, struct queue_view *v);
 
 /* --- outbox.c --- */
+int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
+               size_t payload_len);
 /* Send, and if there is no room now keep it and send it later: never waits. The node's death is the only end that it has else. */
 void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
                 size_t len);
@@ -227,27 +237,33 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
 uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
+/* HELLO or CLOSE to every other node that is alive. SHUTDOWN to those whose queue is known: others will ask, and are answered. */
+void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 
-/* --- queue.c --- */
+/* --- wait.c --- */
+/* Around a wait: the queue cannot be closed meanwhile. -EBADF when it is already. */
+int queue_begin_wait(struct weft_queue *q);
+void queue_end_wait(struct weft_queue *q);
+int queue_refuse_closed(const struct weft_queue *q); /* a call on a queue that this node has closed: -EBADF */
 /* fab_patience_check() and fab_patience_say() for waits of this room. */
 int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
+
+/* --- upkeep.c --- */
+int64_t queue_tick(struct weft_queue *q, int64_t now); /* ns until the next; in the progress thread */
+void queue_free_watch(struct slot_watch *watch);
 void queue_destroy(struct weft_queue *q); /* free what is private; nobody is inside */
+
+/* --- queue.c --- */
 static inline bool queue_elsewhere(const struct weft_queue *q)
 {
     return atomic_load_explicit(&q->elsewhere, memory_order_relaxed);
 }
-/* Refuse a call on a queue that this node has closed: -EBADF. */
+/* This node has closed it. */
 static inline bool queue_closed(const struct weft_queue *q)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&q->closed, memory_order_relaxed));
 }
-int queue_refuse_closed(const struct weft_queue *q);
-/* Around a wait: the queue cannot be closed meanwhile. -EBADF when it is already. */
-int queue_begin_wait(struct weft_queue *q);
-void queue_end_wait(struct weft_queue *q);
-/* Upkeep; returns ns until the next. In the progress thread. */
-int64_t queue_tick(struct weft_queue *q, int64_t now);
 
 /* Tests only: once the views are there and before the queue is used. */
 void queue_set_force(weft_queue *q, uint32_t force);

@@ -16,14 +16,6 @@
 
 #define UNSENT_NS (20 * WEFT_MS) /* between attempts to send what found no room */
 
-struct queue_room {
-    base_spin lock;
-    struct weft_queue *queues[QUEUES_MAX];
-    struct weft_queue *closed;     /* under the lock; what is in the list never changes */
-    _Atomic uint32_t incarnations; /* queues that this node has opened so far */
-    _Atomic uint32_t unsent;       /* messages that queues keep */
-};
-
 static struct weft_queue *enter(struct queue_room *room, uint32_t i)
 {
     base_spin_lock(&room->lock);
@@ -54,30 +46,6 @@ static struct weft_queue *enter_named(struct queue_room *room, uint64_t key, con
         q->users++;
     base_spin_unlock(&room->lock);
     return q;
-}
-
-int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
-               size_t payload_len)
-{
-    struct queue_message m = {.type = (uint8_t)type,
-                              .shut = atomic_load_explicit(&q->shut, memory_order_relaxed),
-                              .slot_bits = q->own->shard.slots ? (uint8_t)(__builtin_ctz(q->own->shard.slots) + 1) : 0,
-                              .count = count,
-                              .incarnation = q->incarnation,
-                              .to = to,
-                              .key = q->key,
-                              .shard = q->own->at};
-    memcpy(m.name, q->name, sizeof m.name);
-    return fab_send(q->w, node, QUEUE_HANDLER, &m, sizeof m, payload, payload_len, NULL);
-}
-
-void queue_tell_all(struct weft_queue *q, enum queue_message_type type)
-{
-    for (uint32_t i = 0; i < q->w->size; i++) {
-        struct queue_view *v = queue_view_of(q, i);
-        if (i != q->w->rank && fab_alive(q->w, i) && (v || type != QUEUE_SHUTDOWN))
-            queue_post(q, i, type, type == QUEUE_SHUTDOWN ? v->incarnation : 0, NULL, 0, 0);
-    }
 }
 
 static void shut(struct weft_queue *q)
@@ -315,12 +283,6 @@ uint32_t queue_room_incarnation(struct weft *w)
 {
     struct queue_room *room = w->queues;
     return atomic_fetch_add_explicit(&room->incarnations, 1, memory_order_relaxed) + 1;
-}
-
-void queue_count_unsent(struct weft_queue *q, int32_t more)
-{
-    struct queue_room *room = q->w->queues;
-    atomic_fetch_add_explicit(&room->unsent, (uint32_t)more, memory_order_relaxed);
 }
 
 int queue_room_enter(struct weft *w, struct weft_queue *q)

@@ -36,6 +36,14 @@ static void nothing(struct weft *w, struct fab_link *l)
     (void)w, (void)l;
 }
 
+static void read_side(struct weft *w)
+{
+    bool died;
+    const char *why = fab_side_read(w, &w->links[0], &died);
+    if (why)
+        fab_peer_gone(w, 0, died, why);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct fab_transport transport = {.name = "fuzz", .broken = broken, .last_words = nothing, .disconnect = nothing,
@@ -59,13 +67,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t len = size - at < piece ? size - at : piece;
         if (write(fds[1], data + at, len) != (ssize_t)len)
             break;
-        fab_side_read(&w, &link);
+        read_side(&w);
     }
     if (in_messages > n)
         abort();
     close(fds[1]);
     if (fab_alive(&w, 0))
-        fab_side_read(&w, &link);
+        read_side(&w);
     if (fab_alive(&w, 0)) /* its end is noticed in any case */
         abort();
     close(fds[0]);

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A queue between its opening and its end: the upkeep of its shard and of what could not be sent or placed, and what is freed at last.
+ */
+#include "queue/queue.h"
+
+#include <stdlib.h>
+
+#define SCAN_NS        (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
+#define PENDING_NS     (2 * WEFT_MS)  /* between attempts to place what found no room */
+
+void queue_free_watch(struct slot_watch *watch)
+{
+    free(watch->word);
+    free(watch->since);
+    *watch = (struct slot_watch){0};
+}
+
+void queue_destroy(struct weft_queue *q)
+{
+    if (!q)
+        return;
+    for (uint32_t i = 0; q->views && i < q->w->size; i++)
+        if (i != q->w->rank)
+            free(atomic_load_explicit(&q->views[i], memory_order_relaxed));
+    while (q->retired) {
+        struct queue_view *v = q->retired;
+        q->retired = v->retired;
+        free(v);
+    }
+    queue_drop_unsent(q);
+    table_clear(&q->table);
+    queue_free_watch(&q->watch);
+    free(q->own);
+    free((void *)q->views);
+    free((void *)q->none);
+    free(q->serving);
+    free(q);
+}
+
+int64_t queue_tick(struct weft_queue *q, int64_t now)
+{
+    int64_t lease = atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
+    int64_t scan = lease / 4 < SCAN_NS ? lease / 4 : SCAN_NS;
+    scan = scan < WEFT_MS ? WEFT_MS : scan;
+    if (q->own->shard.slots && now >= q->next_scan) {
+        uint32_t n = slot_expire(&q->own->shard, &q->watch, q->next_scan, now, lease);
+        if (n) {
+            atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
+            queue_wake(q, q->own);
+        }
+        /* A long ring takes long to look at: spend at most a hundredth of a processor on it. */
+        int64_t cost = base_now_ns() - now;
+        q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
+    }
+    queue_send_unsent(q);
+    queue_place_pending(q);
+    if (atomic_load_explicit(&q->pending, memory_order_relaxed))
+        return PENDING_NS;
+    return q->own->shard.slots ? q->next_scan - now : SCAN_NS;
+}
