@@ -528,14 +528,16 @@ static void granted(struct tb_link *l, uint32_t messages)
     base_spin_unlock(&l->lock);
 }
 
-/* To their handlers. Where too many wait for one that is not installed, the peer is not to send more. */
-static int deliver_inbox(struct weft *w, struct tb_link *l)
+/* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
+ * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
+static int deliver_inbox(struct weft *w, struct tb_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in keep_message() */
-    while (atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
+    while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         const struct tb_message *m = &l->inbox[out % TB_MESSAGES];
-        stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* it changes with w->progress held */
+            stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         n++;
         l->withheld++;
@@ -557,7 +559,7 @@ static int tb_progress(struct weft *w)
             continue;
         if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0)
             n++;
-        n += deliver_inbox(w, l);
+        n += deliver_inbox(w, l, TB_MESSAGES);
     }
     return n;
 }
@@ -620,17 +622,36 @@ static const char *tb_broken(struct weft *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
 }
 
+/* What the completion queues had when it began: each of what was posted completes once before it is posted again. */
+static void take_all(struct tb *tb)
+{
+    uint32_t most = 0, n;
+    base_spin_lock(&tb->receiving);
+    for (uint32_t i = 0; i < tb->cable_count; i++)
+        for (uint32_t k = 0; tb->cables[i] && k <= tb->lane_count; k++)
+            most += k ? 2 * tb->lanes[k - 1].depth : TB_RECEIVES + TB_SENDS;
+    base_spin_unlock(&tb->receiving);
+    do {
+        base_spin_lock(&tb->receiving);
+        n = tb->device_count ? (uint32_t)service(tb, true) : 0;
+        base_spin_unlock(&tb->receiving);
+        most -= n < most ? n : most;
+    } while (n > 0 && most > 0);
+}
+
+/* All that a peer has sent and that has come, after it is gone: that is what it had credit for, at most. What a peer that lives all the
+ * same sends as these are taken is not heard any more. */
 static void tb_last_words(struct weft *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
     struct tb_link *l = link->impl;
+    uint32_t left = TB_MESSAGES;
     int n;
     do {
-        base_spin_lock(&tb->receiving);
-        n = tb->device_count ? service(tb, true) : 0;
-        base_spin_unlock(&tb->receiving);
-        n += deliver_inbox(w, l);
-    } while (n > 0);
+        take_all(tb);
+        n = deliver_inbox(w, l, left);
+        left -= (uint32_t)n;
+    } while (n > 0 && left > 0);
 }
 
 /* First nobody sends over its cables any more, also not to others; then the queue pairs go, and nothing of the peer's is written
