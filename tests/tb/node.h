@@ -56,13 +56,30 @@ static struct fake_node {
     int other_end[NODES];
 } node;
 
+static int alive_here, *alive = &alive_here; /* objects of the devices; a test may count them in memory that outlives its process */
+
 static void must(bool right)
 {
     if (!right)
         abort();
 }
 
-static struct fake_pair *pair_of(const struct verbs_qp *q)
+static void *object(size_t bytes)
+{
+    void *p = calloc(1, bytes);
+    must(p);
+    ++*alive;
+    return p;
+}
+
+static int gone(void *p)
+{
+    free(p);
+    --*alive;
+    return 0;
+}
+
+static inline struct fake_pair *pair_of(const struct verbs_qp *q)
 {
     return (struct fake_pair *)(void *)q->qp;
 }
@@ -132,23 +149,20 @@ static int fake_port(struct ibv_context *c, uint8_t port, struct ibv_port_attr *
 
 static struct ibv_mr *fake_register(struct ibv_pd *pd, void *at, size_t bytes, int access)
 {
-    struct ibv_mr *m = calloc(1, sizeof *m);
+    struct ibv_mr *m = object(sizeof *m);
     (void)access;
-    must(m);
     *m = (struct ibv_mr){.pd = pd, .addr = at, .length = bytes};
     return m;
 }
 
 static int fake_deregister(struct ibv_mr *m)
 {
-    free(m);
-    return 0;
+    return gone(m);
 }
 
 static struct ibv_comp_channel *fake_channel(struct ibv_context *c)
 {
-    struct ibv_comp_channel *ch = calloc(1, sizeof *ch);
-    must(ch);
+    struct ibv_comp_channel *ch = object(sizeof *ch);
     ch->context = c;
     ch->fd = -1;
     return ch;
@@ -156,15 +170,13 @@ static struct ibv_comp_channel *fake_channel(struct ibv_context *c)
 
 static int fake_close_channel(struct ibv_comp_channel *ch)
 {
-    free(ch);
-    return 0;
+    return gone(ch);
 }
 
 static struct ibv_cq *fake_make_queue(struct ibv_context *c, int entries, void *context, struct ibv_comp_channel *ch, int vector)
 {
-    struct fake_queue *q = calloc(1, sizeof *q);
+    struct fake_queue *q = object(sizeof *q);
     (void)entries, (void)context, (void)vector;
-    must(q);
     q->base.context = c;
     q->base.channel = ch;
     return &q->base;
@@ -172,16 +184,14 @@ static struct ibv_cq *fake_make_queue(struct ibv_context *c, int entries, void *
 
 static int fake_destroy_queue(struct ibv_cq *cq)
 {
-    free(cq);
-    return 0;
+    return gone(cq);
 }
 
 static struct ibv_qp *fake_make_pair(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
     static uint32_t number;
-    struct fake_pair *p = calloc(1, sizeof *p);
+    struct fake_pair *p = object(sizeof *p);
     uint32_t most = device_of(pd->context)->grants;
-    must(p);
     p->base = (struct ibv_qp){.context = pd->context, .pd = pd, .send_cq = init->send_cq, .recv_cq = init->recv_cq,
                               .qp_num = ++number & 0xffffff, .qp_type = init->qp_type};
     if (most && init->cap.max_recv_wr == TB_RECEIVES)
@@ -227,8 +237,7 @@ static int fake_destroy_pair(struct ibv_qp *qp)
         forget(qp->send_cq, qp->qp_num);
         forget(qp->recv_cq, qp->qp_num);
     }
-    free(qp);
-    return 0;
+    return gone(qp);
 }
 
 static const char *fake_status(enum ibv_wc_status status)
@@ -245,7 +254,7 @@ static const struct verbs_library node_library = {
 
 /* What they do next. False: nothing is posted. */
 
-static bool arrives(struct fake_pair *p, const void *bytes, uint32_t len)
+static inline bool arrives(struct fake_pair *p, const void *bytes, uint32_t len)
 {
     if (p->receives_in == p->receives_out)
         return false;
@@ -256,7 +265,7 @@ static bool arrives(struct fake_pair *p, const void *bytes, uint32_t len)
     return true;
 }
 
-static bool leaves(struct fake_pair *p)
+static inline bool leaves(struct fake_pair *p)
 {
     if (p->sends_in == p->sends_out)
         return false;
@@ -267,7 +276,7 @@ static bool leaves(struct fake_pair *p)
 
 /* --- the node --- */
 
-static struct tb_link *link_to(uint32_t to)
+static inline struct tb_link *link_to(uint32_t to)
 {
     return tb_link_of(node.tb, to);
 }
@@ -375,6 +384,7 @@ static void close_node(void)
     must(node.tb->cable_count == 0 || (!node.tb->cables[0] && !node.tb->cables[1]));
     fab_tb.close(&node.w);
     munmap(node.w.pool_base, POOL);
+    must(*alive == 0);
 }
 
 /* --- what the others say --- */
@@ -388,12 +398,12 @@ struct cable_message {
     struct verbs_address address;
 };
 
-static void hear(uint32_t from, const void *bytes, size_t len)
+static inline void hear(uint32_t from, const void *bytes, size_t len)
 {
     fab_tb.side(&node.w, &node.links[from], bytes, len);
 }
 
-static void hear_of_cable(uint32_t from, uint8_t word, uint8_t queue, uint16_t generation)
+static inline void hear_of_cable(uint32_t from, uint8_t word, uint8_t queue, uint16_t generation)
 {
     struct cable_message m = {.kind = TB_SIDE_CABLE, .word = word, .queue = queue, .count = 1 + LANES, .generation = generation,
                               .address = address_of_nobody()};
@@ -407,7 +417,7 @@ static inline void hear_neighbours(uint32_t from, uint16_t count, uint16_t a, ui
 }
 
 /* What a node does of itself, as if time had passed: ports are looked at, what is to be said is, cables are built anew. */
-static void upkeep(void)
+static inline void upkeep(void)
 {
     char bytes[4096];
     for (uint32_t i = 0; i < CABLES; i++) {
@@ -421,7 +431,7 @@ static void upkeep(void)
             ;
 }
 
-static uint32_t serve(void)
+static inline uint32_t serve(void)
 {
     return (uint32_t)fab_tb.service(&node.w);
 }
