@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
 
 #include "node.h"
 
@@ -103,6 +104,31 @@ static void test_smaller_grant(void **state)
     close_node();
 }
 
+/* A cable is pulled before this node knows which cables the others have: an operation waits until it is known whether another way leads
+ * there. */
+static void test_pulled_early(void **state)
+{
+    (void)state;
+    uint64_t value = 0;
+    for (uint16_t way = 0; way < 2; way++) {
+        weft_op op = {0};
+        open_node();
+        uint8_t *mine = node.w.pool_base + node.w.heap_offset;
+        pull(0);
+        assert_null(link_to(BEFORE)->via);
+        assert_int_equal(fab_tb.get(&node.w, &node.links[BEFORE], mine, node.w.heap_offset, sizeof value, &op), 0);
+        assert_int_equal(op.status, 1);
+        hear_neighbours(BEFORE, way, BEHIND, 0);
+        assert_int_equal(op.status, 1);
+        hear_neighbours(BEHIND, (uint16_t)(1 + way), HERE, BEFORE);
+        assert_ptr_equal(link_to(BEFORE)->via, way ? cable_to(BEHIND) : NULL);
+        assert_int_equal(op.status, way ? 1 : -ENETDOWN);
+        if (way)
+            fab_tb.disconnect(&node.w, &node.links[BEFORE]);
+        close_node();
+    }
+}
+
 /* A node that is gone is done with, however much its neighbours send. */
 static void test_last_words(void **state)
 {
@@ -126,6 +152,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_passed_on_meanwhile),
         cmocka_unit_test(test_smaller_grant),
+        cmocka_unit_test(test_pulled_early),
         cmocka_unit_test(test_last_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
