@@ -73,12 +73,14 @@ static bool heard_meanwhile(const struct fair *f)
     return atomic_load(&f->heard) > 0;
 }
 
-/* Node 2 has a word for node 0 once that has much to do. */
-static void say_word(weft *w, struct fair *f)
+/* Node 2 has a word for node 0 once that has much to do; and then its device always has something of node 2's. */
+static void say_word(weft *w, struct fair *f, weft_gaddr to)
 {
+    uint64_t value = 0;
     wait_for(&f->flooded, 64);
     OK(weft_send(w, VICTIM, WORD, NULL, 0, NULL, 0, NULL));
-    wait_for(&f->over, 1);
+    while (!atomic_load(&f->over))
+        OK(weft_put(w, to, &value, sizeof value, NULL));
 }
 
 /* Those that are left go on together. */
@@ -114,6 +116,7 @@ static void two_threads(weft *w, void *arg)
     f->takes_us = 2000;
     OK(weft_handle(w, FLOOD, slow, f));
     OK(weft_handle(w, WORD, hear, f));
+    weft_gaddr to = on_node(symmetric_alloc(w, 64), VICTIM);
     OK(weft_barrier(w, WEFT_DEFAULT));
     if (weft_rank(w) == VICTIM) {
         struct looker t = {w, f};
@@ -129,7 +132,7 @@ static void two_threads(weft *w, void *arg)
         while (!atomic_load(&f->over))
             OK(weft_send(w, VICTIM, FLOOD, NULL, 0, NULL, 0, NULL));
     } else {
-        say_word(w, f);
+        say_word(w, f, to);
     }
     OK(weft_barrier(w, 100 * WEFT_SECOND)); /* behind all that node 1 has sent */
 }
@@ -148,6 +151,7 @@ static void sends_on(weft *w, void *arg)
     f->takes_us = 300;
     OK(weft_handle(w, FLOOD, slow, f));
     OK(weft_handle(w, WORD, hear, f));
+    weft_gaddr to = on_node(symmetric_alloc(w, 64), VICTIM);
     OK(weft_barrier(w, WEFT_DEFAULT));
     meet(&f->here, NODES);
     if (weft_rank(w) == FLOODER) {
@@ -169,7 +173,7 @@ static void sends_on(weft *w, void *arg)
         CHECK(dead);
         CHECK(heard);
     } else {
-        say_word(w, f);
+        say_word(w, f, to);
     }
     go_on(w);
 }

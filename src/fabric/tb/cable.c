@@ -51,7 +51,7 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
         base_fail(-ENOMEM, "no memory for a cable to node %u", node);
         return NULL;
     }
-    *c = (struct tb_cable){.tb = tb, .device = device, .index = index, .node = node, .generation = 1,
+    *c = (struct tb_cable){.tb = tb, .device = device, .index = index, .node = node, .generation = 1, .made = ++tb->made,
                            .frames = tb->cable_frames + (uint64_t)index * TB_RECEIVES * TB_FRAME_BYTES};
     if (cable_make_qp(&c->control, device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES) != 0) {
         free(c);
@@ -141,6 +141,7 @@ int tb_cable_remake(struct tb_cable *c, struct tb_device *device)
     c->device->cables--;
     c->device = device;
     device->cables++;
+    c->made = ++c->tb->made;
     int err = cable_make_qp(&c->control, c->device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES);
     if (!err)
         cable_take_grant(c);

@@ -2,12 +2,13 @@
  *
  * A Thunderbolt device keeps what a process did not give back until the machine restarts: a few programs that end by a signal, and
  * nobody has a protection domain any more. So while a node uses such devices, SIGTERM, SIGINT and SIGHUP, where the program has left
- * them at their default, give everything back and then end the process as they would have; so does exit() without weft_close().
+ * them at their default, give everything back and then end the process as they would have; so does exit() without weft_close(): after
+ * all that the program has for exit(), because that may be weft_close().
  * A program that handles these signals itself closes its node itself. Nothing helps against SIGKILL but a process of its own that
  * owns the device: WEFT_GUARD (verbs/guard.c).
  *
- * Only the process that opened the node does so. A child of it that has not called exec() inherits the handler, the pipe and what is
- * to be done at exit(); for it the signals do what they do by default, and its exit() leaves the parent's devices alone.
+ * Only the process that opened the node does so. A child of it that has not called exec() inherits the handler, the pipe and
+ * what is to be done at its end; for it the signals do what they do by default, and its exit() leaves the parent's devices alone.
  *
  * Whoever takes or gives back anything of a device, or follows a pointer to one, holds tb->receiving or a link's lock: so joining and
  * closing are kept apart from what happens here.
@@ -29,7 +30,7 @@ static const int fatal[] = {SIGTERM, SIGINT, SIGHUP};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tb *nodes; /* of this process, by next_ending */
 static int told[2] = {-1, -1};
-static bool at_exit;
+static bool fork_handled;
 static _Atomic pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
 
 static void ending_on_signal(int number)
@@ -89,13 +90,18 @@ static void *ending_thread(void *arg)
         ending_give_back(tb);
     struct sigaction plain = {.sa_handler = SIG_DFL};
     sigaction(number, &plain, NULL);
-    kill(getpid(), number);
-    for (;;) /* it is delivered to whichever thread takes it */
-        pause();
-    return NULL;
+    /* To this thread, which has held it back so far (base_thread()): all others may do so by now. */
+    sigset_t this;
+    sigemptyset(&this);
+    sigaddset(&this, number);
+    pthread_sigmask(SIG_UNBLOCK, &this, NULL);
+    raise(number);
+    _exit(128 + number); /* what it does by default it does not do to the first process of a container */
 }
 
-static void on_exit_without_close(void)
+/* A destructor, and not a function for atexit(): those run in the opposite order of their coming, and one that the program had before the
+ * node, or a static object of C++, may close it. The locks would be taken by then, for good. */
+__attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))
         return;
@@ -155,11 +161,9 @@ static int ending_prepare(void)
     }
     pthread_detach(thread);
     atomic_store_explicit(&owner, getpid(), memory_order_release);
-    if (!at_exit) {
+    if (!fork_handled)
         pthread_atfork(before_fork, after_fork, in_child);
-        atexit(on_exit_without_close);
-    }
-    at_exit = true;
+    fork_handled = true;
     return 0;
 }
 

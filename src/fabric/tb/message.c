@@ -31,14 +31,16 @@ static void message_grant(struct tb_link *l, uint32_t messages)
     base_spin_unlock(&l->lock);
 }
 
-/* To their handlers. Where too many wait for one that is not installed, the peer is not to send more. */
-int tb_message_deliver(struct weft *w, struct tb_link *l)
+/* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
+ * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
+int tb_message_deliver(struct weft *w, struct tb_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in tb_message_keep() */
-    while (atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
+    while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         const struct tb_message *m = &l->inbox[out % TB_MESSAGES];
-        stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* it changes with w->progress held */
+            stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         n++;
         l->withheld++;
@@ -60,7 +62,7 @@ int tb_progress(struct weft *w)
             continue;
         if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0)
             n++;
-        n += tb_message_deliver(w, l);
+        n += tb_message_deliver(w, l, TB_MESSAGES);
     }
     return n;
 }

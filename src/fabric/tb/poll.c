@@ -80,10 +80,10 @@ static void poll_receive_owed(struct tb *tb)
 
 static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, bool alone)
 {
-    uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), node = (uint32_t)(wc->wr_id >> 16 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
+    uint32_t number = (uint32_t)(wc->wr_id >> 24 & 0xffff), node = (uint32_t)(wc->wr_id >> 8 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xff);
     struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
     struct tb_link *l = tb_link_of(tb, node);
-    if (!c || !c->open || (uint8_t)(wc->wr_id >> 48) != (uint8_t)c->generation)
+    if (!c || !c->open || (uint16_t)(wc->wr_id >> 40) != c->made)
         return;
     enum tb_request what = (enum tb_request)(wc->wr_id >> 56);
     if (wc->status != IBV_WC_SUCCESS) {
@@ -157,7 +157,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
 /* All of the frame at once: it lies in another processor's cache, from where one line after another takes its time. */
 static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
 {
-    uint32_t number = (uint32_t)(wc->wr_id >> 32 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xffff);
+    uint32_t number = (uint32_t)(wc->wr_id >> 24 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xff);
     const struct tb_cable *c = number < tb->cable_count ? tb->cables[number] : NULL;
     if (!c || slot >= c->receives || wc->wr_id >> 56 != TB_REQUEST_RECEIVE || wc->status != IBV_WC_SUCCESS)
         return;

@@ -122,12 +122,15 @@ static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
     return in;
 }
 
-/* Is known what cables there are? What each says first is all that it found when it joined. */
+/* Is known what cables there are? What each says first is all that it found when it joined. Who is reached over another transport says
+ * nothing. */
 static bool routes_all_heard(const struct tb *tb)
 {
-    for (uint32_t i = 0; i < tb->w->size; i++)
-        if (i != tb->w->rank && !tb->routes->heard[i] && (fab_alive(tb->w, i) || !tb_link_of(tb, i)))
+    for (uint32_t i = 0; i < tb->w->size; i++) {
+        int state = atomic_load_explicit(&tb->w->links[i].state, memory_order_acquire);
+        if (i != tb->w->rank && !tb->routes->heard[i] && (state == FAB_UNKNOWN || (state == FAB_ALIVE && tb_link_of(tb, i))))
             return false;
+    }
     return true;
 }
 
@@ -157,7 +160,8 @@ void tb_routes_apply(struct tb *tb)
         struct tb_cable *via = own || l->closed ? own : next ? tb_link_cable(next) : NULL;
         if (via != l->via && !own && !l->closed)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no way leads to node %u now", i, r->first[i]);
-        if (!l->closed && !via && (l->via || (known && !atomic_load_explicit(&l->cut, memory_order_relaxed))) && !routes_has_hung_up(l->link)) {
+        /* Before all have said what cables they have, another way may be there all the same: what is under way waits for that. */
+        if (!l->closed && !via && known && !atomic_load_explicit(&l->cut, memory_order_relaxed) && !routes_has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
             tb_endpoint_fail(&l->endpoint, -ENETDOWN);
         } else if (via) {

@@ -88,8 +88,9 @@ struct tb_cable {
         bool passed_on;
     } flight[TB_SENDS];
     bool open;               /* receives are posted; false: completions of it mean nothing any more */
+    uint16_t made;           /* number of its queue pairs' making: the completion queues may still have what is of former ones */
     /* watch.c, under tb->receiving: its queue pairs are made anew when it has been away */
-    uint16_t generation;
+    uint16_t generation;     /* as both ends count, and a peer may say any */
     bool building, connected, peer_ready, say_down;
     struct tb_device *was;   /* where it was when it last worked */
     uint32_t next;           /* the device to be tried next */
@@ -146,6 +147,7 @@ struct tb {
     uint8_t *link_frames, *cable_frames, *scrap;
     struct tb_cable **cables; /* [cable_max] */
     uint32_t cable_count, cable_max;
+    uint16_t made;           /* times that queue pairs of a cable were, ever; under `receiving` */
     struct tb_link **links;  /* [size]; NULL where there is none */
     struct tb *next_ending;  /* ending.c */
     bool watched;
@@ -196,11 +198,12 @@ bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
 int tb_cable_receive(struct tb_cable *c, uint32_t slot); /* again, now or with the next ones; under tb->receiving, as is: */
 int tb_cable_receive_owed(struct tb_cable *c);
 
-/* wr_id: what it was, of which making of the cable's queue pairs, whose, which. */
+/* wr_id: what it was, of which making of the cable's queue pairs, of which cable, whose, which. */
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
-    return (uint64_t)what << 56 | (uint64_t)(c->generation & 0xff) << 48 | (uint64_t)(c->index & 0xffff) << 32 | (uint64_t)(node & 0xffff) << 16 | (slot & 0xffff);
+    return (uint64_t)what << 56 | (uint64_t)c->made << 40 | (uint64_t)(c->index & 0xffff) << 24 | (uint64_t)(node & 0xffff) << 8 | (slot & 0xff);
 }
+_Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "8 bits of a wr_id");
 
 /* watch.c: cables that go and come back; under tb->receiving, but for what says and hears also on the progress thread */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most); /* look at its port, unless that was done within at_most ns */
@@ -263,7 +266,7 @@ struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; o
 /* message.c */
 /* Of tb_endpoint_env. */
 bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-int tb_message_deliver(struct weft *w, struct tb_link *l); /* how many */
+int tb_message_deliver(struct weft *w, struct tb_link *l, uint32_t most); /* how many */
 bool tb_message_none(struct tb *tb); /* none waits to be delivered */
 int tb_progress(struct weft *w);
 

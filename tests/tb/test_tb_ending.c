@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The end of a process that uses Thunderbolt devices (src/fabric/tb/ending.c), on devices made here (node.h): whatever the program does with
+ * signals and at exit(), it ends, and everything is given back.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "node.h"
+
+#define HANGS (60 * WEFT_SECOND)
+
+static void watched_node(void)
+{
+    open_node();
+    must(tb_ending_watch(node.tb) == 0);
+}
+
+/* How a process ends; it may hold back all signals. */
+static int end_within(pid_t pid, int64_t ns)
+{
+    int status = 0;
+    for (int64_t end = base_deadline(ns); waitpid(pid, &status, WNOHANG) == 0; usleep(10000))
+        if (base_now_ns() > end)
+            kill(pid, SIGKILL);
+    return status;
+}
+
+/* In a process of its own. Nothing of the devices is left. */
+static int end_of(void (*run)(void))
+{
+    alive = mmap(NULL, sizeof *alive, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(alive != MAP_FAILED);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        run();
+        _exit(99);
+    }
+    int how = end_within(pid, HANGS);
+    assert_int_equal(*alive, 0);
+    return how;
+}
+
+/* --- exit() --- */
+
+static void exits(void)
+{
+    watched_node();
+    exit(7);
+}
+
+/* What the program gave to atexit() before it had a node runs after all that came later. */
+static void closes_at_exit(void)
+{
+    must(atexit(close_node) == 0);
+    watched_node();
+    exit(7);
+}
+
+static void test_exit(void **state)
+{
+    (void)state;
+    assert_int_equal(end_of(exits), 7 << 8);
+    assert_int_equal(end_of(closes_at_exit), 7 << 8);
+}
+
+/* --- signals --- */
+
+static void waits_for_end(void)
+{
+    for (;;)
+        usleep(1000);
+}
+
+static void is_told(void)
+{
+    watched_node();
+    kill(getpid(), SIGTERM);
+    waits_for_end();
+}
+
+/* All threads of the program hold the signal back once it has come, and before anything is given back. */
+static void holds_back(void)
+{
+    sigset_t all;
+    sigfillset(&all);
+    watched_node();
+    base_spin_lock(&node.tb->receiving);
+    kill(getpid(), SIGTERM);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    base_spin_unlock(&node.tb->receiving);
+    waits_for_end();
+}
+
+static void test_signal(void **state)
+{
+    (void)state;
+    int how = end_of(is_told);
+    assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGTERM);
+    how = end_of(holds_back);
+    assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGTERM);
+}
+
+#if defined(__linux__)
+/* The first process of a container: what signals do by default they do not do to it. */
+static void first_process(void)
+{
+    if (unshare(CLONE_NEWPID) != 0)
+        _exit(errno == EPERM ? 98 : 97);
+    pid_t pid = fork();
+    must(pid >= 0);
+    if (pid == 0) {
+        must(getpid() == 1);
+        is_told();
+    }
+    int how = end_within(pid, HANGS / 2); /* with the process around it nobody would end it */
+    _exit(WIFEXITED(how) ? WEXITSTATUS(how) : 96);
+}
+
+static void test_first_process(void **state)
+{
+    (void)state;
+    int how = end_of(first_process);
+    if (how == 98 << 8)
+        skip(); /* this user may not make one */
+    assert_int_equal(how, (128 + SIGTERM) << 8);
+}
+#endif
+
+int main(void)
+{
+    base_log_set("error");
+    signal(SIGTERM, SIG_DFL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exit),
+        cmocka_unit_test(test_signal),
+#if defined(__linux__)
+        cmocka_unit_test(test_first_process),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
