@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "fabric/tb/tb.h"
+#include "fabric/transports.h"
+#include "sync/sync.h"
 
 enum { BEFORE, HERE, BEHIND, NODES }; /* HERE is this node */
 enum { CABLES = 2, LANES = 2 };
@@ -343,10 +345,10 @@ static void open_node(void)
     w->links = node.links;
     w->bell = &node.bell;
     w->wake_fd[0] = w->wake_fd[1] = -1;
-    w->deadline_ns = WEFT_SECOND;
-    w->lane_count = LANES;
-    memcpy(w->lanes, node_lanes, sizeof node_lanes);
-    w->heap_offset = fab_heap_offset(NODES);
+    w->options.deadline_ns = WEFT_SECOND;
+    w->options.lane_count = LANES;
+    memcpy(w->options.lanes, node_lanes, sizeof node_lanes);
+    w->heap_offset = base_round_up(FAB_NULL_BYTES + sync_system_bytes(NODES), MEM_EXTENT_BYTES);
     w->pool_bytes = POOL;
     w->pool_base = mmap(NULL, POOL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     must(w->pool_base != MAP_FAILED && fab_tb.open(w) == 0);
