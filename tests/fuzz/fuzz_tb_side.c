@@ -83,9 +83,9 @@ static void frame(struct input *in, uint32_t by)
     if (!c || !c->control.qp)
         return;
     const struct tb_link *l = link_to(by);
-    f.sequence = l->peer.stream.expected;
-    f.ack = l->peer.stream.next;
-    f.grant = l->peer.stream.granted;
+    f.sequence = l->endpoint.stream.expected;
+    f.ack = l->endpoint.stream.next;
+    f.grant = l->endpoint.stream.granted;
     w.r.lane = how >> 4 & 1;
     w.r.detail = how & 128 ? c->generation : (uint16_t)(how >> 5 & 3);
     w.r.generation = how & 128 ? 0 : (uint16_t)take(in, 1);
