@@ -5,10 +5,10 @@
 #include "spec.h"
 #include "weft.h"
 
-static int barriers(weft *w, uint64_t n)
+static int barriers(weft_node *w, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
-        int rc = weft_barrier(w, WEFT_DEFAULT);
+        int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
         if (rc) {
             fprintf(stderr, "weft: barrier %llu: %s (%s)\n", (unsigned long long)i, weft_error(), strerror(-rc));
             return rc;
@@ -20,7 +20,7 @@ static int barriers(weft *w, uint64_t n)
 int main(int argc, char **argv)
 {
     struct spec spec;
-    weft *w;
+    weft_node *w;
     if (argc != 2 || spec_parse(&spec, argv[1]) || strcmp(spec.test, "barrier")) {
         fprintf(stderr, "usage: %s barrier:0:ITERATIONS:WARMUP\n", argv[0]);
         return 2;

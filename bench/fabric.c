@@ -19,7 +19,7 @@ enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512, AT_SIGNAL = 1024, AT_SUM = 153
 enum { ON_TURN, ON_PING, ON_PONG };
 
 struct bench {
-    weft *w;
+    weft_node *w;
     uint32_t rank, peer;
     weft_gaddr mine, theirs; /* WORDS bytes of words, then the buffer */
     uint8_t *memory;
@@ -45,21 +45,21 @@ static void on_word(uint64_t *to, const void *header, size_t len)
     __atomic_store_n(to, word, __ATOMIC_RELEASE);
 }
 
-static void on_turn(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_turn(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                     size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)payload, (void)payload_len;
     on_word(&((struct bench *)arg)->turn, header, header_len);
 }
 
-static void on_ping(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                     size_t payload_len, void *arg)
 {
     (void)payload, (void)payload_len, (void)arg;
     failed("answer", weft_send(w, from, ON_PONG, header, header_len, NULL, 0, NULL));
 }
 
-static void on_pong(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                     size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)payload, (void)payload_len;
@@ -126,7 +126,7 @@ static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
                         relax();
             else if (bare)
                 __atomic_store_n(far, i, __ATOMIC_RELEASE);
-            else if (failed("put", weft_put_now(b->w, b->theirs + AT_PING, &i, 8)))
+            else if (failed("put", weft_put_blocking(b->w, b->theirs + AT_PING, &i, 8)))
                 return -1;
         }
         mark(b, i - first, &since);
@@ -142,7 +142,7 @@ static int signal_latency(struct bench *b, uint64_t n, uint64_t first, size_t le
     for (uint64_t i = first; i < first + n; i++) {
         for (uint32_t half = 0; half < 2; half++) {
             if (half != b->rank) {
-                if (failed("wait", weft_wait_until(b->w, mine, WEFT_GE, i, NULL, WEFT_DEFAULT)))
+                if (failed("wait", weft_wait_until(b->w, mine, WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT)))
                     return -1;
             } else if (failed("put_signal", weft_put_signal(b->w, b->theirs + WORDS, b->memory + WORDS, len, far, 1, NULL))) {
                 return -1;
@@ -157,7 +157,7 @@ static int add_latency(struct bench *b, uint64_t n)
 {
     uint64_t since = spec_ticks();
     for (uint64_t i = 0; i < n; i++) {
-        if (failed("fetch_add", weft_fetch_add_now(b->w, b->theirs + AT_SUM, 1, NULL)))
+        if (failed("fetch_add", weft_fetch_add_blocking(b->w, b->theirs + AT_SUM, 1, NULL)))
             return -1;
         mark(b, i, &since);
     }
@@ -168,7 +168,7 @@ static int get_latency(struct bench *b, uint64_t n)
 {
     uint64_t since = spec_ticks();
     for (uint64_t i = 0; i < n; i++) {
-        if (failed("get", weft_get_now(b->w, b->memory + AT_PING, b->theirs + AT_PING, 8)))
+        if (failed("get", weft_get_blocking(b->w, b->memory + AT_PING, b->theirs + AT_PING, 8)))
             return -1;
         mark(b, i, &since);
     }
@@ -190,7 +190,7 @@ static int compare_swap(struct bench *b, uint64_t n, uint64_t first)
 {
     uint64_t old;
     for (uint64_t i = first; i < first + n; i++) {
-        if (failed("compare_swap", weft_compare_swap_now(b->w, b->theirs + AT_CSWAP, i, i + 1, &old)))
+        if (failed("compare_swap", weft_compare_swap_blocking(b->w, b->theirs + AT_CSWAP, i, i + 1, &old)))
             return -1;
         if (old != i) {
             fprintf(stderr, "weft: compare_swap found %llu, not %llu\n", (unsigned long long)old,
@@ -208,7 +208,7 @@ static int stream(struct bench *b, uint64_t n, size_t len, bool put)
         if (failed(put ? "put" : "get", put ? weft_put(b->w, far, b->memory + WORDS, len, NULL)
                                             : weft_get(b->w, b->memory + WORDS, far, len, NULL)))
             return -1;
-    return failed("flush", weft_flush(b->w, b->peer, WEFT_DEFAULT)) ? -1 : 0;
+    return failed("flush", weft_flush(b->w, b->peer, WEFT_TIMEOUT_DEFAULT)) ? -1 : 0;
 }
 
 /* The machine's own copy, between two separate shared mappings of this process. */
@@ -375,7 +375,7 @@ int main(int argc, char **argv)
     b.memory = weft_ptr(b.w, b.mine, WORDS + largest);
     memset(b.memory, 1, WORDS + largest);
     uint64_t all[2];
-    if (failed("exchange", weft_exchange(b.w, &b.mine, 1, all, NULL, WEFT_DEFAULT)))
+    if (failed("exchange", weft_exchange(b.w, &b.mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)))
         goto out;
     b.theirs = all[b.peer];
     rc = 0;

@@ -18,14 +18,14 @@ static bool failed(const char *what, int rc)
 }
 
 /* `n` puts to each of the first `peers` of them, in turns. */
-static int put_all(weft *w, const uint64_t *to, uint32_t peers, const void *from, size_t bytes, uint64_t n)
+static int put_all(weft_node *w, const uint64_t *to, uint32_t peers, const void *from, size_t bytes, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
         for (uint32_t p = 1; p <= peers; p++)
             if (failed("put", weft_put(w, to[p], from, bytes, NULL)))
                 return -1;
     for (uint32_t p = 1; p <= peers; p++)
-        if (failed("flush", weft_flush(w, p, WEFT_DEFAULT)))
+        if (failed("flush", weft_flush(w, p, WEFT_TIMEOUT_DEFAULT)))
             return -1;
     return 0;
 }
@@ -33,7 +33,7 @@ static int put_all(weft *w, const uint64_t *to, uint32_t peers, const void *from
 int main(int argc, char **argv)
 {
     struct spec spec;
-    weft *w;
+    weft_node *w;
     weft_gaddr mine;
     uint64_t all[PEERS_MAX + 1];
     if (argc != 2 || spec_parse(&spec, argv[1])) {
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
     uint64_t *over = (void *)(memory + spec.bytes);
     memset(memory, 1, spec.bytes);
     *over = 0;
-    if (failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT)))
+    if (failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)))
         goto out;
     for (uint32_t p = 1; weft_rank(w) == 0 && p <= peers; p++) {
         if (put_all(w, all, p, memory, spec.bytes, spec.warmup))
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
             goto out;
     while (weft_rank(w) != 0 && !__atomic_load_n(over, __ATOMIC_ACQUIRE))
         weft_progress(w);
-    rc = failed("barrier", weft_barrier(w, WEFT_DEFAULT));
+    rc = failed("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 out:
     failed("close", weft_close(w));
     return rc;

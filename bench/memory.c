@@ -13,7 +13,7 @@ enum { ON_HELLO };
 
 static _Atomic uint32_t heard;
 
-static void on_hello(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_hello(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                      void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
@@ -45,7 +45,7 @@ static double kib(const char *name)
 int main(int argc, char **argv)
 {
     struct spec spec;
-    weft *w;
+    weft_node *w;
     uint64_t word = 0;
     int rc = 1;
     if (argc != 2 || spec_parse(&spec, argv[1]) || strcmp(spec.test, "peer_memory")) {
@@ -58,24 +58,24 @@ int main(int argc, char **argv)
     uint32_t size = weft_size(w), rank = weft_rank(w);
     weft_gaddr mine, *all = calloc(size, sizeof *all);
     if (!all || failed("handle", weft_handle(w, ON_HELLO, on_hello, NULL)) || failed("alloc", weft_alloc(w, 8, &mine)) ||
-        failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT)))
+        failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)))
         goto out;
     for (uint32_t i = 1; i < size; i++) {
         uint32_t to = (rank + i) % size;
         for (uint64_t k = 0; k < spec.iterations; k++)
             if (failed("send", weft_send(w, to, ON_HELLO, NULL, 0, NULL, 0, NULL)))
                 goto out;
-        if (failed("get", weft_get_now(w, &word, all[to], 8)))
+        if (failed("get", weft_get_blocking(w, &word, all[to], 8)))
             goto out;
     }
     while (atomic_load_explicit(&heard, memory_order_relaxed) < (size - 1) * spec.iterations)
         weft_progress(w);
-    if (failed("barrier", weft_barrier(w, WEFT_DEFAULT)))
+    if (failed("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT)))
         goto out;
     if (rank == 0)
         printf("{\"test\": \"peer_memory\", \"nodes\": %u, \"messages\": %llu, \"value\": %.6g, \"anonymous\": %.6g}\n", size,
                (unsigned long long)spec.iterations, kib("Pss:"), kib("Anonymous:"));
-    rc = failed("barrier", weft_barrier(w, WEFT_DEFAULT));
+    rc = failed("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 out:
     free(all);
     failed("close", weft_close(w));

@@ -44,9 +44,9 @@ static int (*volatile our_alloc)(struct mem_pool *, size_t, address *) = take;
 static int (*volatile our_free)(struct mem_pool *, address) = mem_free;
 #else
 typedef weft_gaddr address;
-static weft *pool;
-static int (*volatile our_alloc)(weft *, size_t, address *) = weft_alloc;
-static int (*volatile our_free)(weft *, address) = weft_free;
+static weft_node *pool;
+static int (*volatile our_alloc)(weft_node *, size_t, address *) = weft_alloc;
+static int (*volatile our_free)(weft_node *, address) = weft_free;
 #endif
 
 static uint8_t order[BATCH];

@@ -14,7 +14,7 @@
 enum { BATCH_MAX = 1024, WINDOW = 16 };
 
 static weft_task tasks[BATCH_MAX];
-static weft_claim claims[BATCH_MAX];
+static weft_lease claims[BATCH_MAX];
 static weft_result results[BATCH_MAX];
 static weft_done dones[BATCH_MAX];
 
@@ -27,7 +27,7 @@ static int failed(const char *what, int rc)
 static int submit(weft_queue *q, uint32_t count)
 {
     for (uint32_t sent = 0; sent < count;) {
-        int n = weft_submit(q, tasks, count - sent, NULL, WEFT_DEFAULT);
+        int n = weft_submit(q, tasks, count - sent, NULL, WEFT_TIMEOUT_DEFAULT);
         if (n < 0)
             return failed("submit", n);
         sent += (uint32_t)n;
@@ -41,7 +41,7 @@ static int local(weft_queue *q, uint64_t count, uint32_t batch)
         if (submit(q, batch))
             return -1;
         for (uint32_t back = 0; back < batch;) {
-            int n = weft_claim_tasks(q, claims, batch, WEFT_DEFAULT);
+            int n = weft_claim(q, claims, batch, WEFT_TIMEOUT_DEFAULT);
             if (n < 0)
                 return failed("claim", n);
             int rc = weft_complete(q, claims, results, (uint32_t)n, NULL);
@@ -50,7 +50,7 @@ static int local(weft_queue *q, uint64_t count, uint32_t batch)
             back += (uint32_t)n;
         }
         for (uint32_t back = 0; back < batch;) {
-            int n = weft_reap(q, dones, batch, WEFT_DEFAULT);
+            int n = weft_reap(q, dones, batch, WEFT_TIMEOUT_DEFAULT);
             if (n < 0)
                 return failed("reap", n);
             back += (uint32_t)n;
@@ -69,7 +69,7 @@ static int submitter(weft_queue *q, uint64_t count, uint32_t batch)
             sent += batch;
             continue;
         }
-        int n = weft_reap(q, dones, batch, WEFT_DEFAULT);
+        int n = weft_reap(q, dones, batch, WEFT_TIMEOUT_DEFAULT);
         if (n < 0)
             return failed("reap", n);
         back += (uint64_t)n;
@@ -80,7 +80,7 @@ static int submitter(weft_queue *q, uint64_t count, uint32_t batch)
 static int worker(weft_queue *q, uint32_t batch)
 {
     for (;;) {
-        int n = weft_claim_tasks(q, claims, batch, WEFT_DEFAULT);
+        int n = weft_claim(q, claims, batch, WEFT_TIMEOUT_DEFAULT);
         if (n == -ESHUTDOWN)
             return 0;
         if (n < 0)
@@ -94,7 +94,7 @@ static int worker(weft_queue *q, uint32_t batch)
 int main(int argc, char **argv)
 {
     struct spec spec;
-    weft *w;
+    weft_node *w;
     weft_queue *q;
     if (argc != 2 || spec_parse(&spec, argv[1]) || spec.bytes < 1 || spec.bytes > BATCH_MAX ||
         (strcmp(spec.test, "local") && strcmp(spec.test, "pair"))) {
@@ -115,7 +115,7 @@ int main(int argc, char **argv)
     weft_queue_config config = {.bytes = sizeof config, .submit_only = pair && weft_rank(w) == 0};
     int rc = weft_queue_open(w, "bench", &config, &q);
     if (!rc)
-        rc = weft_barrier(w, WEFT_DEFAULT);
+        rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (rc) {
         failed("opening the queue", rc);
         weft_close(w);

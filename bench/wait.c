@@ -23,7 +23,7 @@ struct words { /* on cache lines of their own, at the same place on both nodes *
     uint32_t futex[16];
 };
 
-static weft *w;
+static weft_node *w;
 static weft_gaddr mine, theirs;
 static uint64_t heard, message_ns, samples[MOST];
 
@@ -35,7 +35,7 @@ static void must(const char *what, int rc)
     }
 }
 
-static void on_wake(weft *node, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_wake(weft_node *node, uint32_t from, const void *header, size_t header_len, const void *payload,
                     size_t payload_len, void *arg)
 {
     (void)node, (void)from, (void)payload, (void)payload_len, (void)arg;
@@ -88,7 +88,7 @@ static void drive(const struct spec *s, uint64_t round, struct words *far)
         (void)far;
 #endif
     }
-    must("wait", weft_wait_until(w, at(mine, offsetof(struct words, ack)), WEFT_GE, round, NULL, WEFT_DEFAULT));
+    must("wait", weft_wait_until(w, at(mine, offsetof(struct words, ack)), WEFT_GE, round, NULL, WEFT_TIMEOUT_DEFAULT));
 }
 
 /* Node 1: sleep until woken; how long after the event it went on. */
@@ -100,7 +100,7 @@ static uint64_t be_woken(const struct spec *s, uint64_t round, uint64_t futex_be
         return __atomic_load_n(&message_ns, __ATOMIC_RELAXED);
     }
     if (strcmp(s->test, "wake_signal") == 0) {
-        must("wait", weft_wait_until(w, at(mine, offsetof(struct words, go)), WEFT_GE, round, NULL, WEFT_DEFAULT));
+        must("wait", weft_wait_until(w, at(mine, offsetof(struct words, go)), WEFT_GE, round, NULL, WEFT_TIMEOUT_DEFAULT));
     } else {
 #if defined(__linux__)
         while (__atomic_load_n(&here->futex[0], __ATOMIC_ACQUIRE) == (uint32_t)futex_before)
@@ -138,11 +138,11 @@ static void wake(const struct spec *s)
 static void blocked(const struct spec *s)
 {
     if (weft_rank(w) == 0) {
-        must("barrier", weft_barrier(w, WEFT_DEFAULT));
+        must("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         usleep((useconds_t)s->iterations * 1000 + 200000);
         return;
     }
-    must("barrier", weft_barrier(w, WEFT_DEFAULT));
+    must("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     double before = cpu_seconds();
     uint64_t start = spec_now_ns();
     (void)weft_wait_until(w, at(mine, offsetof(struct words, futex)), WEFT_EQ, UINT64_MAX, NULL,
@@ -162,18 +162,18 @@ int main(int argc, char **argv)
     memset(weft_ptr(w, mine, sizeof(struct words)), 0, sizeof(struct words));
     must("handle", weft_handle(w, ON_WAKE, on_wake, NULL));
     uint64_t all[2];
-    must("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT));
+    must("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
     theirs = all[1 - weft_rank(w)];
     for (int i = 1; i < argc; i++) {
         struct spec s;
         if (spec_parse(&s, argv[i]))
             return 2;
-        must("barrier", weft_barrier(w, WEFT_DEFAULT));
+        must("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         if (strcmp(s.test, "blocked") == 0)
             blocked(&s);
         else
             wake(&s);
     }
-    must("barrier", weft_barrier(w, WEFT_DEFAULT));
+    must("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     return weft_close(w);
 }

@@ -27,7 +27,7 @@ static void check(int rc, const char *what)
 
 int main(void)
 {
-    weft *w;
+    weft_node *w;
     weft_gaddr counter = WEFT_NULL;
     uint64_t all[WEFT_MAX_NODES], sum;
     check(weft_open(&w, NULL), "open");
@@ -36,17 +36,17 @@ int main(void)
         check(weft_alloc(w, sizeof(uint64_t), &counter), "alloc");
         memset(weft_ptr(w, counter, sizeof(uint64_t)), 0, sizeof(uint64_t));
     }
-    check(weft_exchange(w, &counter, 1, all, NULL, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &counter, 1, all, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
     counter = all[0];
 
     for (int i = 0; i < TIMES; i++)
         check(weft_counter_add(w, counter, 1, NULL), "add");
-    check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* everybody has added */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* everybody has added */
 
     check(weft_counter_read(w, counter, &sum), "read");
     if (weft_rank(w) == 0)
         printf("%u nodes added 1 to the counter %d times each: %llu\n", weft_size(w), TIMES, (unsigned long long)sum);
-    check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* nobody leaves while others still read */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* nobody leaves while others still read */
     check(weft_close(w), "close");
     return 0;
 }

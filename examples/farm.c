@@ -61,8 +61,8 @@ static int32_t count_primes(uint64_t first)
 /* Claim some tasks and do them. How many were claimed, or an error. */
 static int work(weft_queue *q, int64_t timeout_ns)
 {
-    weft_claim claims[4];
-    int n = weft_claim_tasks(q, claims, 4, timeout_ns);
+    weft_lease claims[4];
+    int n = weft_claim(q, claims, 4, timeout_ns);
     for (int i = 0; i < n; i++) {
         weft_result result = {.status = count_primes(claims[i].task.arg[0])};
         if (must_die)
@@ -81,7 +81,7 @@ static void lead(weft_queue *q)
     for (uint64_t i = 0; i < TASKS; i++)
         tasks[i].arg[0] = i * NUMBERS;
     for (int sent = 0; sent < TASKS;) {
-        int n = weft_submit(q, tasks + sent, (uint32_t)(TASKS - sent), NULL, WEFT_DEFAULT);
+        int n = weft_submit(q, tasks + sent, (uint32_t)(TASKS - sent), NULL, WEFT_TIMEOUT_DEFAULT);
         check(n, "submit");
         sent += n;
     }
@@ -100,7 +100,7 @@ static void lead(weft_queue *q)
 
 int main(int argc, char **argv)
 {
-    weft *w;
+    weft_node *w;
     weft_queue *q;
     check(weft_open(&w, NULL), "open");
     check(weft_queue_open(w, "primes", NULL, &q), "open the queue");
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
     } else {
         int n;
         do {
-            n = work(q, WEFT_DEFAULT);
+            n = work(q, WEFT_TIMEOUT_DEFAULT);
         } while (n > 0 || (n == -ETIMEDOUT && weft_alive(w, 0)));
         if (n != -ESHUTDOWN)
             check(n, "claim");

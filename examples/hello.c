@@ -29,7 +29,7 @@ static void check(int rc, const char *what)
 
 int main(void)
 {
-    weft *w;
+    weft_node *w;
     weft_gaddr board = WEFT_NULL, all[WEFT_MAX_NODES];
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
@@ -39,7 +39,7 @@ int main(void)
         check(weft_alloc(w, bytes, &board), "alloc");
         memset(weft_ptr(w, board, bytes), 0, bytes);
     }
-    check(weft_exchange(w, &board, 1, all, NULL, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &board, 1, all, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
     board = all[0];
 
     char line[LINE];
@@ -47,7 +47,7 @@ int main(void)
     check(weft_put_signal(w, board + (1 + me) * LINE, line, sizeof line, board, 1, NULL), "put");
 
     if (me == 0) {
-        check(weft_wait_until(w, board, WEFT_EQ, nodes, NULL, WEFT_DEFAULT), "wait for the greetings");
+        check(weft_wait_until(w, board, WEFT_EQ, nodes, NULL, WEFT_TIMEOUT_DEFAULT), "wait for the greetings");
         const char *lines = weft_ptr(w, board + LINE, nodes * LINE);
         for (uint32_t i = 0; i < nodes; i++)
             puts(lines + i * LINE);

@@ -32,24 +32,24 @@ static void check(int rc, const char *what)
     }
 }
 
-static void transfer(weft *w, weft_gaddr bank, int64_t amount)
+static void transfer(weft_node *w, weft_gaddr bank, int64_t amount)
 {
     struct bank b;
-    check(weft_lock(w, bank + offsetof(struct bank, lock), WEFT_DEFAULT, NULL), "lock");
-    check(weft_get_now(w, &b, bank, sizeof b), "get");
+    check(weft_lock(w, bank + offsetof(struct bank, lock), WEFT_TIMEOUT_DEFAULT, NULL), "lock");
+    check(weft_get_blocking(w, &b, bank, sizeof b), "get");
     b.account[0] -= amount;
     b.account[1] += amount;
     b.transfers++;
     /* All but the lock, which is not ours to write. */
-    check(weft_put_now(w, bank + offsetof(struct bank, transfers), &b.transfers,
+    check(weft_put_blocking(w, bank + offsetof(struct bank, transfers), &b.transfers,
                        sizeof b - offsetof(struct bank, transfers)), "put");
-    check(weft_flush(w, weft_gaddr_node(bank), WEFT_DEFAULT), "flush");
+    check(weft_flush(w, weft_gaddr_node(bank), WEFT_TIMEOUT_DEFAULT), "flush");
     check(weft_unlock(w, bank + offsetof(struct bank, lock)), "unlock");
 }
 
 int main(void)
 {
-    weft *w;
+    weft_node *w;
     weft_gaddr bank = WEFT_NULL, all[WEFT_MAX_NODES];
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
@@ -58,12 +58,12 @@ int main(void)
         check(weft_alloc(w, sizeof(struct bank), &bank), "alloc");
         *(struct bank *)weft_ptr(w, bank, sizeof(struct bank)) = (struct bank){.account = {1000, 1000}};
     }
-    check(weft_exchange(w, &bank, 1, all, NULL, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &bank, 1, all, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
     bank = all[0];
 
     for (int i = 0; i < TRANSFERS; i++)
         transfer(w, bank, (int)me * 7 + i % 13 - 9);
-    check(weft_barrier(w, WEFT_DEFAULT), "barrier");
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier");
 
     if (me == 0) {
         const struct bank *b = weft_ptr(w, bank, sizeof *b);

@@ -41,7 +41,7 @@ static void check(int rc, const char *what)
 
 int main(void)
 {
-    weft *w;
+    weft_node *w;
     weft_gaddr mine, all[WEFT_MAX_NODES];
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
@@ -49,14 +49,14 @@ int main(void)
     check(weft_alloc(w, sizeof(struct place), &mine), "alloc");
     struct place *place = weft_ptr(w, mine, sizeof *place);
     memset(place, 0, sizeof *place);
-    check(weft_exchange(w, &mine, 1, all, NULL, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
     weft_gaddr next = all[(me + 1) % nodes];
 
     for (uint64_t lap = 1; lap <= LAPS; lap++) {
         uint64_t hops = 0;
         if (me > 0 || lap > 1) { /* node 0 has it at the start */
             check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, me > 0 ? lap : lap - 1, NULL,
-                                  WEFT_DEFAULT), "wait");
+                                  WEFT_TIMEOUT_DEFAULT), "wait");
             hops = place->hops;
         }
         hops++;
@@ -64,13 +64,13 @@ int main(void)
         fflush(stdout); /* before the next node can print */
         check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops,
                               next + offsetof(struct place, signal), 1, NULL), "put");
-        check(weft_flush(w, (me + 1) % nodes, WEFT_DEFAULT), "flush"); /* `hops` may go out of scope now */
+        check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* `hops` may go out of scope now */
     }
     if (me == 0) {
-        check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_DEFAULT), "wait");
+        check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_TIMEOUT_DEFAULT), "wait");
         printf("home after %u hops\n", (unsigned)place->hops);
     }
-    check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* nobody leaves while another still flushes to it */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* nobody leaves while another still flushes to it */
     check(weft_close(w), "close");
     return 0;
 }

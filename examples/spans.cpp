@@ -19,7 +19,8 @@
 #include <vector>
 #include <weft.h>
 
-namespace
+/* The name is free for a binding. */
+namespace weft
 {
 
 constexpr size_t NUMBERS = 1000;
@@ -30,11 +31,11 @@ void check(int rc, const char *what)
         throw std::runtime_error(std::string(what) + ": " + weft_error());
 }
 
-using node = std::unique_ptr<weft, decltype(&weft_close)>;
+using node = std::unique_ptr<weft_node, decltype(&weft_close)>;
 
 node open_node()
 {
-    weft *w = nullptr;
+    weft_node *w = nullptr;
     check(weft_open(&w, nullptr), "open");
     return node(w, weft_close);
 }
@@ -43,7 +44,7 @@ node open_node()
 template <typename T> class span
 {
 public:
-    span(weft *w, size_t count) : w_(w), count_(count)
+    span(weft_node *w, size_t count) : w_(w), count_(count)
     {
         check(weft_alloc(w, count * sizeof(T), &at_), "alloc");
         std::memset(weft_ptr(w, at_, count * sizeof(T)), 0, count * sizeof(T));
@@ -69,7 +70,7 @@ public:
     }
 
 private:
-    weft *w_;
+    weft_node *w_;
     size_t count_;
     weft_gaddr at_ = WEFT_NULL;
 };
@@ -83,26 +84,26 @@ void run()
     std::iota(mine.begin(), mine.end(), me * NUMBERS);
     std::vector<weft_gaddr> spans(nodes); /* where that of each node is */
     const weft_gaddr at = mine.at();
-    check(weft_exchange(w.get(), &at, 1, spans.data(), nullptr, WEFT_DEFAULT), "exchange");
+    check(weft_exchange(w.get(), &at, 1, spans.data(), nullptr, WEFT_TIMEOUT_DEFAULT), "exchange");
 
     if (me == 0) {
         uint64_t sum = 0;
         for (weft_gaddr address : spans) {
             std::array<uint64_t, NUMBERS> copy;
-            check(weft_get_now(w.get(), copy.data(), address, sizeof copy), "get");
+            check(weft_get_blocking(w.get(), copy.data(), address, sizeof copy), "get");
             sum = std::accumulate(copy.begin(), copy.end(), sum);
         }
         std::cout << nodes << " spans of " << NUMBERS << " numbers: the sum is " << sum << "\n";
     }
-    check(weft_barrier(w.get(), WEFT_DEFAULT), "barrier"); /* node 0 has read; now the spans may go */
+    check(weft_barrier(w.get(), WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 has read; now the spans may go */
 }
 
-} // namespace
+} // namespace weft
 
 int main()
 {
     try {
-        run();
+        weft::run();
     } catch (const std::exception &e) {
         std::cerr << "spans: " << e.what() << "\n";
         return 1;

@@ -32,7 +32,7 @@ static void check(int rc, const char *what)
 }
 
 /* A word of our own pool, zero at first. */
-static weft_gaddr make_word(weft *w)
+static weft_gaddr make_word(weft_node *w)
 {
     weft_gaddr word;
     check(weft_alloc(w, sizeof(uint64_t), &word), "alloc");
@@ -41,7 +41,7 @@ static weft_gaddr make_word(weft *w)
 }
 
 /* Runs on a thread of weft's, and leaves word of the dead where main() can wait for it. */
-static void on_change(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)epoch;
     if (died)
@@ -49,7 +49,7 @@ static void on_change(weft *w, uint64_t epoch, uint32_t node, bool died, void *a
 }
 
 /* At the last node: another one has installed its callback. */
-static void on_ready(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_ready(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -58,7 +58,7 @@ static void on_ready(weft *w, uint32_t from, const void *header, size_t header_l
 
 int main(void)
 {
-    weft *w;
+    weft_node *w;
     check(weft_open(&w, NULL), "open");
     weft_gaddr dead = make_word(w), ready = make_word(w);
     check(weft_on_change(w, on_change, &dead), "on_change");
@@ -66,22 +66,22 @@ int main(void)
 
     if (me == nodes - 1) {
         check(weft_handle(w, READY, on_ready, &ready), "handle");
-        check(weft_wait_until(w, ready, WEFT_EQ, nodes - 1, NULL, WEFT_DEFAULT), "wait for the others");
+        check(weft_wait_until(w, ready, WEFT_EQ, nodes - 1, NULL, WEFT_TIMEOUT_DEFAULT), "wait for the others");
         raise(SIGKILL);
     }
     check(weft_send(w, nodes - 1, READY, NULL, 0, NULL, 0, NULL), "send");
 
     /* Every survivor hears of it at its next barrier, whether it waited there or came later. */
-    int rc = weft_barrier(w, WEFT_DEFAULT);
+    int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a barrier that fails, got %d\n", me, rc);
         return 1;
     }
-    check(weft_barrier(w, WEFT_DEFAULT), "the barrier of those that are left");
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "the barrier of those that are left");
 
     uint64_t who, word;
-    check(weft_wait_until(w, dead, WEFT_NE, 0, &who, WEFT_DEFAULT), "wait for the callback");
-    rc = weft_get_now(w, &word, weft_gaddr_make(nodes - 1, 0, 1 << 20), sizeof word);
+    check(weft_wait_until(w, dead, WEFT_NE, 0, &who, WEFT_TIMEOUT_DEFAULT), "wait for the callback");
+    rc = weft_get_blocking(w, &word, weft_gaddr_make(nodes - 1, 0, 1 << 20), sizeof word);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a get that fails, got %d\n", me, rc);
         return 1;
@@ -89,7 +89,7 @@ int main(void)
     printf("node %u: node %u died; %u of %u nodes go on in epoch %u\n", me, (unsigned)who - 1, weft_alive_count(w), nodes,
            (unsigned)weft_epoch(w));
     fflush(stdout);
-    check(weft_barrier(w, WEFT_DEFAULT), "barrier"); /* so that nobody counts one that has left already */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* so that nobody counts one that has left already */
     check(weft_close(w), "close");
     return 0;
 }

@@ -48,23 +48,23 @@ typedef struct weft_op {
 } weft_op;
 
 /* Copy `len` bytes to / from remote memory. Any length, any alignment; local memory may be outside the pool. */
-WEFT_API int weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
-WEFT_API int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
+WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 /* The same, and -EAGAIN instead of waiting for room: nothing was started, and weft_error() has no sentence for it. Such a call delivers
  * messages first: calling it again and again is enough. */
-WEFT_API int weft_put_nowait(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
-WEFT_API int weft_get_nowait(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
+WEFT_API int weft_put_nowait(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+WEFT_API int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
 /* 64-bit atomics on an 8-byte aligned word (-EINVAL else), atomic against every other weft atomic on that word,
  * the owner's included. The word's former value is stored to `*old` (may be NULL). */
-WEFT_API int weft_fetch_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op);
-WEFT_API int weft_compare_swap(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old,
+WEFT_API int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op);
+WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old,
                                weft_op *op);
-WEFT_API int weft_swap(weft *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
+WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
 /* Put, then add to the 8-byte word `signal` at the same node: whoever sees the new word sees the bytes. Wakes
  * weft_wait_until() there. `len` may be 0. */
-WEFT_API int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal,
+WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal,
                              uint64_t add, weft_op *op);
 
 /* Messages: run the handler `id` at `node` with a small header and a payload. Both are copied before the call
@@ -74,41 +74,41 @@ WEFT_API int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t le
 #define WEFT_HANDLERS     128u  /* ids 0 to 127 are the program's */
 #define WEFT_HEADER_MAX   64u   /* bytes */
 #define WEFT_PAYLOAD_MAX  3840u /* bytes */
-WEFT_API int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
+WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
                        const void *payload, size_t payload_len, weft_op *op);
 
 /* The same, and -EAGAIN instead of waiting for room, as weft_put_nowait(). */
-WEFT_API int weft_send_nowait(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
+WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
                               const void *payload, size_t payload_len, weft_op *op);
 
 /* A handler runs on whichever thread makes progress, one at a time a node. `header` and `payload` are private
  * copies, valid during the call. It may start operations and send; waiting in it is refused (-EDEADLK). */
-typedef void (*weft_handler_fn)(weft *w, uint32_t from, const void *header, size_t header_len,
+typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header, size_t header_len,
                                 const void *payload, size_t payload_len, void *arg);
 
 /* Install (or, with NULL, remove) a handler; not from inside one (-EDEADLK). A message for an id without one waits up
  * to the node's deadline for it to be installed, and with it all the program's messages behind it from the same node,
  * also when that node has gone meanwhile; then it is dropped, and that is logged. Install right after weft_open(). */
-WEFT_API int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg);
+WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg);
 
 /* flush: all earlier operations of this node to `node` are complete and visible there. fence: earlier ones are
  * seen before later ones. */
-WEFT_API int weft_flush(weft *w, uint32_t node, int64_t timeout_ns);
-WEFT_API int weft_fence(weft *w, uint32_t node);
+WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
+WEFT_API int weft_fence(weft_node *w, uint32_t node);
 
 /* -EINPROGRESS while pending, else the operation's result. */
-WEFT_API int weft_test(weft *w, weft_op *op);
+WEFT_API int weft_test(weft_node *w, weft_op *op);
 /* Wait for one operation; its result, or -ETIMEDOUT (it is then still pending). */
-WEFT_API int weft_wait(weft *w, weft_op *op, int64_t timeout_ns);
+WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
 /* Make progress: deliver messages, run handlers. Returns how many events were handled. */
-WEFT_API int weft_progress(weft *w);
+WEFT_API int weft_progress(weft_node *w);
 
 /* Wait until the 8-byte word at `word`, in this node's own pool, satisfies `cmp value`. Woken by weft_put_signal,
  * weft_counter_add() and the atomics, from any node; a plain put, and an atomic that this node's device does by itself
- * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). With WEFT_DEFAULT it lasts as long
+ * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). With WEFT_TIMEOUT_DEFAULT it lasts as long
  * as the other nodes live: see weft/types.h for how, and for its -ECONNRESET. */
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
-WEFT_API int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen,
+WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen,
                              int64_t timeout_ns);
 
 /* How this node reaches another, and what came of it. */
@@ -133,17 +133,17 @@ typedef struct weft_link_stats {
 } weft_link_stats;
 
 /* `bytes`: sizeof *out. What this library does not know is 0. -EFAULT: no such node; -ECONNRESET: it is gone. */
-WEFT_API int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out, size_t bytes);
+WEFT_API int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes);
 
 /* Start and wait, with the default deadline. On -ETIMEDOUT the operation may still happen: nothing of the caller's is touched
- * then any more but by a put or get of more than WEFT_NOW_BYTES, or in the pool, whose memory belongs to it until
+ * then any more but by a put or get of more than WEFT_BLOCKING_BYTES, or in the pool, whose memory belongs to it until
  * weft_flush() of that node, or the node is gone. In a handler: -EDEADLK, and nothing is started. */
-#define WEFT_NOW_BYTES 256u
-WEFT_API int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len);
-WEFT_API int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len);
-WEFT_API int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old);
-WEFT_API int weft_compare_swap_now(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old);
-WEFT_API int weft_swap_now(weft *w, weft_gaddr word, uint64_t value, uint64_t *old);
+#define WEFT_BLOCKING_BYTES 256u
+WEFT_API int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len);
+WEFT_API int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len);
+WEFT_API int weft_fetch_add_blocking(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old);
+WEFT_API int weft_compare_swap_blocking(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old);
+WEFT_API int weft_swap_blocking(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old);
 
 #ifdef __cplusplus
 }

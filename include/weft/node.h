@@ -41,27 +41,27 @@ typedef struct weft_config {
  * Errors: -EINVAL a setting is wrong, or `bytes` (weft_error() names it), -E2BIG the program sets fields that this library does not know, -ETIMEDOUT nodes missing, -EACCES refused by the
  * coordinator, -ECONNRESET a node has failed or ended meanwhile, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
  * weft of this version. Nothing is left behind. */
-WEFT_API int weft_open(weft **out, const weft_config *config);
+WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
 /* Leave. Waits until what this node has sent is on its way, tells the others, frees everything.
  * Buffers of this node's pool are gone for the others. NULL is allowed. No other thread may begin a call with this node meanwhile or after.
  * Errors, with nothing changed: -EBUSY a thread waits in a call of this node, -EINVAL the node is closed already (as long as no
  * other has been opened since, whose handle may be the same), -EDEADLK called from a handler. */
-WEFT_API int weft_close(weft *w);
+WEFT_API int weft_close(weft_node *w);
 
-WEFT_API uint32_t weft_rank(const weft *w);
-WEFT_API uint32_t weft_size(const weft *w);
+WEFT_API uint32_t weft_rank(const weft_node *w);
+WEFT_API uint32_t weft_size(const weft_node *w);
 
 /* Membership. The epoch starts at 1 and grows by one with every node that leaves or dies. */
-WEFT_API uint64_t weft_epoch(const weft *w);
-WEFT_API bool weft_alive(const weft *w, uint32_t node);
-WEFT_API uint32_t weft_alive_count(const weft *w);
+WEFT_API uint64_t weft_epoch(const weft_node *w);
+WEFT_API bool weft_alive(const weft_node *w, uint32_t node);
+WEFT_API uint32_t weft_alive_count(const weft_node *w);
 
 /* Called after a node has gone: `died` is false when it left by weft_close(). Runs on a weft thread, in the
  * order of epochs; must not wait or close. It cannot be taken back.
  * Errors: -EINVAL no function, -ENOSPC too many callbacks are installed, -ENOMEM. */
-typedef void (*weft_member_fn)(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg);
-WEFT_API int weft_on_change(weft *w, weft_member_fn fn, void *arg);
+typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
+WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);
 
 #ifdef __cplusplus
 }

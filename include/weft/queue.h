@@ -38,12 +38,12 @@ typedef struct weft_task {
 } weft_task;
 
 /* A task that this node has claimed. */
-typedef struct weft_claim {
+typedef struct weft_lease {
     weft_task task;
     uint32_t submitter; /* node */
     uint32_t attempt;   /* 0 the first time it is claimed */
     uint64_t private_[4];
-} weft_claim;
+} weft_lease;
 
 /* What the submitter gets back, once a task. */
 typedef struct weft_done {
@@ -59,7 +59,7 @@ typedef struct weft_done {
  * usable at once, and shards appear as nodes open. `config` may be NULL.
  * Errors: -EINVAL a name, a number of slots, a lease or `bytes` is wrong, -E2BIG fields are set that this library does not know, -ENOMEM no room for the shard in the pool,
  * -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a handler. */
-WEFT_API int weft_queue_open(weft *w, const char *name, const weft_queue_config *config, weft_queue **out);
+WEFT_API int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
 /* Close this node's end. Its own tasks that are not complete are dropped; what it had claimed is ready again, and
  * what others had in its shard they place elsewhere. The shard's memory returns to the pool when the node closes.
@@ -77,7 +77,7 @@ WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, 
  * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). To look into a shard on another host
  * takes a round trip; a call with a shorter time-out than that waits for one home that does not answer up to 200 ms. With a time-out of 0,
  * for loops that poll, -ETIMEDOUT sets no sentence: weft_error() still has the one before. */
-WEFT_API int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
+WEFT_API int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 
 /* Say that claimed tasks are done. `status`, `result` and `result_len` go to their submitters as they are.
  * Returns how many were accepted; those that were not (`accepted[i]` false, may be NULL) belong to a lease that
@@ -88,20 +88,20 @@ typedef struct weft_result {
     weft_gaddr result;
     uint64_t result_len;
 } weft_result;
-WEFT_API int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count,
+WEFT_API int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count,
                            bool *accepted);
 
 /* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. -ETIMEDOUT, -ECONNABORTED, -ENETDOWN: the home did
  * not answer; the lease may have begun again or not, and the call may be repeated. -EDEADLK as above. The claim changes only on success. */
-WEFT_API int weft_renew(weft_queue *q, weft_claim *claim);
+WEFT_API int weft_renew(weft_queue *q, weft_lease *claim);
 
 /* Give a claimed task back: it is ready again at once, for any node. Errors as above; when the home did not answer, the task is given back
  * as soon as it does. */
-WEFT_API int weft_release(weft_queue *q, const weft_claim *claim);
+WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
 
 /* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1; -ETIMEDOUT;
  * -ENOENT when nothing of this node's is outstanding. With a time-out of 0 -ETIMEDOUT sets no sentence, as above.
- * With WEFT_DEFAULT it lasts as long as somebody can do the work; -ECONNRESET when nobody is left: see weft/types.h. */
+ * With WEFT_TIMEOUT_DEFAULT it lasts as long as somebody can do the work; -ECONNRESET when nobody is left: see weft/types.h. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
 /* Wait until all submitted work of all nodes alive is complete, also of those that have opened the queue a moment ago: a node whose shard

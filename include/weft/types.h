@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* One node: a process that owns one pool. Made by weft_open(), ended by weft_close(). */
-typedef struct weft weft;
+typedef struct weft_node weft_node;
 
 /* A cluster-wide address: node (16 bits) . space (4) . offset (44). 0 is null and is never handed out.
  * Space 0 is the node's host pool; 1 to 15 are GPU arenas. */
@@ -58,11 +58,11 @@ WEFT_API inline uint64_t weft_gaddr_offset(weft_gaddr a)
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }
 
-/* Time-outs are relative, in nanoseconds. 0 looks once and does not wait. WEFT_DEFAULT means the node's own deadline
+/* Time-outs are relative, in nanoseconds. 0 looks once and does not wait. WEFT_TIMEOUT_DEFAULT means the node's own deadline
  * (WEFT_DEADLINE, 30 s unless set), for operations: put, get, atomics, messages, flush.
  *
  * A wait for other nodes' doing is different: weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(),
- * weft_reap() and weft_drain(). With WEFT_DEFAULT, and where nobody has set the deadline (environment, hostfile, weft_config), it
+ * weft_reap() and weft_drain(). With WEFT_TIMEOUT_DEFAULT, and where nobody has set the deadline (environment, hostfile, weft_config), it
  * lasts as long as those it waits for live, and ends with -ECONNRESET when they are gone: a node that takes long is not an error.
  * After 30 s (WEFT_SAY_AFTER) it says once on stderr for whom it waits. A time-out, or a deadline that is set, bounds it:
  * -ETIMEDOUT.
@@ -72,7 +72,7 @@ WEFT_API inline uint64_t weft_gaddr_offset(weft_gaddr a)
  * do: when no other node lives, and this one has claimed nothing of that queue itself. Then the wait goes on for 30 s (the node's
  * deadline), in which others, or a thread of this process, may still end it; after that: -ECONNRESET. In a cluster of one node
  * they last until a thread of the process ends them. */
-#define WEFT_DEFAULT    (-1)
+#define WEFT_TIMEOUT_DEFAULT    (-1)
 #define WEFT_US         1000ll
 #define WEFT_MS         1000000ll
 #define WEFT_SECOND     1000000000ll

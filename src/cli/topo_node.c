@@ -36,7 +36,7 @@ struct desk {
 };
 
 struct measurer {
-    weft *w;
+    weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
     uint64_t epoch;       /* of the whole cluster: when somebody has gone all is over */
@@ -299,9 +299,9 @@ static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link 
     uint64_t row = (uint64_t)m->size * sizeof *links;
     for (uint32_t i = 0; i < m->size; i++)
         weft_link_stat(m->w, i, &links[i].stats, sizeof links[i].stats);
-    int rc = weft_put_now(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
+    int rc = weft_put_blocking(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
     node->reported = true;
-    return rc ? rc : weft_put_now(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
+    return rc ? rc : weft_put_blocking(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
 }
 
 /* Not all could be measured, because somebody cannot be reached: those that can say what they have. */

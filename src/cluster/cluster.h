@@ -103,7 +103,7 @@ int cluster_connect(const char *address, int64_t deadline);
 /* Whether what waits for other nodes here is to end (-EINTR): a command sets it that catches signals, so that nodes which join
  * hear them, and yet leave nothing on a device. NULL: never. */
 extern int (*cluster_stopped)(void);
-struct weft;
-int cluster_join(struct weft *w, const struct cluster_settings *s);
+struct weft_node;
+int cluster_join(struct weft_node *w, const struct cluster_settings *s);
 
 #endif

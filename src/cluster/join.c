@@ -441,7 +441,7 @@ static int say_how_many_files(const struct join *j, int rc)
                         j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
-int cluster_join(struct weft *w, const struct cluster_settings *s)
+int cluster_join(struct weft_node *w, const struct cluster_settings *s)
 {
     struct join j = {.w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1};
     if (sodium_init() < 0)

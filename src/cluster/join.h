@@ -33,7 +33,7 @@ struct join_hub {
 };
 
 struct join {
-    struct weft *w;
+    struct weft_node *w;
     const struct cluster_settings *settings;
     int64_t deadline;
     uint8_t key[32]; /* from the secret */

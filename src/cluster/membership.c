@@ -11,19 +11,19 @@ struct listener {
     void *arg;
 };
 
-static void tell(struct weft *w, uint32_t node, bool died, void *arg)
+static void tell(struct weft_node *w, uint32_t node, bool died, void *arg)
 {
     struct listener *l = arg;
     l->fn(w, weft_epoch(w), node, died, l->arg);
 }
 
-static void forget(struct weft *w, void *arg)
+static void forget(struct weft_node *w, void *arg)
 {
     (void)w;
     free(arg);
 }
 
-int weft_on_change(weft *w, weft_member_fn fn, void *arg)
+int weft_on_change(weft_node *w, weft_member_fn fn, void *arg)
 {
     if (!fn)
         return base_fail(-EINVAL, "weft_on_change: no function given");

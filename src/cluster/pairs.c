@@ -291,7 +291,7 @@ static uint32_t processors_here(const struct join *j)
 
 int join_pairs(struct join *j)
 {
-    struct weft *w = j->w;
+    struct weft_node *w = j->w;
     for (uint32_t i = 0; i < w->size; i++) {
         if (i == w->rank)
             continue;

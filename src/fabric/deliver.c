@@ -12,7 +12,7 @@ bool fab_in_handler(void)
     return handler_depth != 0;
 }
 
-bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
+bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len)
 {
     if (BASE_UNLIKELY(id >= FAB_HANDLERS))
@@ -25,7 +25,7 @@ bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header,
     return true;
 }
 
-int fab_service(struct weft *w)
+int fab_service(struct weft_node *w)
 {
     int n = 0;
     for (const struct fab_transport **t = w->transports; *t; t++)
@@ -36,7 +36,7 @@ int fab_service(struct weft *w)
 }
 
 /* False: another thread is at it. */
-BASE_INLINE bool deliver(struct weft *w, int *events)
+BASE_INLINE bool deliver(struct weft_node *w, int *events)
 {
     int n = 0;
     if (!base_spin_try(&w->progress))
@@ -55,7 +55,7 @@ BASE_INLINE bool deliver(struct weft *w, int *events)
     return true;
 }
 
-int fab_messages(struct weft *w)
+int fab_messages(struct weft_node *w)
 {
     int n = 0;
     (void)deliver(w, &n);
@@ -64,7 +64,7 @@ int fab_messages(struct weft *w)
 
 #define LAST_LOOKS 64u
 
-BASE_COLD void fab_last_look(struct weft *w)
+BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
     /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
@@ -74,13 +74,13 @@ BASE_COLD void fab_last_look(struct weft *w)
         fab_kick(w);
 }
 
-int fab_progress(struct weft *w)
+int fab_progress(struct weft_node *w)
 {
     int n = fab_service(w);
     return n + fab_messages(w);
 }
 
-int weft_progress(weft *w)
+int weft_progress(weft_node *w)
 {
     if (fab_in_handler())
         return 0;
@@ -88,7 +88,7 @@ int weft_progress(weft *w)
     return fab_progress(w);
 }
 
-void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone)
+void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone)
 {
     base_spin_lock(&w->progress);
     handler_depth++;
@@ -101,7 +101,7 @@ void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone
     base_spin_unlock(&w->progress);
 }
 
-void fab_run_gone(struct weft *w, uint32_t node, bool died)
+void fab_run_gone(struct weft_node *w, uint32_t node, bool died)
 {
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
     handler_depth++;
@@ -111,7 +111,7 @@ void fab_run_gone(struct weft *w, uint32_t node, bool died)
     handler_depth--;
 }
 
-int64_t fab_run_ticks(struct weft *w)
+int64_t fab_run_ticks(struct weft_node *w)
 {
     int64_t now = base_now_ns(), next = INT64_MAX;
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);

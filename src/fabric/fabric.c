@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
+static BASE_COLD int refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
@@ -26,7 +26,7 @@ static BASE_COLD int refuse(struct weft *w, weft_gaddr addr, uint64_t bytes)
                      n, offset, node, (unsigned long long)w->links[node].pool_bytes);
 }
 
-int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
+int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
 {
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
@@ -41,13 +41,13 @@ int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link
 }
 
 /* The node's link, while it is alive. */
-static inline struct fab_link *living(struct weft *w, uint32_t node)
+static inline struct fab_link *living(struct weft_node *w, uint32_t node)
 {
     return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE ? &w->links[node]
                                                                                                         : NULL;
 }
 
-int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake)
+int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake)
 {
     struct fab_link *l = living(w, node);
     return l ? l->transport->set_system(w, l, offset, value, wake) : fab_refuse_node(w, node);
@@ -60,7 +60,7 @@ void fab_complete(weft_op *op, int status)
         __atomic_store_n(&op->status, status, __ATOMIC_RELEASE);
 }
 
-int weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     struct fab_link *l;
     int rc = fab_resolve(w, dst, len, &l);
@@ -69,7 +69,7 @@ int weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
     return l->transport->put(w, l, weft_gaddr_offset(dst), src, len, op);
 }
 
-int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
+int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
 {
     struct fab_link *l;
     int rc = fab_resolve(w, src, len, &l);
@@ -78,7 +78,7 @@ int weft_get(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
     return l->transport->get(w, l, dst, weft_gaddr_offset(src), len, op);
 }
 
-int weft_put_nowait(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+int weft_put_nowait(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     bool before = fab_nowait(true);
     int rc = weft_put(w, dst, src, len, op);
@@ -86,7 +86,7 @@ int weft_put_nowait(weft *w, weft_gaddr dst, const void *src, size_t len, weft_o
     return rc;
 }
 
-int weft_get_nowait(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
+int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
 {
     bool before = fab_nowait(true);
     int rc = weft_get(w, dst, src, len, op);
@@ -94,7 +94,7 @@ int weft_get_nowait(weft *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
     return rc;
 }
 
-static inline int atomic_op(weft *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old,
+static inline int atomic_op(weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old,
                             weft_op *op)
 {
     struct fab_link *l;
@@ -106,22 +106,22 @@ static inline int atomic_op(weft *w, enum fab_atomic kind, weft_gaddr word, uint
     return l->transport->atomic(w, l, kind, weft_gaddr_offset(word), a, b, old, op);
 }
 
-int weft_fetch_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op)
+int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op)
 {
     return atomic_op(w, FAB_ADD, word, add, 0, old, op);
 }
 
-int weft_compare_swap(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op)
+int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op)
 {
     return atomic_op(w, FAB_CAS, word, expected, desired, old, op);
 }
 
-int weft_swap(weft *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op)
+int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op)
 {
     return atomic_op(w, FAB_SWAP, word, value, 0, old, op);
 }
 
-int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
+int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
 {
     struct fab_link *l;
     int rc = fab_resolve(w, signal, 8, &l);
@@ -142,7 +142,7 @@ int weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_g
     return l->transport->put_signal(w, l, to, src, len, weft_gaddr_offset(signal), add, op);
 }
 
-int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op)
 {
     if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
@@ -154,7 +154,7 @@ int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, siz
     return l->transport->send(w, l, id, header, header_len, payload, payload_len, op);
 }
 
-int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
               size_t payload_len, weft_op *op)
 {
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
@@ -162,7 +162,7 @@ int weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t he
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
-int weft_send_nowait(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, weft_op *op)
 {
     bool before = fab_nowait(true);
@@ -172,7 +172,7 @@ int weft_send_nowait(weft *w, uint32_t node, uint32_t id, const void *header, si
 }
 
 struct flush_wait {
-    struct weft *w;
+    struct weft_node *w;
     struct fab_link *l;
     struct fab_flush f;
 };
@@ -183,7 +183,7 @@ static bool flushed(void *arg)
     return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || f->l->transport->flushed(f->w, f->l, &f->f);
 }
 
-int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
+int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
@@ -204,7 +204,7 @@ int weft_flush(weft *w, uint32_t node, int64_t timeout_ns)
     return 0;
 }
 
-int weft_fence(weft *w, uint32_t node)
+int weft_fence(weft_node *w, uint32_t node)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
@@ -212,7 +212,7 @@ int weft_fence(weft *w, uint32_t node)
     return 0;
 }
 
-int weft_test(weft *w, weft_op *op)
+int weft_test(weft_node *w, weft_op *op)
 {
     (void)w;
     int status = __atomic_load_n(&op->status, __ATOMIC_ACQUIRE); /* pairs with fab_complete() */
@@ -225,7 +225,7 @@ static bool op_done(void *arg)
     return __atomic_load_n(&op->status, __ATOMIC_ACQUIRE) != 1;
 }
 
-int weft_wait(weft *w, weft_op *op, int64_t timeout_ns)
+int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
 {
     if (!op_done(op)) { /* often one look is enough: before all that a wait takes */
         if (fab_polled(w) % WAITS_PER_PROGRESS || fab_in_handler())
@@ -251,7 +251,7 @@ int weft_wait(weft *w, weft_op *op, int64_t timeout_ns)
     return status;
 }
 
-void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
+void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
@@ -263,7 +263,7 @@ void *weft_ptr(weft *w, weft_gaddr addr, size_t bytes)
     return l->transport->pointer(w, l, offset);
 }
 
-int weft_link_stat(weft *w, uint32_t node, weft_link_stats *out, size_t bytes)
+int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes)
 {
     struct fab_link *l = living(w, node);
     if (!l)
@@ -340,7 +340,7 @@ static int wait_for_word(struct word_wait *c, weft_gaddr word)
     }
 }
 
-int weft_wait_until(weft *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns)
+int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns)
 {
     struct fab_link *l;
     int rc = fab_resolve(w, word, 8, &l);

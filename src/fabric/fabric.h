@@ -85,7 +85,7 @@ struct fab_options {
 
 enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 
-struct weft;
+struct weft_node;
 struct pollfd;
 struct fab_link;
 
@@ -95,49 +95,49 @@ struct fab_transport {
     const char *name;
     bool rdma;    /* over devices: WEFT_TRANSPORT=rdma allows it */
     bool at_once; /* puts, gets and atomics are done when they return */
-    int (*open)(struct weft *w);  /* resources, before anyone is known */
-    void (*close)(struct weft *w);
-    bool (*reaches)(struct weft *w, const uint8_t *peer_host_id);
+    int (*open)(struct weft_node *w);  /* resources, before anyone is known */
+    void (*close)(struct weft_node *w);
+    bool (*reaches)(struct weft_node *w, const uint8_t *peer_host_id);
     /* Both sides call it, over their side connection; blocks until `deadline`. */
-    int (*connect)(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline);
-    const char *(*broken)(struct weft *w, struct fab_link *l); /* why the peer is to be given up; NULL: it is not */
+    int (*connect)(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline);
+    const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer is to be given up; NULL: it is not */
     /* The peer is gone: deliver what it had sent, and no more than it can have sent by now: it may live all the same, and go on. */
-    void (*last_words)(struct weft *w, struct fab_link *l);
-    void (*disconnect)(struct weft *w, struct fab_link *l); /* then fail what is pending */
-    void (*release)(struct weft *w, struct fab_link *l);    /* at close: nobody uses the link any more */
+    void (*last_words)(struct weft_node *w, struct fab_link *l);
+    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* then fail what is pending */
+    void (*release)(struct weft_node *w, struct fab_link *l);    /* at close: nobody uses the link any more */
 
-    int (*put)(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
-    int (*get)(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-    int (*atomic)(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
+    int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+    int (*get)(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+    int (*atomic)(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
                   uint64_t *old, weft_op *op);
-    int (*put_signal)(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len,
+    int (*put_signal)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len,
                       uint64_t signal, uint64_t add, weft_op *op);
     /* A system word: set it, and with `wake` wake who waits there. Nothing is answered, and it waits for a cable that is pulled. */
-    int (*set_system)(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
-    int (*send)(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
+    int (*set_system)(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
+    int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                 const void *payload, size_t payload_len, weft_op *op);
-    bool (*flushed)(struct weft *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
-    void (*fence)(struct weft *w, struct fab_link *l);
-    int (*service)(struct weft *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
-    int (*progress)(struct weft *w);   /* under w->progress; events handled */
-    bool (*idle)(struct weft *w);      /* nothing to handle: looked at after announcing sleep */
-    void *(*pointer)(struct weft *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
+    bool (*flushed)(struct weft_node *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
+    void (*fence)(struct weft_node *w, struct fab_link *l);
+    int (*service)(struct weft_node *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
+    int (*progress)(struct weft_node *w);   /* under w->progress; events handled */
+    bool (*idle)(struct weft_node *w);      /* nothing to handle: looked at after announcing sleep */
+    void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
-    void (*wake)(struct weft *w, struct fab_link *l);
-    void (*stat)(struct weft *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
+    void (*wake)(struct weft_node *w, struct fab_link *l);
+    void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
     /* May be NULL: regions of the pool on its device (where it has several, on that with the most), and how many that allows; both
      * 0 before it is used. */
-    void (*regions)(struct weft *w, uint32_t *used, uint32_t *budget);
+    void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
     /* May be NULL: the i-th descriptor that is readable when there is something for progress(), after idle() said that there was
      * nothing (-1: there are no more, at most FAB_TRANSPORT_FDS), and what to do when one is. */
-    int (*fd)(struct weft *w, uint32_t i);
-    void (*woken)(struct weft *w);
+    int (*fd)(struct weft_node *w, uint32_t i);
+    void (*woken)(struct weft_node *w);
     /* Both may be NULL, both are called on the progress thread. A message that this transport sent with fab_side_send() at the
      * other end: any bytes, to be checked. And upkeep: returns ns until it wants to be called again; fab_kick() calls it. */
-    void (*side)(struct weft *w, struct fab_link *l, const void *bytes, size_t len);
-    int64_t (*upkeep)(struct weft *w, int64_t now_ns);
-    int (*settle)(struct weft *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
-    bool (*needed)(struct weft *w); /* may be NULL: the node wants to leave; do others still need it between them? */
+    void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
+    int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
+    int (*settle)(struct weft_node *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
+    bool (*needed)(struct weft_node *w); /* may be NULL: the node wants to leave; do others still need it between them? */
 };
 
 /* The path from this node to one peer (itself included). */
@@ -168,11 +168,11 @@ struct fab_link {
 
 /* Hooks of the rooms above, called in the order installed. */
 struct fab_hook {
-    void (*gone)(struct weft *w, uint32_t node, bool died, void *arg); /* on the progress thread */
+    void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
     /* Periodic upkeep on the progress thread; returns ns until it wants to be called again, INT64_MAX for never.
      * fab_kick() makes it ask again. */
-    int64_t (*tick)(struct weft *w, int64_t now_ns, void *arg);
-    void (*close)(struct weft *w, void *arg); /* at the end: no thread of weft's runs any more; free what you have */
+    int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
+    void (*close)(struct weft_node *w, void *arg); /* at the end: no thread of weft's runs any more; free what you have */
     void *arg;
 };
 #define FAB_HOOKS_MAX 16u
@@ -194,7 +194,7 @@ struct fab_handler {
     void *arg;
 };
 
-struct weft {
+struct weft_node {
     uint32_t rank, size, size_here; /* size_here: nodes on this host */
     struct fab_options options;
     struct mem_pool *pool;
@@ -234,7 +234,7 @@ struct weft {
     _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
     _Atomic uint32_t waiting; /* threads of the program in a call that waits: weft_close() refuses then */
-    struct weft *next_open;   /* node/open.c */
+    struct weft_node *next_open;   /* node/open.c */
     int wake_fd[2]; /* local kicks for the progress thread */
     struct pollfd *poll_fds; /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;
@@ -243,23 +243,23 @@ struct weft {
 };
 
 /* --- members.c --- */
-bool fab_alive(const struct weft *w, uint32_t node);
-uint32_t fab_count_dead(const struct weft *w);
-int fab_refuse_node(struct weft *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
+bool fab_alive(const struct weft_node *w, uint32_t node);
+uint32_t fab_count_dead(const struct weft_node *w);
+int fab_refuse_node(struct weft_node *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
 
 /* --- wake.c --- */
-void fab_wake_here(struct weft *w); /* this node's own waiters, after changing what they wait for */
-void fab_wake(struct weft *w, uint32_t node); /* the waiters of a node, after putting to its memory */
-void fab_kick(struct weft *w); /* the progress thread of this node */
+void fab_wake_here(struct weft_node *w); /* this node's own waiters, after changing what they wait for */
+void fab_wake(struct weft_node *w, uint32_t node); /* the waiters of a node, after putting to its memory */
+void fab_kick(struct weft_node *w); /* the progress thread of this node */
 
 /* --- deliver.c --- */
 /* Is this thread inside a handler or hook? Waiting is refused then. */
 bool fab_in_handler(void);
 /* Deliver messages if nobody else does just now; events handled. */
-int fab_progress(struct weft *w);
+int fab_progress(struct weft_node *w);
 /* The program looks by itself: the progress thread stays out of its way for a while. A hint, not a count: lost increments
  * do no harm. */
-static inline uint64_t fab_polled(struct weft *w)
+static inline uint64_t fab_polled(struct weft_node *w)
 {
     uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
     atomic_store_explicit(&w->polls, polls, memory_order_relaxed);
@@ -268,27 +268,27 @@ static inline uint64_t fab_polled(struct weft *w)
 /* A program that only puts and waits delivers messages too, every so many waits. */
 #define WAITS_PER_PROGRESS 16u
 /* Only what needs no handler. */
-int fab_service(struct weft *w);
+int fab_service(struct weft_node *w);
 /* Only that which does. */
-int fab_messages(struct weft *w);
+int fab_messages(struct weft_node *w);
 /* This thread polls no more, and nobody else does but, when it is woken, the progress thread: no message is to be left. */
-void fab_last_look(struct weft *w);
+void fab_last_look(struct weft_node *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
-bool fab_deliver(struct weft *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
+bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
                  const void *payload, size_t payload_len);
 /* For peer.c and the progress thread: the last messages of a peer, the `gone` hooks, and the periodic ones; as inside a handler. */
-void fab_last_words(struct weft *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
-void fab_run_gone(struct weft *w, uint32_t node, bool died);
-int64_t fab_run_ticks(struct weft *w); /* ns until they want to be called again */
+void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
+void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
+int64_t fab_run_ticks(struct weft_node *w); /* ns until they want to be called again */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
-int fab_resolve(struct weft *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
+int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
 /* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
  * above. */
-int fab_system_set(struct weft *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
+int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Read one. Waits, for `timeout_ns` at most. */
-int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
+int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
 /* Mark an op pending, before a transport may complete it. */
@@ -298,34 +298,34 @@ static inline void fab_pending(weft_op *op, uint32_t node)
     __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
 }
 /* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
-int fab_send(struct weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 
 /* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
 /* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
  * refused. */
-bool fab_at_once(const struct weft *w, weft_gaddr where);
+bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
+int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
 /* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
  * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
-int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
-void fab_swap_leave(struct weft *w, struct fab_now **swap); /* nobody asks any more how it ends */
-void fab_now_free(struct weft *w); /* the transports are closed */
+int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
+void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* nobody asks any more how it ends */
+void fab_now_free(struct weft_node *w); /* the transports are closed */
 
 /* --- peer.c: liveness --- */
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
-void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why);
+void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *why);
 /* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
-void fab_give_up(struct weft *w, uint32_t node, const char *why);
+void fab_give_up(struct weft_node *w, uint32_t node, const char *why);
 static inline void fab_heard(struct fab_link *l)
 {
     if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
         atomic_store_explicit(&l->heard, true, memory_order_relaxed);
 }
-int fab_pulse_start(struct weft *w); /* heartbeats to the peers on other hosts */
-void fab_pulse_stop(struct weft *w);
-int64_t fab_judge_silence(struct weft *w); /* right after the side connections were read; when to read again, at the latest */
+int fab_pulse_start(struct weft_node *w); /* heartbeats to the peers on other hosts */
+void fab_pulse_stop(struct weft_node *w);
+int64_t fab_judge_silence(struct weft_node *w); /* right after the side connections were read; when to read again, at the latest */
 
 /* --- side.c: the side connection, once the pair is connected --- */
 /* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
@@ -336,26 +336,26 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
 bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
 /* What has come. NULL: it goes on; else why the peer is gone, and whether it died. */
-const char *fab_side_read(struct weft *w, struct fab_link *l, bool *died);
+const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died);
 /* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
 
 /* --- progress.c: the progress thread --- */
-int fab_start(struct weft *w); /* the progress thread; links are connected */
-int fab_settle(struct weft *w, int64_t deadline); /* until it is known that all can be reached */
-void fab_stop(struct weft *w); /* says goodbye to the peers, ends the thread */
+int fab_start(struct weft_node *w); /* the progress thread; links are connected */
+int fab_settle(struct weft_node *w, int64_t deadline); /* until it is known that all can be reached */
+void fab_stop(struct weft_node *w); /* says goodbye to the peers, ends the thread */
 
 /* --- wait.c --- */
 /* Wait until ready(arg) is true: spin a little (making progress), then sleep. -ETIMEDOUT at the deadline
  * (absolute), without a sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
-int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline);
-int64_t fab_timeout(const struct weft *w, int64_t timeout_ns); /* WEFT_DEFAULT resolved; to an absolute moment */
+int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns); /* WEFT_TIMEOUT_DEFAULT resolved; to an absolute moment */
 /* For operations, before they keep more for a peer that takes nothing just now: wait for room, up to the node's deadline; -EAGAIN, at
  * once, in a call that is not to wait for it. Both without a sentence. */
-int fab_wait_for_room(struct weft *w, fab_ready_fn has_room, void *arg);
+int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
 bool fab_nowait(bool on); /* from now on this thread's operations do not wait for room; what it was before */
-/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_DEFAULT takes longer,
+/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_TIMEOUT_DEFAULT takes longer,
  * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
 int64_t fab_limit(int64_t deadline);
 
@@ -367,7 +367,7 @@ enum fab_whom {
     FAB_LAST,  /* any living node can: only when the last other node has gone there is nobody left */
 };
 struct fab_patience {
-    struct weft *w;
+    struct weft_node *w;
     enum fab_whom whom;
     bool lasting;     /* it has no deadline of its own */
     int64_t deadline; /* INT64_MAX: none */
@@ -376,7 +376,7 @@ struct fab_patience {
     uint64_t epoch;   /* in which the members were looked at last */
     uint32_t dead;    /* there were then */
 };
-void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom whom, int64_t timeout_ns);
+void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_whom whom, int64_t timeout_ns);
 /* When to look at it again, at the latest: the deadline to give to fab_wait(). */
 static inline int64_t fab_patience_next(const struct fab_patience *p)
 {
@@ -390,9 +390,9 @@ bool fab_patience_due(struct fab_patience *p);
 /* "barrier", "nodes 2 and 3, which are alive". */
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
 /* "no node", "node 2", "nodes 2 and 3": those with `in`, the first ones by number; returns how many there are. */
-uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t len);
+uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
-void fab_name_living(const struct weft *w, char *buf, size_t len);
+void fab_name_living(const struct weft_node *w, char *buf, size_t len);
 /* Why a wait is over whose end nobody knew: the rest of a sentence for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
@@ -408,13 +408,13 @@ struct fab_config {
     uint64_t system_bytes; /* of each pool, for the words of the rooms above */
     struct mem_options pool;
 };
-int fab_create(struct weft **out, const struct fab_config *config);
-void fab_destroy(struct weft *w); /* after fab_stop() */
+int fab_create(struct weft_node **out, const struct fab_config *config);
+void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
 /* The link to oneself. */
-int fab_connect_self(struct weft *w, int64_t deadline);
+int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host; NULL: none reaches it. */
-const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id);
+const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);
 
 /* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
 struct fab_look {
@@ -422,10 +422,10 @@ struct fab_look {
     int failed;    /* with this errno, */
     char why[960]; /* for this reason */
 };
-bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w)); /* false: it failed, with the sentence */
+bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w)); /* false: it failed, with the sentence */
 
-int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
-int fab_hook(struct weft *w, const struct fab_hook *hook);
-void fab_run_close(struct weft *w); /* the close hooks, last installed first */
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
+int fab_hook(struct weft_node *w, const struct fab_hook *hook);
+void fab_run_close(struct weft_node *w); /* the close hooks, last installed first */
 
 #endif

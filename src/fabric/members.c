@@ -10,27 +10,27 @@ extern inline uint32_t weft_gaddr_node(weft_gaddr a);
 extern inline uint32_t weft_gaddr_space(weft_gaddr a);
 extern inline uint64_t weft_gaddr_offset(weft_gaddr a);
 
-uint32_t weft_rank(const weft *w)
+uint32_t weft_rank(const weft_node *w)
 {
     return w->rank;
 }
 
-uint32_t weft_size(const weft *w)
+uint32_t weft_size(const weft_node *w)
 {
     return w->size;
 }
 
-uint64_t weft_epoch(const weft *w)
+uint64_t weft_epoch(const weft_node *w)
 {
     return atomic_load_explicit(&w->epoch, memory_order_acquire);
 }
 
-bool weft_alive(const weft *w, uint32_t node)
+bool weft_alive(const weft_node *w, uint32_t node)
 {
     return fab_alive(w, node);
 }
 
-uint32_t weft_alive_count(const weft *w)
+uint32_t weft_alive_count(const weft_node *w)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->size; i++)
@@ -38,12 +38,12 @@ uint32_t weft_alive_count(const weft *w)
     return n;
 }
 
-bool fab_alive(const struct weft *w, uint32_t node)
+bool fab_alive(const struct weft_node *w, uint32_t node)
 {
     return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE;
 }
 
-uint32_t fab_count_dead(const struct weft *w)
+uint32_t fab_count_dead(const struct weft_node *w)
 {
     uint32_t dead = 0;
     for (uint32_t i = 0; i < w->size; i++)
@@ -51,7 +51,7 @@ uint32_t fab_count_dead(const struct weft *w)
     return dead;
 }
 
-BASE_COLD int fab_refuse_node(struct weft *w, uint32_t node)
+BASE_COLD int fab_refuse_node(struct weft_node *w, uint32_t node)
 {
     if (node >= w->size)
         return base_fail(-EFAULT, "node %u does not exist; the cluster has nodes 0 to %u", node, w->size - 1);

@@ -12,7 +12,7 @@
 
 /* All of them are opened: shared memory also carries what a node says to itself, and the bell its waiters sleep on. The
  * setting says which is used for peers. */
-static int pick_transports(struct weft *w, const struct fab_transport *const *all)
+static int pick_transports(struct weft_node *w, const struct fab_transport *const *all)
 {
     const char *only = w->options.transport;
     bool known = !*only || strcmp(only, "rdma") == 0;
@@ -27,12 +27,12 @@ static int pick_transports(struct weft *w, const struct fab_transport *const *al
                                  only, names);
 }
 
-int fab_connect_self(struct weft *w, int64_t deadline)
+int fab_connect_self(struct weft_node *w, int64_t deadline)
 {
     return w->transports[0]->connect(w, &w->links[w->rank], -1, deadline);
 }
 
-const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_id)
+const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id)
 {
     char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
     for (const struct fab_transport **t = w->transports; *t; t++) {
@@ -51,7 +51,7 @@ const struct fab_transport *fab_choose(struct weft *w, const uint8_t *peer_host_
     return NULL;
 }
 
-bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w))
+bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
     if (!l->done) {
         l->done = true;
@@ -64,9 +64,9 @@ bool fab_look(struct weft *w, struct fab_look *l, int (*look)(struct weft *w))
     return l->failed == 0;
 }
 
-int fab_create(struct weft **out, const struct fab_config *config)
+int fab_create(struct weft_node **out, const struct fab_config *config)
 {
-    struct weft *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
+    struct weft_node *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
     if (!w)
         return base_fail(-ENOMEM, "no memory for the node's handle");
     memset(w, 0, sizeof *w);
@@ -122,7 +122,7 @@ fail:
     return rc;
 }
 
-void fab_destroy(struct weft *w)
+void fab_destroy(struct weft_node *w)
 {
     if (!w)
         return;
@@ -154,7 +154,7 @@ void fab_destroy(struct weft *w)
     free(w);
 }
 
-int fab_hook(struct weft *w, const struct fab_hook *hook)
+int fab_hook(struct weft_node *w, const struct fab_hook *hook)
 {
     pthread_mutex_lock(&w->member_lock);
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_relaxed);
@@ -170,7 +170,7 @@ int fab_hook(struct weft *w, const struct fab_hook *hook)
     return rc;
 }
 
-void fab_run_close(struct weft *w)
+void fab_run_close(struct weft_node *w)
 {
     for (uint32_t i = atomic_load_explicit(&w->hook_count, memory_order_acquire); i-- > 0;)
         if (w->hooks[i].close)
@@ -178,7 +178,7 @@ void fab_run_close(struct weft *w)
     atomic_store_explicit(&w->hook_count, 0, memory_order_relaxed);
 }
 
-int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg)
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
         return base_fail(-EINVAL, "handler id %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
@@ -191,7 +191,7 @@ int fab_handle(struct weft *w, uint32_t id, weft_handler_fn fn, void *arg)
     return 0;
 }
 
-int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg)
+int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= WEFT_HANDLERS)
         return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
@@ -200,7 +200,7 @@ int weft_handle(weft *w, uint32_t id, weft_handler_fn fn, void *arg)
     return fab_handle(w, id, fn, arg);
 }
 
-int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
+int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out)
 {
     uint64_t offset;
     int rc = mem_alloc(w->pool, bytes, align, &offset);
@@ -209,12 +209,12 @@ int weft_alloc_aligned(weft *w, size_t bytes, size_t align, weft_gaddr *out)
     return rc;
 }
 
-int weft_alloc(weft *w, size_t bytes, weft_gaddr *out)
+int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out)
 {
     return mem_alloc_from(w->pool, bytes, weft_gaddr_make(w->rank, 0, 0), out);
 }
 
-int weft_free(weft *w, weft_gaddr addr)
+int weft_free(weft_node *w, weft_gaddr addr)
 {
     if (addr == WEFT_NULL)
         return 0;
@@ -225,7 +225,7 @@ int weft_free(weft *w, weft_gaddr addr)
     return mem_free(w->pool, weft_gaddr_offset(addr));
 }
 
-weft_gaddr weft_addr(weft *w, const void *p)
+weft_gaddr weft_addr(weft_node *w, const void *p)
 {
     uintptr_t at = (uintptr_t)p, base = (uintptr_t)w->pool_base;
     if (at < base + w->heap_offset || at - base >= w->pool_bytes)
@@ -233,7 +233,7 @@ weft_gaddr weft_addr(weft *w, const void *p)
     return weft_gaddr_make(w->rank, 0, at - base);
 }
 
-int weft_pool_stat(weft *w, weft_pool_stats *out, size_t bytes)
+int weft_pool_stat(weft_node *w, weft_pool_stats *out, size_t bytes)
 {
     struct mem_stats s;
     uint32_t on_device = 0, budget = 0;

@@ -13,7 +13,7 @@ struct fab_now {
     struct fab_now *next;
     weft_op op;
     uint64_t old;
-    uint8_t bytes[WEFT_NOW_BYTES];
+    uint8_t bytes[WEFT_BLOCKING_BYTES];
 };
 
 static bool ended(const struct fab_now *n)
@@ -21,7 +21,7 @@ static bool ended(const struct fab_now *n)
     return __atomic_load_n(&n->op.status, __ATOMIC_ACQUIRE) != 1; /* pairs with fab_complete() */
 }
 
-static struct fab_now *take(struct weft *w)
+static struct fab_now *take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
@@ -36,7 +36,7 @@ static struct fab_now *take(struct weft *w)
     return n;
 }
 
-static void give(struct weft *w, struct fab_now *n)
+static void give(struct weft_node *w, struct fab_now *n)
 {
     base_spin_lock(&w->now_lock);
     n->next = w->now;
@@ -44,7 +44,7 @@ static void give(struct weft *w, struct fab_now *n)
     base_spin_unlock(&w->now_lock);
 }
 
-void fab_now_free(struct weft *w)
+void fab_now_free(struct weft_node *w)
 {
     while (w->now) {
         struct fab_now *n = w->now;
@@ -53,14 +53,14 @@ void fab_now_free(struct weft *w)
     }
 }
 
-bool fab_at_once(const struct weft *w, weft_gaddr where)
+bool fab_at_once(const struct weft_node *w, weft_gaddr where)
 {
     uint32_t node = weft_gaddr_node(where);
     const struct fab_transport *t = node < w->size ? w->links[node].transport : NULL;
     return !t || t->at_once;
 }
 
-static int begin(struct weft *w, struct fab_now **n)
+static int begin(struct weft_node *w, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
@@ -70,7 +70,7 @@ static int begin(struct weft *w, struct fab_now **n)
 }
 
 /* `rc`: of the call that started it. */
-static int end(struct weft *w, struct fab_now *n, int rc, int64_t timeout_ns)
+static int end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
         n->op.status = rc; /* it was not */
@@ -79,12 +79,12 @@ static int end(struct weft *w, struct fab_now *n, int rc, int64_t timeout_ns)
     return rc;
 }
 
-static bool in_pool(const struct weft *w, const void *p)
+static bool in_pool(const struct weft_node *w, const void *p)
 {
     return (uintptr_t)p - (uintptr_t)w->pool_base < w->pool_bytes;
 }
 
-int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns)
+int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns)
 {
     if (!fab_alive(w, node))
         return fab_refuse_node(w, node);
@@ -105,7 +105,7 @@ int fab_system_get(struct weft *w, uint32_t node, uint64_t offset, uint64_t *val
     return rc;
 }
 
-int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
+int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len)
 {
     if (fab_at_once(w, dst))
         return weft_put(w, dst, src, len, NULL);
@@ -117,12 +117,12 @@ int weft_put_now(weft *w, weft_gaddr dst, const void *src, size_t len)
         memcpy(n->bytes, src, len);
         src = n->bytes;
     }
-    rc = end(w, n, weft_put(w, dst, src, len, &n->op), WEFT_DEFAULT);
+    rc = end(w, n, weft_put(w, dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
     give(w, n);
     return rc;
 }
 
-int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
+int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len)
 {
     if (fab_at_once(w, src))
         return weft_get(w, dst, src, len, NULL);
@@ -131,14 +131,14 @@ int weft_get_now(weft *w, void *dst, weft_gaddr src, size_t len)
     if (rc)
         return rc;
     bool little = len <= sizeof n->bytes && !in_pool(w, dst);
-    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_DEFAULT);
+    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
     if (rc == 0 && little)
         memcpy(dst, n->bytes, len);
     give(w, n);
     return rc;
 }
 
-static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old)
+static int atomic_now(weft_node *w, enum fab_atomic what, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old)
 {
     struct fab_now *n = NULL;
     weft_op *op = NULL;
@@ -153,7 +153,7 @@ static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a
     int rc = what == FAB_ADD ? weft_fetch_add(w, word, a, to, op) : what == FAB_SWAP ? weft_swap(w, word, a, to, op) :
              weft_compare_swap(w, word, a, b, to, op);
     if (n) {
-        rc = end(w, n, rc, WEFT_DEFAULT);
+        rc = end(w, n, rc, WEFT_TIMEOUT_DEFAULT);
         if (rc == 0 && old)
             *old = n->old;
         give(w, n);
@@ -161,7 +161,7 @@ static int atomic_now(weft *w, enum fab_atomic what, weft_gaddr word, uint64_t a
     return rc;
 }
 
-int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **out)
+int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **out)
 {
     struct fab_now *n = take(w);
     if (!n)
@@ -176,7 +176,7 @@ int fab_swap_begin(struct weft *w, weft_gaddr word, uint64_t expected, uint64_t 
     return 0;
 }
 
-int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns)
+int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns)
 {
     struct fab_now *n = *swap;
     int rc = ended(n) || !fab_in_handler() ? weft_wait(w, &n->op, timeout_ns) : -EINPROGRESS;
@@ -190,23 +190,23 @@ int fab_swap_wait(struct weft *w, struct fab_now **swap, uint64_t *old, int64_t 
     return rc;
 }
 
-void fab_swap_leave(struct weft *w, struct fab_now **swap)
+void fab_swap_leave(struct weft_node *w, struct fab_now **swap)
 {
     give(w, *swap);
     *swap = NULL;
 }
 
-int weft_fetch_add_now(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)
+int weft_fetch_add_blocking(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old)
 {
     return atomic_now(w, FAB_ADD, word, add, 0, old);
 }
 
-int weft_compare_swap_now(weft *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old)
+int weft_compare_swap_blocking(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old)
 {
     return atomic_now(w, FAB_CAS, word, expected, desired, old);
 }
 
-int weft_swap_now(weft *w, weft_gaddr word, uint64_t value, uint64_t *old)
+int weft_swap_blocking(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old)
 {
     return atomic_now(w, FAB_SWAP, word, value, 0, old);
 }

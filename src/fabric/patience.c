@@ -14,12 +14,12 @@
 
 #define NAMED_MOST 8u
 
-static bool alone(const struct weft *w)
+static bool alone(const struct weft_node *w)
 {
     return w->size > 1 && weft_alive_count(w) <= 1;
 }
 
-void fab_patience_begin(struct fab_patience *p, struct weft *w, enum fab_whom whom, int64_t timeout_ns)
+void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_whom whom, int64_t timeout_ns)
 {
     bool lasting = timeout_ns < 0 && !w->options.bounded;
     *p = (struct fab_patience){
@@ -72,7 +72,7 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
              p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 
-uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t len)
+uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, size_t len)
 {
     uint32_t n = 0, named = 0;
     for (uint32_t i = 0; i < w->size; i++)
@@ -91,7 +91,7 @@ uint32_t fab_name_nodes(const struct weft *w, const bool in[], char *buf, size_t
     return n;
 }
 
-void fab_name_living(const struct weft *w, char *buf, size_t len)
+void fab_name_living(const struct weft_node *w, char *buf, size_t len)
 {
     bool in[WEFT_MAX_NODES];
     char names[128];

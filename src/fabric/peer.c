@@ -21,13 +21,13 @@
 #define JUDGE_NS (10 * WEFT_MS) /* not more often */
 #define PATIENCE 5              /* times the liveness time, for a process that is silent on a host that is not */
 
-void fab_give_up(struct weft *w, uint32_t node, const char *why)
+void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
     atomic_store_explicit(&w->links[node].given_up, why, memory_order_relaxed);
     fab_kick(w);
 }
 
-void fab_peer_gone(struct weft *w, uint32_t node, bool died, const char *why)
+void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *why)
 {
     struct fab_link *l = &w->links[node];
     if (!fab_alive(w, node))
@@ -53,7 +53,7 @@ static void beat(struct fab_link *l)
 
 static void *pulse_thread(void *arg)
 {
-    struct weft *w = arg;
+    struct weft_node *w = arg;
     while (!atomic_load_explicit(&w->pulse_end, memory_order_acquire)) {
         /* fab_alive() is an acquire that pairs with the release when the pair had connected: before that the connection
          * belongs to the transports. */
@@ -65,7 +65,7 @@ static void *pulse_thread(void *arg)
     return NULL;
 }
 
-int fab_pulse_start(struct weft *w)
+int fab_pulse_start(struct weft_node *w)
 {
     int rc = base_thread(&w->pulse_thread, pulse_thread, w);
     if (rc)
@@ -74,7 +74,7 @@ int fab_pulse_start(struct weft *w)
     return 0;
 }
 
-void fab_pulse_stop(struct weft *w)
+void fab_pulse_stop(struct weft_node *w)
 {
     if (!w->pulse_started)
         return;
@@ -85,7 +85,7 @@ void fab_pulse_stop(struct weft *w)
 }
 
 /* Of a peer that has been silent for so long: how long it still may be; 0: it is dead, and why. */
-static int64_t grace(const struct weft *w, struct fab_link *l, char *why, size_t len)
+static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, size_t len)
 {
     /* What we know of its host is up to a pulse old. */
     int64_t host = l->liveness_ns - w->pulse_ns - l->unanswered_ns, left = l->liveness_ns - l->silent_ns;
@@ -108,7 +108,7 @@ static int64_t grace(const struct weft *w, struct fab_link *l, char *why, size_t
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
 }
 
-int64_t fab_judge_silence(struct weft *w)
+int64_t fab_judge_silence(struct weft_node *w)
 {
     if (!w->pulse_ns)
         return INT64_MAX;

@@ -23,7 +23,7 @@
 #define LOOK_NS (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
 
 /* Everything that makes it worth looking before sleeping. */
-static bool idle(struct weft *w)
+static bool idle(struct weft_node *w)
 {
     bool quiet = true;
     if (!base_spin_try(&w->progress)) {
@@ -37,7 +37,7 @@ static bool idle(struct weft *w)
     return quiet;
 }
 
-static void read_side(struct weft *w, struct fab_link *l)
+static void read_side(struct weft_node *w, struct fab_link *l)
 {
     bool died;
     const char *why = fab_side_read(w, l, &died);
@@ -46,7 +46,7 @@ static void read_side(struct weft *w, struct fab_link *l)
 }
 
 /* One round of poll() over the side connections and the transports' descriptors. */
-static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, int timeout_ms)
+static void look_at_peers(struct weft_node *w, struct pollfd *fds, uint32_t *nodes, int timeout_ms)
 {
     nfds_t n = 0;
     fds[n++] = (struct pollfd){.fd = w->wake_fd[0], .events = POLLIN};
@@ -95,7 +95,7 @@ static void look_at_peers(struct weft *w, struct pollfd *fds, uint32_t *nodes, i
     }
 }
 
-static void give_up_broken(struct weft *w)
+static void give_up_broken(struct weft_node *w)
 {
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
@@ -109,7 +109,7 @@ static void give_up_broken(struct weft *w)
     }
 }
 
-static int64_t ticks(struct weft *w)
+static int64_t ticks(struct weft_node *w)
 {
     int64_t next = fab_run_ticks(w);
     return next < NAP_MS * WEFT_MS ? next : NAP_MS * WEFT_MS;
@@ -117,7 +117,7 @@ static int64_t ticks(struct weft *w)
 
 static void *progress_thread(void *arg)
 {
-    struct weft *w = arg;
+    struct weft_node *w = arg;
     struct pollfd *fds = w->poll_fds;
     uint32_t *nodes = w->poll_nodes;
     uint64_t polls_before = 0;
@@ -183,7 +183,7 @@ static void *progress_thread(void *arg)
     return NULL;
 }
 
-int fab_start(struct weft *w)
+int fab_start(struct weft_node *w)
 {
     w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * (size_t)w->size, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_nodes);
@@ -197,7 +197,7 @@ int fab_start(struct weft *w)
     return 0;
 }
 
-int fab_settle(struct weft *w, int64_t deadline)
+int fab_settle(struct weft_node *w, int64_t deadline)
 {
     int rc = 0;
     for (const struct fab_transport **t = w->transports; *t && !rc; t++)
@@ -206,7 +206,7 @@ int fab_settle(struct weft *w, int64_t deadline)
     return rc;
 }
 
-static bool needed(struct weft *w)
+static bool needed(struct weft_node *w)
 {
     for (const struct fab_transport **t = w->transports; *t; t++)
         if ((*t)->needed && (*t)->needed(w))
@@ -214,7 +214,7 @@ static bool needed(struct weft *w)
     return false;
 }
 
-void fab_stop(struct weft *w)
+void fab_stop(struct weft_node *w)
 {
     if (w->thread_started) {
         for (int64_t end = base_deadline(w->options.deadline_ns); needed(w) && base_now_ns() < end;)

@@ -125,7 +125,7 @@ bool fab_side_pending(struct fab_link *l)
 /* --- in --- */
 
 /* What has come; the bytes are the peer's, so anything may be. False: they make no sense. */
-static bool take(struct weft *w, struct fab_link *l, const uint8_t *bytes, size_t n)
+static bool take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         struct fab_side *s = l->side;
@@ -165,7 +165,7 @@ static void tidy(struct fab_link *l)
     base_spin_unlock(&l->side_lock);
 }
 
-const char *fab_side_read(struct weft *w, struct fab_link *l, bool *died)
+const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died)
 {
     uint8_t bytes[1024];
     if (fab_side_pending(l)) {

@@ -62,7 +62,7 @@ static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header
     s->count++;
 }
 
-void stash_deliver(struct weft *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
+void stash_deliver(struct weft_node *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len)
 {
     bool behind = s->first && !fab_is_system(id);
@@ -70,7 +70,7 @@ void stash_deliver(struct weft *w, struct stash *s, uint32_t id, const void *hea
         put_aside(s, id, header, header_len, payload, payload_len);
 }
 
-int stash_retry(struct weft *w, struct stash *s)
+int stash_retry(struct weft_node *w, struct stash *s)
 {
     int n = 0;
     for (; s->first; n++, forget_first(s)) {

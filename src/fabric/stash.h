@@ -19,10 +19,10 @@ struct stash {
 void stash_init(struct stash *s, uint32_t from);
 /* Run the handler, or put the message aside: behind one of the program's that waits, all of the program's do. weft's own do
  * not wait for them. */
-void stash_deliver(struct weft *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
+void stash_deliver(struct weft_node *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len);
 /* Deliver what waits, as far as there are handlers now; how many left. */
-int stash_retry(struct weft *w, struct stash *s);
+int stash_retry(struct weft_node *w, struct stash *s);
 void stash_clear(struct stash *s);
 
 #endif

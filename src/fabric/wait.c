@@ -22,14 +22,14 @@ int64_t fab_limit(int64_t deadline)
     return before ? before : INT64_MAX;
 }
 
-int64_t fab_timeout(const struct weft *w, int64_t timeout_ns)
+int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns)
 {
     int64_t end = base_deadline(timeout_ns < 0 ? w->options.deadline_ns : timeout_ns);
     return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
 /* One sleep, unless it is ready now. `rung`: somebody has ended it. */
-static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
+static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
 {
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
@@ -49,7 +49,7 @@ static bool sleep_once(struct weft *w, fab_ready_fn ready, void *arg, int64_t at
 }
 
 /* Look and make progress for a short while. */
-static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
@@ -100,7 +100,7 @@ static bool spin(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline
     return done;
 }
 
-static int wait_long(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     for (;;) {
         if (spin(w, ready, arg, deadline))
@@ -135,16 +135,16 @@ bool fab_nowait(bool on)
     return before;
 }
 
-int fab_wait_for_room(struct weft *w, fab_ready_fn has_room, void *arg)
+int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
 {
     if (!nowait)
-        return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_DEFAULT));
+        return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     fab_polled(w);
     fab_progress(w); /* a program that only tries looks nowhere else */
     return has_room(arg) ? 0 : -EAGAIN;
 }
 
-int fab_wait(struct weft *w, fab_ready_fn ready, void *arg, int64_t deadline)
+int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     if (ready(arg))
         return 0;

@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-void fab_wake_here(struct weft *w)
+void fab_wake_here(struct weft_node *w)
 {
     atomic_thread_fence(memory_order_seq_cst); /* what changed before the look; pairs with sleep_once() */
     if (atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed)) {
@@ -15,14 +15,14 @@ void fab_wake_here(struct weft *w)
     }
 }
 
-void fab_wake(struct weft *w, uint32_t node)
+void fab_wake(struct weft_node *w, uint32_t node)
 {
     struct fab_link *l = &w->links[node];
     if (atomic_load_explicit(&l->state, memory_order_acquire) == FAB_ALIVE)
         l->transport->wake(w, l);
 }
 
-void fab_kick(struct weft *w)
+void fab_kick(struct weft_node *w)
 {
     (void)!write(w->wake_fd[1], "k", 1); /* full: it has been kicked plenty */
 }

@@ -311,7 +311,7 @@ void map_apart_gone(struct map_job *job, uint32_t node, bool died)
         kill(getpid(), SIGTERM);
 }
 
-static void on_order(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                      void *arg)
 {
     (void)w, (void)payload, (void)payload_len;
@@ -324,7 +324,7 @@ static void on_order(weft *w, uint32_t from, const void *header, size_t header_l
     pthread_mutex_unlock(&a->lock);
 }
 
-static void on_prints(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_prints(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                       void *arg)
 {
     (void)w, (void)payload, (void)payload_len;
@@ -354,7 +354,7 @@ static int get_order(struct map_job *job)
         return base_fail(-EPROTO, "the order of node 0 has %llu bytes", (unsigned long long)len);
     if (!(a->order_bytes = malloc(len)))
         return base_fail(-ENOMEM, "no memory for what node 0 says");
-    int rc = weft_get_now(job->w, a->order_bytes, at, len);
+    int rc = weft_get_blocking(job->w, a->order_bytes, at, len);
     return rc ? rc : map_order_read(&a->o, a->order_bytes, len);
 }
 
@@ -410,7 +410,7 @@ void map_apart_tell(struct map_job *job)
     struct map_apart *a = job->with;
     pthread_mutex_lock(&a->lock);
     if (a->tally_sent)
-        weft_wait(job->w, &a->tally_op, WEFT_DEFAULT); /* most likely long ago */
+        weft_wait(job->w, &a->tally_op, WEFT_TIMEOUT_DEFAULT); /* most likely long ago */
     struct map_tally t = {0};
     for (uint32_t i = 0; i < job->slots; i++) {
         const struct map_line *line = map_line(job, job->rank, i);
@@ -459,7 +459,7 @@ static int serve(struct map_job *job)
     a->leaving = true;
     pthread_mutex_unlock(&a->lock);
     map_apart_tell(job);
-    weft_flush(job->w, 0, WEFT_DEFAULT);
+    weft_flush(job->w, 0, WEFT_TIMEOUT_DEFAULT);
     weft_queue_close(job->queue);
     map_carry_stop(job);
     return 0;

@@ -51,14 +51,14 @@ static int wait_for(struct map_job *job, weft_op *op)
 {
     int rc;
     do
-        rc = weft_wait(job->w, op, WEFT_DEFAULT);
+        rc = weft_wait(job->w, op, WEFT_TIMEOUT_DEFAULT);
     while (rc == -ETIMEDOUT);
     return rc;
 }
 
 /* --- answering --- */
 
-static void on_ask(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_ask(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                    void *arg)
 {
     (void)payload, (void)payload_len;

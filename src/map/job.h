@@ -269,7 +269,7 @@ struct map_slot {
     struct map_capture capture;
     struct map_errors errors;
     char *text;           /* [MAP_STDERR_BYTES + 64] */
-    weft_claim *claim;
+    weft_lease *claim;
     bool lost;            /* the claim is no longer ours */
     bool script;          /* the command has no interpreter line: the shell runs it */
     char **argv;          /* with placeholders filled in */
@@ -354,7 +354,7 @@ struct map_job {
     char coord[64];
     pid_t owner_pid;
 
-    weft *w;
+    weft_node *w;
     weft_queue *queue;
     struct map_slot *slot; /* [slots] */
     pthread_mutex_t turn_lock; /* of these four */

@@ -222,7 +222,7 @@ static void on_signal_unless_ignored(int sig, void (*handler)(int))
 }
 
 /* The owner is done with outcomes of this node. */
-static void on_release(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_release(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, void *arg)
 {
     (void)header, (void)header_len, (void)arg;
@@ -233,7 +233,7 @@ static void on_release(weft *w, uint32_t from, const void *header, size_t header
     }
 }
 
-static void on_member(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch;
     struct map_job *job = arg;

@@ -27,7 +27,7 @@ int owner_submit(struct map_owner *o, const struct record *r)
     weft_task task = {.kind = KIND_PIECE,
                       .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
                       .tag = p->number};
-    int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_DEFAULT);
+    int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT);
     return n < 0 ? n : 0;
 }
 

@@ -174,12 +174,12 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
 }
 
 /* How often the last attempt at a piece was left to another node. The words are the owner's. */
-static weft_gaddr given_word(const struct map_job *job, const weft_claim *claim)
+static weft_gaddr given_word(const struct map_job *job, const weft_lease *claim)
 {
     return atomic_load_explicit(&job->board->given, memory_order_relaxed) + claim->task.tag % MAP_WINDOW * sizeof(uint64_t);
 }
 
-static uint64_t given_away(struct map_job *job, const weft_claim *claim)
+static uint64_t given_away(struct map_job *job, const weft_lease *claim)
 {
     uint64_t times = 0;
     if (claim->attempt == 0) /* nobody has had it */
@@ -188,12 +188,12 @@ static uint64_t given_away(struct map_job *job, const weft_claim *claim)
     const _Atomic uint64_t *here = weft_ptr(job->w, at, sizeof *here);
     if (here)
         return atomic_load_explicit(here, memory_order_relaxed);
-    return weft_get_now(job->w, &times, at, sizeof times) ? 0 : times;
+    return weft_get_blocking(job->w, &times, at, sizeof times) ? 0 : times;
 }
 
 /* Whether this node is the one to run it: it has not failed here, or nowhere else is better, or others had their
  * chance. */
-static bool suits(struct map_job *job, const weft_claim *claim)
+static bool suits(struct map_job *job, const weft_lease *claim)
 {
     uint64_t failed_on = claim->task.arg[0];
     if (!(failed_on >> job->rank & 1) || given_away(job, claim) >= GIVE_AWAY_MAX)
@@ -204,22 +204,22 @@ static bool suits(struct map_job *job, const weft_claim *claim)
     return true;
 }
 
-static void give_away(struct map_job *job, const weft_claim *claim)
+static void give_away(struct map_job *job, const weft_lease *claim)
 {
-    weft_fetch_add_now(job->w, given_word(job, claim), 1, NULL);
+    weft_fetch_add_blocking(job->w, given_word(job, claim), 1, NULL);
     weft_release(job->queue, claim); /* when refused, it has been taken from us already */
 }
 
 /* A piece that has failed on this node is better tried on another: it is given back, after other work has been claimed
  * in its place, for the queue hands out first what has waited longest. With no other work, wait a little for the
  * others, longer each time. False: nothing is claimed now. */
-static bool choose(struct map_job *job, weft_claim *claim)
+static bool choose(struct map_job *job, weft_lease *claim)
 {
     if (suits(job, claim))
         return true;
     uint64_t times = given_away(job, claim);
-    weft_claim instead;
-    bool more = weft_claim_tasks(job->queue, &instead, 1, 0) == 1;
+    weft_lease instead;
+    bool more = weft_claim(job->queue, &instead, 1, 0) == 1;
     give_away(job, claim);
     if (more && suits(job, &instead)) {
         *claim = instead;
@@ -243,7 +243,7 @@ static bool possible(const struct map_job *job, const struct map_piece *piece)
     return piece->offset >= in->start && piece->offset + piece->length <= in->size;
 }
 
-static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *result)
+static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *result)
 {
     struct map_job *job = slot->job;
     const weft_task *t = &claim->task;
@@ -312,7 +312,7 @@ static int do_piece(struct map_slot *slot, weft_claim *claim, weft_result *resul
 static int start_slot(struct map_job *job);
 
 /* Of the idle slots one waits for the queue, where waiting means to look now and then; all others sleep until it has a piece. */
-static int wait_for_piece(struct map_job *job, weft_claim *claim)
+static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);
     job->asleep++;
@@ -321,7 +321,7 @@ static int wait_for_piece(struct map_job *job, weft_claim *claim)
     job->asleep--;
     job->waits = true;
     pthread_mutex_unlock(&job->turn_lock);
-    int n = weft_claim_tasks(job->queue, claim, 1, WEFT_SECOND);
+    int n = weft_claim(job->queue, claim, 1, WEFT_SECOND);
     pthread_mutex_lock(&job->turn_lock);
     job->waits = false;
     pthread_cond_signal(&job->turn);
@@ -344,13 +344,13 @@ static void *slot_main(void *arg)
     struct map_slot *slot = arg;
     struct map_job *job = slot->job;
     while (!atomic_load_explicit(&job->board->ending, memory_order_relaxed)) {
-        weft_claim claim;
+        weft_lease claim;
         if (atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
             base_sleep_ns(10 * WEFT_MS);
             continue;
         }
         int64_t start = base_now_ns();
-        int n = weft_claim_tasks(job->queue, &claim, 1, 0);
+        int n = weft_claim(job->queue, &claim, 1, 0);
         if (n == -ETIMEDOUT) {
             n = wait_for_piece(job, &claim);
             start = base_now_ns(); /* waiting for work is not work */

@@ -20,9 +20,9 @@ static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab
 /* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
  * it is none any more. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct weft *open_nodes;
+static struct weft_node *open_nodes;
 
-static void enlist(struct weft *w)
+static void enlist(struct weft_node *w)
 {
     pthread_mutex_lock(&open_lock);
     w->next_open = open_nodes;
@@ -31,9 +31,9 @@ static void enlist(struct weft *w)
 }
 
 /* 0: it was open, nobody waits in it, and from now on it counts as closed. */
-static int delist(struct weft *w)
+static int delist(struct weft_node *w)
 {
-    struct weft **at = &open_nodes;
+    struct weft_node **at = &open_nodes;
     int rc = 0;
     pthread_mutex_lock(&open_lock);
     while (*at && *at != w)
@@ -51,7 +51,7 @@ static int delist(struct weft *w)
 }
 
 /* Leave what is below links and threads: also the end of a weft_open() that failed. */
-static void take_apart(struct weft *w)
+static void take_apart(struct weft_node *w)
 {
     fab_stop(w);
     fab_run_close(w);
@@ -65,10 +65,10 @@ static const char *const *devices_towards(const struct cluster_settings *s)
     return me && me->rdma && me->rdma_count == s->size ? (const char *const *)me->rdma : NULL;
 }
 
-int weft_open(weft **out, const weft_config *config)
+int weft_open(weft_node **out, const weft_config *config)
 {
     struct cluster_settings s;
-    struct weft *w = NULL;
+    struct weft_node *w = NULL;
     weft_config c;
     *out = NULL;
     int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
@@ -113,7 +113,7 @@ out:
     return rc;
 }
 
-int weft_close(weft *w)
+int weft_close(weft_node *w)
 {
     if (!w)
         return 0;
@@ -123,7 +123,7 @@ int weft_close(weft *w)
     if (rc)
         return rc;
     /* One deadline for all: peers that are stuck keep us no longer than one would. */
-    int64_t deadline = fab_timeout(w, WEFT_DEFAULT);
+    int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {
         int64_t left = deadline - base_now_ns();
         if (fab_alive(w, i))

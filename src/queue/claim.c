@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-/* What weft_claim.private_ holds. */
+/* What weft_lease.private_ holds. */
 enum claim_word { CLAIM_SLOT, CLAIM_STATE, CLAIM_ID, CLAIM_SUBMITTER };
 
 #define CLAIM_RUN 64u
 
-static int claim_from(struct weft_queue *q, struct queue_view *v, weft_claim *out, uint32_t max, bool steal)
+static int claim_from(struct weft_queue *q, struct queue_view *v, weft_lease *out, uint32_t max, bool steal)
 {
     struct slot_claim claims[CLAIM_RUN];
     int n = slot_claim(&v->shard, queue_user(q), q->w->size, claims, max < CLAIM_RUN ? max : CLAIM_RUN, steal);
@@ -29,7 +29,7 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_claim *ou
 }
 
 /* What is ready now, in a call that ends at `deadline`. */
-BASE_INLINE uint32_t claim_now(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+BASE_INLINE uint32_t claim_now(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
     uint32_t got = 0;
     if (q->own->shard.slots) {
@@ -78,7 +78,7 @@ static bool claim_ready(void *arg)
 }
 
 /* How many; 0: none is ready. */
-BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
     /* before the look: what was submitted before the shutdown is found after it */
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
@@ -88,7 +88,7 @@ BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_claim *out, uint32_t ma
     return (int)n;
 }
 
-static BASE_COLD int claim_later(struct weft_queue *q, weft_claim *out, uint32_t max, int64_t deadline)
+static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
     for (;;) {
         int64_t now = base_now_ns();
@@ -104,7 +104,7 @@ static BASE_COLD int claim_later(struct weft_queue *q, weft_claim *out, uint32_t
     }
 }
 
-int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns)
+int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
 {
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
@@ -127,7 +127,7 @@ int weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeo
 }
 
 /* The view and slot of a claim, if it can still be this node's. */
-static struct queue_view *claim_view(const struct weft_queue *q, const weft_claim *c, uint32_t *slot)
+static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
     if (slot_status(word) != SLOT_CLAIMED || slot_owner(word) != q->w->rank ||
@@ -175,7 +175,7 @@ static void limit_end(const struct limit *l)
 }
 
 /* Swap one claim to DONE; false when it is refused. */
-static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
+static bool finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
     struct queue_view *v = claim_view(q, c, &slot);
@@ -193,7 +193,7 @@ static bool finish(struct weft_queue *q, const weft_claim *c, const weft_result 
 }
 
 /* In a handler: a shard that is reached by waiting cannot be used. */
-static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_claim *claims, uint32_t count)
+static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease *claims, uint32_t count)
 {
     for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
         struct queue_view *v = claim_view(q, &claims[i], &slot);
@@ -204,7 +204,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_claim 
     return 0;
 }
 
-BASE_INLINE int complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
@@ -242,7 +242,7 @@ BASE_INLINE int complete(weft_queue *q, const weft_claim *claims, const weft_res
     return (int)good;
 }
 
-int weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
@@ -260,7 +260,7 @@ static BASE_COLD int refused(struct weft_queue *q, const struct queue_view *v, i
     return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
 }
 
-int weft_renew(weft_queue *q, weft_claim *claim)
+int weft_renew(weft_queue *q, weft_lease *claim)
 {
     uint32_t slot;
     uint64_t now;
@@ -277,7 +277,7 @@ int weft_renew(weft_queue *q, weft_claim *claim)
     return 0;
 }
 
-int weft_release(weft_queue *q, const weft_claim *claim)
+int weft_release(weft_queue *q, const weft_lease *claim)
 {
     uint32_t slot;
     if (BASE_UNLIKELY(queue_closed(q)))

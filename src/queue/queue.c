@@ -26,7 +26,7 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
     return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch %u leases", slots);
 }
 
-static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
+static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
 {
     weft_gaddr at;
     int rc = weft_alloc_aligned(w, slot_shard_bytes(slots), 2 * BASE_CACHE_LINE, &at);
@@ -49,7 +49,7 @@ static int make_shard(struct weft *w, struct weft_queue *q, uint32_t slots)
 /* The fields of version 0.1. */
 #define CONFIG_FIRST (offsetof(weft_queue_config, submit_only) + sizeof((weft_queue_config *)0)->submit_only)
 
-int weft_queue_open(weft *w, const char *name, const weft_queue_config *given, weft_queue **out)
+int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *given, weft_queue **out)
 {
     weft_queue_config taken = {.bytes = sizeof taken};
     const weft_queue_config *config = &taken;

@@ -80,7 +80,7 @@ enum queue_force {
 struct queue_unsent;
 
 struct weft_queue {
-    struct weft *w;
+    struct weft_node *w;
     char name[QUEUE_NAME_BYTES];
     uint64_t key; /* of the name */
     uint32_t incarnation; /* which of the queues that this node opened, from 1 on */
@@ -175,9 +175,9 @@ struct queue_room {
 };
 
 /* --- room.c --- */
-int queue_open(struct weft *w); /* before joining: its handler must be there for the first message */
-uint32_t queue_room_incarnation(struct weft *w); /* of a queue that is being opened */
-int queue_room_enter(struct weft *w, struct weft_queue *q); /* find the others; from now on messages reach q */
+int queue_open(struct weft_node *w); /* before joining: its handler must be there for the first message */
+uint32_t queue_room_incarnation(struct weft_node *w); /* of a queue that is being opened */
+int queue_room_enter(struct weft_node *w, struct weft_queue *q); /* find the others; from now on messages reach q */
 void queue_room_leave(struct weft_queue *q); /* returns when no handler is inside q; the room frees it at the node's end */
 
 /* --- view.c --- */

@@ -145,7 +145,7 @@ static void settle(struct weft_queue *q, uint32_t from, uint32_t count, const vo
 }
 
 /* Who asks for a queue that is not open here is told so. */
-static void say_none(weft *w, uint32_t to, const struct queue_message *ask)
+static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
 {
     struct queue_message m = *ask;
     m.type = QUEUE_NONE;
@@ -156,7 +156,7 @@ static void say_none(weft *w, uint32_t to, const struct queue_message *ask)
                  (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 
-static void handle(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                    size_t payload_len, void *arg)
 {
     struct queue_room *room = arg;
@@ -209,7 +209,7 @@ static void handle(weft *w, uint32_t from, const void *header, size_t header_len
     leave(room, q);
 }
 
-static void node_gone(struct weft *w, uint32_t node, bool died, void *arg)
+static void node_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
 {
     (void)w;
     (void)died;
@@ -223,7 +223,7 @@ static void node_gone(struct weft *w, uint32_t node, bool died, void *arg)
     }
 }
 
-static int64_t tick(struct weft *w, int64_t now, void *arg)
+static int64_t tick(struct weft_node *w, int64_t now, void *arg)
 {
     (void)w;
     struct queue_room *room = arg;
@@ -249,7 +249,7 @@ static int64_t tick(struct weft *w, int64_t now, void *arg)
 }
 
 /* At the node's end: no thread is inside, and leaving tells the others more than a CLOSE would. */
-static void room_close(struct weft *w, void *arg)
+static void room_close(struct weft_node *w, void *arg)
 {
     struct queue_room *room = arg;
     for (uint32_t i = 0; i < QUEUES_MAX; i++)
@@ -264,7 +264,7 @@ static void room_close(struct weft *w, void *arg)
     w->queues = NULL;
 }
 
-int queue_open(struct weft *w)
+int queue_open(struct weft_node *w)
 {
     struct queue_room *room = calloc(1, sizeof *room);
     if (!room)
@@ -279,13 +279,13 @@ int queue_open(struct weft *w)
     return fab_handle(w, QUEUE_HANDLER, handle, room);
 }
 
-uint32_t queue_room_incarnation(struct weft *w)
+uint32_t queue_room_incarnation(struct weft_node *w)
 {
     struct queue_room *room = w->queues;
     return atomic_fetch_add_explicit(&room->incarnations, 1, memory_order_relaxed) + 1;
 }
 
-int queue_room_enter(struct weft *w, struct weft_queue *q)
+int queue_room_enter(struct weft_node *w, struct weft_queue *q)
 {
     struct queue_room *room = w->queues;
     int rc = 0;

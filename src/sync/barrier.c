@@ -40,12 +40,12 @@ static inline uint32_t signal_word(uint64_t set)
     return (uint32_t)(set >> 20) % SIGNAL_WORDS;
 }
 
-static inline int write_word(struct weft *w, uint32_t node, uint32_t word, uint64_t value)
+static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, uint64_t value)
 {
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
-static void take_stock(struct weft *w, struct sync *s)
+static void take_stock(struct weft_node *w, struct sync *s)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     uint32_t n = 0, dead = 0;
@@ -73,7 +73,7 @@ static void take_stock(struct weft *w, struct sync *s)
 }
 
 struct signal_wait {
-    struct weft *w;
+    struct weft_node *w;
     const _Atomic uint64_t *line; /* what `from` writes here */
     uint64_t epoch;
     uint64_t set;
@@ -118,13 +118,13 @@ static bool signalled(void *arg)
     return true;
 }
 
-static const _Atomic uint64_t *line_of(const struct weft *w, uint32_t node)
+static const _Atomic uint64_t *line_of(const struct weft_node *w, uint32_t node)
 {
     return (const _Atomic uint64_t *)(const void *)(w->pool_base + sync_barrier_offset(node));
 }
 
 struct reader_wait {
-    struct weft *w;
+    struct weft_node *w;
     uint32_t node, size; /* of the set to signal it for */
     uint32_t dead;
     bool failed;
@@ -142,7 +142,7 @@ static bool has_moved_on(void *arg)
     return r->failed;
 }
 
-static void give_up(struct weft *w, struct sync *s)
+static void give_up(struct weft_node *w, struct sync *s)
 {
     uint64_t v = s->set << 32 | s->generation;
     for (uint32_t i = 0; i < s->member_count; i++)
@@ -150,13 +150,13 @@ static void give_up(struct weft *w, struct sync *s)
             (void)write_word(w, s->members[i], GIVEN_UP_WORD, v);
 }
 
-static int not_come(const struct weft *w, const char *what, uint32_t node)
+static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
     return base_fail(-ETIMEDOUT, "%s: node %u (pid %d) has not come, or waits for one that has not; the next call goes on with this one",
                      what, node, w->links[node].pid);
 }
 
-static void say_come(struct weft *w, const struct sync *s, uint32_t generation)
+static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
 {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
     /* release: pairs with the acquire in fab_system_get(); nothing depends on it but what is said to people */
@@ -170,7 +170,7 @@ static bool has_come(const struct sync *s, uint64_t word)
 }
 
 /* Who has not come, as far as that can be known now. False: meanwhile what this node waits for is there. */
-static bool find_late(struct weft *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
+static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
     int64_t end = base_deadline(ASK_ALL_NS);
     for (uint32_t i = 0; i < w->size; i++)
@@ -188,7 +188,7 @@ static bool find_late(struct weft *w, const struct sync *s, fab_ready_fn ready, 
 
 int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from)
 {
-    struct weft *w = p->w;
+    struct weft_node *w = p->w;
     for (;;) {
         int rc = fab_wait(w, ready, arg, fab_patience_next(p));
         if (rc != -ETIMEDOUT || fab_patience_check(p))
@@ -207,7 +207,7 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
 }
 
 /* Signal the node of this round, when it has a word free for that. */
-static int signal_next(struct weft *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
+static int signal_next(struct weft_node *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
 {
     uint32_t n = s->member_count, to = s->members[(s->place + s->distance) % n];
     struct reader_wait r = {.w = w, .node = to, .size = n, .dead = s->dead};
@@ -229,7 +229,7 @@ static int signal_next(struct weft *w, struct sync *s, struct fab_patience *p, c
     return 0;
 }
 
-static int rounds(struct weft *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
+static int rounds(struct weft_node *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
 {
     for (uint32_t n = s->member_count; s->distance < n; s->distance <<= 1, s->sent = false) {
         uint32_t from = s->members[(s->place + n - s->distance) % n];
@@ -259,7 +259,7 @@ static int rounds(struct weft *w, struct sync *s, struct fab_patience *p, const 
 }
 
 struct news_wait {
-    const struct weft *w;
+    const struct weft_node *w;
     uint64_t epoch;
 };
 
@@ -272,10 +272,10 @@ static bool news(void *arg)
 /* The barrier has failed. Others may have given it up before this node noticed who went: it returns only when it has,
  * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. One that another node takes for
  * dead and this one does not is not waited for longer than an operation takes. */
-static int fail(struct weft *w, struct sync *s, const struct fab_patience *p)
+static int fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
-    int64_t end = fab_timeout(w, WEFT_DEFAULT);
+    int64_t end = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     give_up(w, s);
     if (news(&n) || fab_wait(w, news, &n, p->deadline < end ? p->deadline : end) == 0) {
         s->epoch = weft_epoch(w);
@@ -285,7 +285,7 @@ static int fail(struct weft *w, struct sync *s, const struct fab_patience *p)
 }
 
 /* Begin the next barrier. */
-static int enter(struct weft *w, struct sync *s)
+static int enter(struct weft_node *w, struct sync *s)
 {
     uint64_t epoch = weft_epoch(w);
     if (BASE_UNLIKELY(epoch != s->epoch)) {
@@ -304,7 +304,7 @@ static int enter(struct weft *w, struct sync *s)
 }
 
 /* As far as it goes now. */
-static int go_on(struct weft *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
+static int go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
 {
     bool failed = false;
     int rc = 0;
@@ -322,7 +322,7 @@ static int go_on(struct weft *w, struct sync *s, struct fab_patience *p, const s
     return failed ? fail(w, s, p) : rc;
 }
 
-int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit)
+int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit)
 {
     struct sync *s = w->sync;
     if (fab_in_handler())
@@ -347,7 +347,7 @@ int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit
     return rc;
 }
 
-int weft_barrier(weft *w, int64_t timeout_ns)
+int weft_barrier(weft_node *w, int64_t timeout_ns)
 {
     return sync_meet(w, timeout_ns, NULL);
 }

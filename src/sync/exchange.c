@@ -27,12 +27,12 @@ static uint64_t tag_now(const struct sync *s)
     return s->set << 32 | s->generation;
 }
 
-static uint64_t place(const struct weft *w, const struct sync *s, uint32_t from)
+static uint64_t place(const struct weft_node *w, const struct sync *s, uint32_t from)
 {
     return sync_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
 }
 
-static int put_word(struct weft *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
+static int put_word(struct weft_node *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
 {
     int rc;
     do /* a node that is stopped takes nothing for longer than an operation waits */
@@ -42,7 +42,7 @@ static int put_word(struct weft *w, const struct fab_patience *p, uint32_t node,
 }
 
 /* The barrier that follows may reach a node by way of others, and be there before what was put to it directly. */
-static int flush(struct weft *w, struct fab_patience *p, uint32_t node)
+static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 {
     int rc, over;
     char whom[64];
@@ -59,7 +59,7 @@ static int flush(struct weft *w, struct fab_patience *p, uint32_t node)
 }
 
 /* The tag is taken away while the words change. */
-static int give(struct weft *w, struct fab_patience *p, void *arg)
+static int give(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
@@ -85,7 +85,7 @@ static int give(struct weft *w, struct fab_patience *p, void *arg)
 }
 
 struct word_wait {
-    struct weft *w;
+    struct weft_node *w;
     const struct given *given;
     uint32_t from;
 };
@@ -102,7 +102,7 @@ static bool decided(void *arg)
 
 /* That all have come to the barrier says that all words are on their way: each came here by its own link, and what the barrier
  * knows by others. So each is waited for. */
-static int take(struct weft *w, struct fab_patience *p, void *arg)
+static int take(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
@@ -132,7 +132,7 @@ static int take(struct weft *w, struct fab_patience *p, void *arg)
     return 0;
 }
 
-int weft_exchange(weft *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns)
+int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns)
 {
     struct exchange x = {mine, words, all, gave};
     if (words < 1 || words > WEFT_EXCHANGE_WORDS)

@@ -19,7 +19,7 @@ enum claim_state { WANTED, HELD };
 
 struct lock_claim {
     struct lock_claim *next; /* of its bucket, of those that are left, of those that are spare */
-    struct weft *w;
+    struct weft_node *w;
     uint64_t word, ticket;
     _Atomic enum claim_state state;
     /* While a thread waits for the home: */
@@ -94,7 +94,7 @@ static struct lock_claim *take_held(struct sync *s, uint64_t word)
 
 /* --- claims; without it --- */
 
-static int begin(struct weft *w, struct sync *s, uint64_t word, struct lock_claim **out)
+static int begin(struct weft_node *w, struct sync *s, uint64_t word, struct lock_claim **out)
 {
     base_spin_lock(&s->lock_lock);
     struct lock_claim *c = BASE_UNLIKELY(s->left != NULL) ? take_left(s, word) : NULL;
@@ -139,7 +139,7 @@ static void leave(struct sync *s, struct lock_claim *c)
     fab_kick(c->w); /* its tick */
 }
 
-static int give_back_later(struct weft *w, struct sync *s, uint64_t word, uint64_t ticket)
+static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, uint64_t ticket)
 {
     struct lock_claim *c = malloc(sizeof *c);
     if (!c)
@@ -152,7 +152,7 @@ static int give_back_later(struct weft *w, struct sync *s, uint64_t word, uint64
 /* --- what was left --- */
 
 /* One step towards the lock being free of this claim. True: it is, or will be without us. */
-static bool settle(struct weft *w, struct lock_claim *c)
+static bool settle(struct weft_node *w, struct lock_claim *c)
 {
     uint32_t home = weft_gaddr_node(c->word);
     uint64_t old = 0, mine = value_of(c);
@@ -171,7 +171,7 @@ static bool settle(struct weft *w, struct lock_claim *c)
     return fab_swap_begin(w, c->word, mine, 0, &c->swap) != 0 && !fab_alive(w, home); /* where it fails, next time again */
 }
 
-static int64_t tick(struct weft *w, int64_t now_ns, void *arg)
+static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
 {
     struct sync *s = arg;
     (void)now_ns;
@@ -198,7 +198,7 @@ static int64_t tick(struct weft *w, int64_t now_ns, void *arg)
 
 /* --- messages --- */
 
-static void on_answer(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
     struct lock_claim *c;
     base_spin_lock(&s->lock_lock);
@@ -221,7 +221,7 @@ static void on_answer(struct weft *w, struct sync *s, uint32_t from, const struc
                  (unsigned long long)m->word);
 }
 
-static void on_message(struct weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, void *arg)
 {
     (void)payload;
@@ -260,13 +260,13 @@ static void on_message(struct weft *w, uint32_t from, const void *header, size_t
 /* For whom this node waits: who holds the lock, as the word says now. */
 static void say_holder(const struct fab_patience *p, weft_gaddr word)
 {
-    struct weft *w = p->w;
+    struct weft_node *w = p->w;
     uint32_t home = weft_gaddr_node(word);
     char what[64], whom[160];
     uint64_t value;
     snprintf(what, sizeof what, "lock %#llx", (unsigned long long)word);
     int64_t limit = fab_limit(base_deadline(WEFT_SECOND)); /* the home may be stopped */
-    int rc = weft_fetch_add_now(w, word, 0, &value);
+    int rc = weft_fetch_add_blocking(w, word, 0, &value);
     (void)fab_limit(limit);
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
@@ -317,7 +317,7 @@ static int timed_out(weft_gaddr word)
 }
 
 /* Somebody else has it: the home is asked for it. The claim is held after a 0, else it is gone. */
-static BASE_COLD int ask_home(struct weft *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
+static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);
     uint64_t word = c->word, ticket = c->ticket;
@@ -361,7 +361,7 @@ static BASE_COLD int ask_home(struct weft *w, struct sync *s, struct lock_claim 
 }
 
 /* The word was not 0 but `old`. */
-static BASE_COLD int wait_in_line(struct weft *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p, bool *inherited)
+static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p, bool *inherited)
 {
     if (fab_patience_check(p) && lock_owned(w, old)) {
         forget(s, c);
@@ -373,7 +373,7 @@ static BASE_COLD int wait_in_line(struct weft *w, struct sync *s, struct lock_cl
     return ask_home(w, s, c, p, inherited);
 }
 
-static int lock_here(struct weft *w, struct sync *s, weft_gaddr word, int64_t timeout_ns, bool *inherited)
+static int lock_here(struct weft_node *w, struct sync *s, weft_gaddr word, int64_t timeout_ns, bool *inherited)
 {
     struct lock_claim *c;
     uint64_t old = 0;
@@ -397,7 +397,7 @@ static int lock_here(struct weft *w, struct sync *s, weft_gaddr word, int64_t ti
     return rc;
 }
 
-static int lock_there(struct weft *w, struct sync *s, weft_gaddr word, struct fab_patience *p, bool *inherited)
+static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, struct fab_patience *p, bool *inherited)
 {
     for (;;) {
         struct lock_claim *c;
@@ -438,7 +438,7 @@ static int lock_there(struct weft *w, struct sync *s, weft_gaddr word, struct fa
     }
 }
 
-int weft_lock(weft *w, weft_gaddr word, int64_t timeout_ns, bool *inherited)
+int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited)
 {
     struct sync *s = w->sync;
     bool from_dead = false;
@@ -468,7 +468,7 @@ static int not_held(weft_gaddr word)
     return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
 }
 
-static int unlock_here(struct weft *w, struct sync *s, weft_gaddr word, uint64_t ticket)
+static int unlock_here(struct weft_node *w, struct sync *s, weft_gaddr word, uint64_t ticket)
 {
     uint64_t old, mine = lock_value(w->rank, ticket);
     int rc = weft_compare_swap(w, word, mine, 0, &old, NULL);
@@ -480,7 +480,7 @@ static int unlock_here(struct weft *w, struct sync *s, weft_gaddr word, uint64_t
     return rc == 0 || rc == -ECONNRESET || give_back_later(w, s, word, ticket) ? rc : 0;
 }
 
-static int unlock_there(struct weft *w, struct sync *s, struct lock_claim *c)
+static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *c)
 {
     uint64_t old = 0, mine = value_of(c), word = c->word;
     int rc = fab_swap_begin(w, word, mine, 0, &c->swap);
@@ -493,7 +493,7 @@ static int unlock_there(struct weft *w, struct sync *s, struct lock_claim *c)
     }
     if (rc == 0) {
         c->back = true;
-        rc = fab_swap_wait(w, &c->swap, &old, WEFT_DEFAULT);
+        rc = fab_swap_wait(w, &c->swap, &old, WEFT_TIMEOUT_DEFAULT);
     }
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
@@ -506,7 +506,7 @@ static int unlock_there(struct weft *w, struct sync *s, struct lock_claim *c)
     return rc == 0 && old != mine && !waiters ? not_held(word) : rc;
 }
 
-int weft_unlock(weft *w, weft_gaddr word)
+int weft_unlock(weft_node *w, weft_gaddr word)
 {
     struct sync *s = w->sync;
     bool here = fab_at_once(w, word);
@@ -531,7 +531,7 @@ int weft_unlock(weft *w, weft_gaddr word)
 
 /* --- deaths, beginning and end --- */
 
-static void on_gone(struct weft *w, uint32_t node, bool died, void *arg)
+static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
 {
     struct sync *s = arg;
     (void)died;
@@ -552,7 +552,7 @@ static void on_gone(struct weft *w, uint32_t node, bool died, void *arg)
     lock_home_gone(w, s, node);
 }
 
-int lock_open(struct weft *w)
+int lock_open(struct weft_node *w)
 {
     int rc = fab_handle(w, SYNC_HANDLER_LOCK, on_message, w->sync);
     if (!rc)
@@ -560,7 +560,7 @@ int lock_open(struct weft *w)
     return rc;
 }
 
-static void free_claims(struct weft *w, struct lock_claim *c)
+static void free_claims(struct weft_node *w, struct lock_claim *c)
 {
     while (c) {
         struct lock_claim *next = c->next;
@@ -571,7 +571,7 @@ static void free_claims(struct weft *w, struct lock_claim *c)
     }
 }
 
-void lock_close(struct weft *w, struct sync *s)
+void lock_close(struct weft_node *w, struct sync *s)
 {
     for (uint32_t i = 0; i < SYNC_CLAIM_BUCKETS; i++)
         free_claims(w, s->claims[i]);

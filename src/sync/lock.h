@@ -50,25 +50,25 @@ struct lock_message {
 /* So many requests of one node wait at a home at most. */
 #define LOCK_REQUESTS_MAX 1024u
 
-static inline int lock_say(struct weft *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
+static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
 {
     struct lock_message m = {.word = word, .ticket = ticket, .verb = (uint32_t)verb, .flag = flag};
     return fab_send(w, node, SYNC_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
 }
 
 /* Does the word name a node that lives? */
-static inline bool lock_owned(const struct weft *w, uint64_t value)
+static inline bool lock_owned(const struct weft_node *w, uint64_t value)
 {
     uint64_t owner = value & LOCK_OWNER;
     return owner > 0 && owner <= w->size && fab_alive(w, (uint32_t)owner - 1);
 }
 
 /* lock_home.c: what has come is checked already: the word is an aligned one of this node's heap. */
-void lock_on_request(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m);
-void lock_on_release(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m);
+void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m);
+void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m);
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m);
-void lock_home_gone(struct weft *w, struct sync *s, uint32_t node);
-int64_t lock_home_tick(struct weft *w, struct sync *s);
+void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node);
+int64_t lock_home_tick(struct weft_node *w, struct sync *s);
 void lock_home_close(struct sync *s);
 uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* that are kept, for tests: what one node can make this one keep */
 

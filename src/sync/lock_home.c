@@ -23,7 +23,7 @@ struct lock_queue {
     struct lock_waiter *first, **last;
 };
 
-static _Atomic uint64_t *word_at(struct weft *w, uint64_t word)
+static _Atomic uint64_t *word_at(struct weft_node *w, uint64_t word)
 {
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
@@ -49,7 +49,7 @@ static void drop_empty(struct lock_queue **at)
 
 /* Take the first living waiter off the queue and make it the owner; without one, free the lock, which stays inherited when it was. Who
  * was granted is returned, to be told without the lock: tell(). */
-static struct lock_waiter *hand_over(struct weft *w, struct sync *s, struct lock_queue **at, bool inherited)
+static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;
     struct lock_waiter *to = NULL;
@@ -74,7 +74,7 @@ static struct lock_waiter *hand_over(struct weft *w, struct sync *s, struct lock
 
 /* Tell one that it has the lock. Where that cannot be kept for it now (there is no memory, or it does not take what waits for it
  * already) it is told later: else nobody would ever give the lock back. */
-static void tell(struct weft *w, struct sync *s, struct lock_waiter *to)
+static void tell(struct weft_node *w, struct sync *s, struct lock_waiter *to)
 {
     if (!to)
         return;
@@ -89,7 +89,7 @@ static void tell(struct weft *w, struct sync *s, struct lock_waiter *to)
     fab_kick(w); /* its tick */
 }
 
-int64_t lock_home_tick(struct weft *w, struct sync *s)
+int64_t lock_home_tick(struct weft_node *w, struct sync *s)
 {
     base_spin_lock(&s->lock_lock);
     struct lock_waiter *owed = s->owed;
@@ -123,7 +123,7 @@ static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, s
     return q;
 }
 
-void lock_on_request(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
     _Atomic uint64_t *word = word_at(w, m->word);
     struct lock_waiter *waiter = malloc(sizeof *waiter), *to = NULL;
@@ -157,7 +157,7 @@ void lock_on_request(struct weft *w, struct sync *s, uint32_t from, const struct
     tell(w, s, to);
 }
 
-static void release(struct weft *w, struct sync *s, uint64_t at, uint64_t claim, bool inherited)
+static void release(struct weft_node *w, struct sync *s, uint64_t at, uint64_t claim, bool inherited)
 {
     struct lock_waiter *to = NULL;
     base_spin_lock(&s->lock_lock);
@@ -173,7 +173,7 @@ static void release(struct weft *w, struct sync *s, uint64_t at, uint64_t claim,
     tell(w, s, to);
 }
 
-void lock_on_release(struct weft *w, struct sync *s, uint32_t from, const struct lock_message *m)
+void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
     release(w, s, m->word, lock_value(from, m->ticket), m->flag);
 }
@@ -218,7 +218,7 @@ static void forget_requests(struct sync *s, uint32_t node)
 }
 
 /* Locks that others wait for and the dead node held go to the next in line. Those nobody waits for are found when somebody asks. */
-void lock_home_gone(struct weft *w, struct sync *s, uint32_t node)
+void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node)
 {
     for (bool again = true; again;) {
         uint64_t at = 0, claim = 0;

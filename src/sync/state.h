@@ -42,15 +42,15 @@ struct sync {
  * ahead of its signals, `after` when all have come. In a barrier that is entered again, `before` runs only if it had not
  * succeeded, and `after` may run once more. */
 struct sync_visit {
-    int (*before)(struct weft *w, struct fab_patience *p, void *arg);
-    int (*after)(struct weft *w, struct fab_patience *p, void *arg);
+    int (*before)(struct weft_node *w, struct fab_patience *p, void *arg);
+    int (*after)(struct weft_node *w, struct fab_patience *p, void *arg);
     void *arg;
 };
 /* fab_wait() for what `from` is to do, in a barrier; says, when it lasts, who has not come. */
 int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from);
-int sync_meet(struct weft *w, int64_t timeout_ns, const struct sync_visit *visit);
+int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit);
 
-int lock_open(struct weft *w);
-void lock_close(struct weft *w, struct sync *s);
+int lock_open(struct weft_node *w);
+void lock_close(struct weft_node *w, struct sync *s);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "sync/state.h"
 
-static void sync_close(struct weft *w, void *arg)
+static void sync_close(struct weft_node *w, void *arg)
 {
     struct sync *s = arg;
     lock_close(w, s);
@@ -18,7 +18,7 @@ static void sync_close(struct weft *w, void *arg)
     w->sync = NULL;
 }
 
-int sync_open(struct weft *w)
+int sync_open(struct weft_node *w)
 {
     struct sync *s = calloc(1, sizeof *s);
     if (s) {
@@ -41,17 +41,17 @@ int sync_open(struct weft *w)
     return lock_open(w);
 }
 
-int weft_counter_add(weft *w, weft_gaddr word, uint64_t add, uint64_t *old)
+int weft_counter_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old)
 {
-    int rc = weft_fetch_add_now(w, word, add, old);
+    int rc = weft_fetch_add_blocking(w, word, add, old);
     if (rc == 0 && weft_gaddr_node(word) != w->rank)
         fab_wake(w, weft_gaddr_node(word)); /* its device may have added without its knowing */
     return rc;
 }
 
-int weft_counter_read(weft *w, weft_gaddr word, uint64_t *value)
+int weft_counter_read(weft_node *w, weft_gaddr word, uint64_t *value)
 {
-    return weft_fetch_add_now(w, word, 0, value);
+    return weft_fetch_add_blocking(w, word, 0, value);
 }
 
 static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unread, uint64_t now, uint64_t value)
@@ -68,7 +68,7 @@ static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unre
 }
 
 /* A word of another node rings that node's bell, not ours: look, less and less often. */
-static int wait_for_counter(struct weft *w, struct fab_patience *p, weft_gaddr word, uint64_t value)
+static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_gaddr word, uint64_t value)
 {
     for (int64_t pause = 5 * WEFT_US;; pause = pause < WEFT_MS ? pause * 2 : pause) {
         uint64_t now = 0;
@@ -91,7 +91,7 @@ static int wait_for_counter(struct weft *w, struct fab_patience *p, weft_gaddr w
     }
 }
 
-int weft_counter_wait(weft *w, weft_gaddr word, uint64_t value, int64_t timeout_ns)
+int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t timeout_ns)
 {
     if (weft_gaddr_node(word) == w->rank)
         return weft_wait_until(w, word, WEFT_GE, value, NULL, timeout_ns);

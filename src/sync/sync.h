@@ -26,6 +26,6 @@ static inline uint64_t sync_system_bytes(uint32_t nodes)
 
 enum { SYNC_HANDLER_LOCK = FAB_ROOM_HANDLERS(0) };
 
-int sync_open(struct weft *w); /* before joining: its handlers must be there for the first message */
+int sync_open(struct weft_node *w); /* before joining: its handlers must be there for the first message */
 
 #endif

@@ -46,7 +46,7 @@ static void scribbled_ring(const uint8_t *data, size_t size)
 
 static void odd_messages(const uint8_t *data, size_t size)
 {
-    static weft *w;
+    static weft_node *w;
     static weft_queue *q;
     if (!w) {
         weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
@@ -73,13 +73,13 @@ static void odd_messages(const uint8_t *data, size_t size)
             abort();
         data += header + payload, size -= header + payload;
     }
-    if (weft_flush(w, 0, WEFT_DEFAULT))
+    if (weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT))
         abort();
     while (weft_progress(w))
         ;
     /* It still works. */
-    weft_claim claim;
-    (void)weft_claim_tasks(q, &claim, 1, 0);
+    weft_lease claim;
+    (void)weft_claim(q, &claim, 1, 0);
     if (!weft_alive(w, 0))
         abort();
 }

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static size_t in_messages;
 
-static void on_message(struct weft *w, struct fab_link *l, const void *bytes, size_t len)
+static void on_message(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len)
 {
     (void)w, (void)l;
     if (len > FAB_SIDE_MESSAGE_MAX)
@@ -25,18 +25,18 @@ static void on_message(struct weft *w, struct fab_link *l, const void *bytes, si
     in_messages += 3 + len;
 }
 
-static const char *broken(struct weft *w, struct fab_link *l)
+static const char *broken(struct weft_node *w, struct fab_link *l)
 {
     (void)w, (void)l;
     return NULL;
 }
 
-static void nothing(struct weft *w, struct fab_link *l)
+static void nothing(struct weft_node *w, struct fab_link *l)
 {
     (void)w, (void)l;
 }
 
-static void read_side(struct weft *w)
+static void read_side(struct weft_node *w)
 {
     bool died;
     const char *why = fab_side_read(w, &w->links[0], &died);
@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const struct fab_transport transport = {.name = "fuzz", .broken = broken, .last_words = nothing, .disconnect = nothing,
                                                    .side = on_message};
     static struct fab_bell bell;
-    static struct weft w;
+    static struct weft_node w;
     int fds[2];
     if (size < 2 || size > 16384)
         return 0;

@@ -206,7 +206,7 @@ static int run_node(int rank, void *arg)
     setenv("WEFT_POOL", "64M", 0);
     for (const char *const *e = p->environment; e && *e; e++)
         putenv((char *)(uintptr_t)*e); /* the test's strings live as long as the process */
-    weft *w;
+    weft_node *w;
     OK(weft_open(&w, NULL));
     p->fn(w, p->arg);
     OK(weft_close(w));
@@ -251,7 +251,7 @@ int processes_failed(int n, process_fn fn, void *arg)
     return count_failed(n, status);
 }
 
-weft_gaddr symmetric_alloc(weft *w, size_t bytes)
+weft_gaddr symmetric_alloc(weft_node *w, size_t bytes)
 {
     weft_gaddr a, all[NODES_MAX];
     OK(weft_alloc_aligned(w, bytes, 64, &a));
@@ -259,13 +259,13 @@ weft_gaddr symmetric_alloc(weft *w, size_t bytes)
     /* For the thread sanitizer alone, which does not see that others tell of the exchange: handlers run with this lock. */
     base_spin_lock(&w->progress);
     base_spin_unlock(&w->progress);
-    OK(weft_exchange(w, &a, 1, all, NULL, WEFT_DEFAULT));
+    OK(weft_exchange(w, &a, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: gone */
     return a;
 }
 
-void on_number(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+void on_number(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct numbers *n = arg;
     uint32_t number;

@@ -36,7 +36,7 @@
         }                                                                                                    \
     } while (0)
 
-typedef void (*node_fn)(weft *w, void *arg);
+typedef void (*node_fn)(weft_node *w, void *arg);
 
 /* Start `n` nodes that open (with `environment`, "NAME=VALUE" strings ended by NULL, or NULL), run `fn` and close.
  * Returns when all have ended. `status[i]` is as from waitpid(); those that hang are killed after two minutes. */
@@ -54,13 +54,13 @@ void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX]);
 int processes_failed(int n, process_fn fn, void *arg);
 
 /* In a node: `bytes` zeros, at the same offset on every node. Collective. */
-weft_gaddr symmetric_alloc(weft *w, size_t bytes);
+weft_gaddr symmetric_alloc(weft_node *w, size_t bytes);
 static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 {
     return weft_gaddr_make(node, weft_gaddr_space(a), weft_gaddr_offset(a));
 }
 
-static inline weft_link_stats stats(weft *w, uint32_t node)
+static inline weft_link_stats stats(weft_node *w, uint32_t node)
 {
     weft_link_stats s;
     OK(weft_link_stat(w, node, &s, sizeof s));
@@ -72,7 +72,7 @@ struct numbers {
     uint32_t next;
     bool wrong; /* one was out of order */
 };
-void on_number(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg);
+void on_number(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg);
 
 /* The command softverbs with these words, about the fabric of the test: what it prints, until the next call. It must succeed. */
 char *softverbs(const char *words);

@@ -15,7 +15,7 @@
 
 int main(int argc, char **argv)
 {
-    weft *w;
+    weft_node *w;
     if (argc != 3) {
         fprintf(stderr, "usage: multi_peer TIMES END\n");
         return 2;
@@ -28,12 +28,12 @@ int main(int argc, char **argv)
     fflush(stdout);
     /* The last one's death would fail the barrier of who is still in it: each says when it is out. */
     weft_gaddr left = on_node(symmetric_alloc(w, 64), last);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (strcmp(argv[2], "leave") != 0) {
         if (weft_rank(w) != last)
             OK(weft_fetch_add(w, left, 1, NULL, NULL));
         if (weft_rank(w) == last) {
-            OK(weft_wait_until(w, left, WEFT_EQ, n - 1, NULL, WEFT_DEFAULT));
+            OK(weft_wait_until(w, left, WEFT_EQ, n - 1, NULL, WEFT_TIMEOUT_DEFAULT));
             if (strcmp(argv[2], "kill") == 0)
                 kill(getpid(), SIGKILL);
             if (strcmp(argv[2], "stop") == 0)
@@ -50,9 +50,9 @@ int main(int argc, char **argv)
         }
         printf("node %u: node %u is dead after %lld ms\n", weft_rank(w), last, (long long)((now_ns() - start) / 1000000));
         uint64_t old;
-        CHECK(weft_fetch_add_now(w, weft_gaddr_make(last, 0, 1 << 20), 1, &old) == -ECONNRESET);
+        CHECK(weft_fetch_add_blocking(w, weft_gaddr_make(last, 0, 1 << 20), 1, &old) == -ECONNRESET);
         int rc;
-        while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+        while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET)
             ;
         OK(rc);
     }

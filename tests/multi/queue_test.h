@@ -12,12 +12,12 @@
 #include "cluster_test.h"
 #include "queue/queue.h"
 
-static inline weft_queue *open_queue(weft *w, uint32_t slots, int64_t lease_ns, bool submit_only, uint32_t force)
+static inline weft_queue *open_queue(weft_node *w, uint32_t slots, int64_t lease_ns, bool submit_only, uint32_t force)
 {
     weft_queue *q;
     weft_queue_config c = {.bytes = sizeof c, .slots = slots, .lease_ns = lease_ns, .submit_only = submit_only};
     CHECK(weft_queue_open(w, "work", &c, &q) == 0);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     /* After the barrier every HELLO is delivered or about to be: wait for the answers, to have all shards. */
     for (uint32_t i = 0; i < weft_size(w); i++)
         while (!queue_view_of(q, i)) {
@@ -25,7 +25,7 @@ static inline weft_queue *open_queue(weft *w, uint32_t slots, int64_t lease_ns, 
             base_relax();
         }
     queue_set_force(q, force);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     return q;
 }
 
@@ -46,9 +46,9 @@ static inline void check_numbered(const weft_task *t)
 /* Claim and complete what is there, at most `max` tasks. Results are made from the task. */
 static inline int work(weft_queue *q, uint32_t max, int64_t timeout_ns)
 {
-    weft_claim claims[64];
+    weft_lease claims[64];
     weft_result results[64];
-    int n = weft_claim_tasks(q, claims, max > 64 ? 64 : max, timeout_ns);
+    int n = weft_claim(q, claims, max > 64 ? 64 : max, timeout_ns);
     for (int i = 0; i < n; i++) {
         check_numbered(&claims[i].task);
         results[i] = (weft_result){.status = (int32_t)(claims[i].task.tag % 100) - 50,

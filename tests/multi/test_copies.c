@@ -29,7 +29,7 @@ static void fill(uint8_t *p, uint64_t seed)
     }
 }
 
-static void signals(weft *w, void *arg)
+static void signals(weft_node *w, void *arg)
 {
     (void)arg;
     const uint64_t rounds = repeats(24);
@@ -41,16 +41,16 @@ static void signals(weft *w, void *arg)
         fill(block, i * 1000 + me);
         fill(expected, i * 1000 + from);
         OK(weft_put_signal(w, on_node(area, to), block, LEN, on_node(ready, to), 1, NULL));
-        OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
         CHECK(memcmp(mine, expected, LEN) == 0);
         OK(weft_get(w, expected, on_node(area, to), LEN, NULL)); /* over shm it is done when it returns */
         CHECK(memcmp(expected, block, LEN) == 0);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(taken, from), 1, NULL));
-        OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_TIMEOUT_DEFAULT));
     }
     free(block);
     free(expected);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_bytes_come_before_their_signal(void **state)
@@ -78,7 +78,7 @@ static int helpers(int rank, void *arg)
     int threads = atoi(setting);
     setenv("WEFT_COPY_THREADS", setting, 1);
     setenv("WEFT_RANK", "0", 1);
-    weft *w;
+    weft_node *w;
     OK(weft_open(&w, NULL));
     OK(weft_close(w));
     usleep(10000);
@@ -118,14 +118,14 @@ struct killing {
     _Atomic uint32_t pid, copies, done;
 };
 
-static void killed_in_a_copy(weft *w, void *arg)
+static void killed_in_a_copy(weft_node *w, void *arg)
 {
     struct killing *k = arg;
     uint32_t me = weft_rank(w);
     weft_gaddr area = symmetric_alloc(w, 3 * (uint64_t)LEN);
     uint8_t *block = calloc(1, LEN), *back = calloc(1, LEN);
     CHECK(block && back);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 2) {
         atomic_store(&k->pid, (uint32_t)getpid());
         for (;;) {

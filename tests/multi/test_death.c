@@ -39,31 +39,31 @@ struct scene {
     _Atomic uint32_t changes;
 };
 
-static void on_nothing(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_nothing(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
 }
 
-static void on_change(weft *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     struct scene *s = arg;
     if (epoch == 2 && node == VICTIM && died && !weft_alive(w, node))
         s->changes++;
 }
 
-static int do_deed(weft *w, struct scene *s, uint8_t *buffer)
+static int do_deed(weft_node *w, struct scene *s, uint8_t *buffer)
 {
     weft_gaddr there = on_node(s->area, VICTIM);
     bool inherited;
     int rc;
     switch (s->deed) {
     case PUTTING:
-        return weft_put_now(w, there + 64, buffer, 100000);
+        return weft_put_blocking(w, there + 64, buffer, 100000);
     case GETTING:
-        return weft_get_now(w, buffer, there + 64, 100000);
+        return weft_get_blocking(w, buffer, there + 64, 100000);
     case ADDING:
-        return weft_fetch_add_now(w, there, 1, NULL);
+        return weft_fetch_add_blocking(w, there, 1, NULL);
     case SENDING:
         return weft_send(w, VICTIM, 1, NULL, 0, buffer, 3000, NULL);
     case WAITING: /* for a counter of the victim's */
@@ -81,7 +81,7 @@ static int do_deed(weft *w, struct scene *s, uint8_t *buffer)
     }
 }
 
-static void killed(weft *w, void *arg)
+static void killed(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     struct scene s = {.deed = stage->deed};
@@ -96,7 +96,7 @@ static void killed(weft *w, void *arg)
     if (weft_rank(w) == VICTIM) {
         int64_t end = now_ns() + 100 * WEFT_MS;
         while (now_ns() < end) /* in the middle of its own doing, too */
-            (void)weft_put_now(w, on_node(s.area, 0) + 64, buffer, 100000);
+            (void)weft_put_blocking(w, on_node(s.area, 0) + 64, buffer, 100000);
         raise(SIGKILL);
     }
     int rc;
@@ -117,10 +117,10 @@ static void killed(weft *w, void *arg)
     int64_t end = now_ns() + LONG;
     while (weft_alive(w, VICTIM) && now_ns() < end)
         usleep(100);
-    CHECK(weft_put_now(w, on_node(s.area, VICTIM) + 64, buffer, 8) == -ECONNRESET);
-    CHECK(weft_get_now(w, buffer, on_node(s.area, VICTIM) + 64, 8) == -ECONNRESET);
+    CHECK(weft_put_blocking(w, on_node(s.area, VICTIM) + 64, buffer, 8) == -ECONNRESET);
+    CHECK(weft_get_blocking(w, buffer, on_node(s.area, VICTIM) + 64, 8) == -ECONNRESET);
     CHECK(weft_send(w, VICTIM, 1, NULL, 0, NULL, 0, NULL) == -ECONNRESET);
-    CHECK(weft_flush(w, VICTIM, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_flush(w, VICTIM, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     while (s.changes == 0 && now_ns() < end)
         usleep(100);
     CHECK(s.changes == 1 && weft_epoch(w) == 2 && weft_alive_count(w) == n - 1);
@@ -129,7 +129,7 @@ static void killed(weft *w, void *arg)
     while (rc == -ECONNRESET);
     OK(rc);
     uint32_t to = weft_rank(w) == 0 ? 2 : 0;
-    OK(weft_fetch_add_now(w, on_node(s.area, to) + 24, 1, NULL));
+    OK(weft_fetch_add_blocking(w, on_node(s.area, to) + 24, 1, NULL));
     OK(weft_barrier(w, LONG));
     free(buffer);
 }
@@ -153,7 +153,7 @@ static void test_killed(void **state)
 }
 
 /* Half of the nodes die at once; the rest barrier and work on. */
-static void half_die(weft *w, void *arg)
+static void half_die(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr area = symmetric_alloc(w, 64);
@@ -174,10 +174,10 @@ static void half_die(weft *w, void *arg)
         while (rc == -ECONNRESET && round == 0);
         OK(rc);
     }
-    OK(weft_fetch_add_now(w, on_node(area, 0), 1, NULL));
+    OK(weft_fetch_add_blocking(w, on_node(area, 0), 1, NULL));
     OK(weft_barrier(w, LONG));
     uint64_t sum;
-    OK(weft_get_now(w, &sum, on_node(area, 0), 8));
+    OK(weft_get_blocking(w, &sum, on_node(area, 0), 8));
     CHECK(sum == 4);
     OK(weft_barrier(w, LONG));
 }
@@ -192,7 +192,7 @@ static void test_half_die(void **state)
 }
 
 /* A death is noticed while messages come without a pause. */
-static void on_flood(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_flood(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -201,11 +201,11 @@ static void on_flood(weft *w, uint32_t from, const void *header, size_t header_l
     usleep(100);
 }
 
-static void flood(weft *w, void *arg)
+static void flood(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     OK(weft_handle(w, 1, on_flood, stage));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&stage->here, weft_size(w));
     if (weft_rank(w) == 2) {
         wait_for(&stage->seen, 100);
@@ -230,7 +230,7 @@ static void test_flood(void **state)
 
 /* A stopped node is not dead: what needs no help from it goes on, and it is there again when it continues. Over a device that
  * can only send and receive everything needs its help, and waits for it. */
-static void stopped(weft *w, void *arg)
+static void stopped(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr area = symmetric_alloc(w, 4096);
@@ -251,15 +251,15 @@ static void stopped(weft *w, void *arg)
         OK(weft_fence(w, 1));
         OK(weft_get(w, &back, on_node(area, 1) + 64, 8, &get));
         if (strcmp(s.transport, "tb") != 0) {
-            OK(weft_wait(w, &put, WEFT_DEFAULT));
-            OK(weft_wait(w, &get, WEFT_DEFAULT));
+            OK(weft_wait(w, &put, WEFT_TIMEOUT_DEFAULT));
+            OK(weft_wait(w, &get, WEFT_TIMEOUT_DEFAULT));
             CHECK(back == 7);
         }
         CHECK(weft_barrier(w, 50 * WEFT_MS) == -ETIMEDOUT);
         CHECK(weft_alive(w, 1));
         kill(stage->pid, SIGCONT);
-        OK(weft_wait(w, &put, WEFT_DEFAULT));
-        OK(weft_wait(w, &get, WEFT_DEFAULT));
+        OK(weft_wait(w, &put, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_wait(w, &get, WEFT_TIMEOUT_DEFAULT));
         CHECK(back == 7);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(area, 1), 1, NULL));
         wait_for(&stage->seen, 1); /* nobody leaves before */
@@ -273,7 +273,7 @@ static void test_stopped(void **state)
 }
 
 /* An operation that was started and waited for in one call, in vain: what comes of it later touches nothing of the caller's. */
-static void given_up(weft *w, void *arg)
+static void given_up(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     enum { LEN = 100 };
@@ -301,8 +301,8 @@ static void given_up(weft *w, void *arg)
         stop_asleep(stage->pid); /* who needs its help has none; shm never does, rc only for some */
         const int64_t deadline_ns = w->options.deadline_ns;
         w->options.deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
-        int added = weft_fetch_add_now(w, on_node(area, 1) + 64, 5, &old);
-        int put = weft_put_now(w, there, bytes, LEN), got = weft_get_now(w, back, there, LEN);
+        int added = weft_fetch_add_blocking(w, on_node(area, 1) + 64, 5, &old);
+        int put = weft_put_blocking(w, there, bytes, LEN), got = weft_get_blocking(w, back, there, LEN);
         w->options.deadline_ns = deadline_ns;
         kill(stage->pid, SIGCONT);
         memset(bytes, 0xEE, sizeof bytes);
@@ -330,12 +330,12 @@ struct scribble {
     _Atomic uint32_t here, given_up;
 };
 
-static void scribbled(weft *w, void *arg)
+static void scribbled(weft_node *w, void *arg)
 {
     struct scribble *scribble = arg;
     const int how = scribble->how;
     OK(weft_handle(w, 1, on_nothing, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&scribble->here, weft_size(w));
     if (weft_rank(w) == VICTIM) {
         /* The ring from us to node 0 is in node 0's control region, which starts with magic and bell. */

@@ -17,7 +17,7 @@
 
 /* --- put and get: every byte, and its neighbours --- */
 
-static void put_get(weft *w, void *arg)
+static void put_get(weft_node *w, void *arg)
 {
     (void)arg;
     static const size_t sizes[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 65, 255, 4095, 4096, 4097, 65536, 65537,
@@ -34,18 +34,18 @@ static void put_get(weft *w, void *arg)
         for (size_t shift = 0; shift < 9; shift += sizes[s] > 100000 ? 4 : 1) {
             size_t len = sizes[s], at = 64 + shift;
             memset(mine, 0xee, len + 192);
-            OK(weft_barrier(w, WEFT_DEFAULT));
-            OK(weft_put_now(w, on_node(area, to) + at, source + (shift * 3) % 8, len));
-            OK(weft_flush(w, to, WEFT_DEFAULT));
+            OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+            OK(weft_put_blocking(w, on_node(area, to) + at, source + (shift * 3) % 8, len));
+            OK(weft_flush(w, to, WEFT_TIMEOUT_DEFAULT));
             memset(back, 0x11, len + 16);
-            OK(weft_get_now(w, back + 8, on_node(area, to) + at, len));
+            OK(weft_get_blocking(w, back + 8, on_node(area, to) + at, len));
             CHECK(memcmp(back + 8, source + (shift * 3) % 8, len) == 0);
             CHECK(back[7] == 0x11 && back[8 + len] == 0x11);
-            OK(weft_barrier(w, WEFT_DEFAULT));
+            OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
             for (size_t i = 0; i < 64; i++)
                 CHECK(mine[i] == 0xee && mine[at + len + i] == 0xee);
             CHECK(mine[at - 1] == 0xee);
-            OK(weft_barrier(w, WEFT_DEFAULT));
+            OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         }
     }
     free(source);
@@ -63,7 +63,7 @@ static void test_put_get(void **state)
 
 #define ADDS repeats(20000)
 
-static void atomics(weft *w, void *arg)
+static void atomics(weft_node *w, void *arg)
 {
     (void)arg;
     uint32_t me = weft_rank(w), n = weft_size(w);
@@ -71,7 +71,7 @@ static void atomics(weft *w, void *arg)
     weft_gaddr sum = words, cas = words + 64, token = words + 128, seen = words + 192;
     uint64_t old, before = 0;
     for (uint32_t i = 0; i < ADDS; i++) {
-        OK(weft_fetch_add_now(w, sum, 3, &old));
+        OK(weft_fetch_add_blocking(w, sum, 3, &old));
         CHECK(i == 0 || old > before); /* it only grows */
         before = old;
         OK(weft_fetch_add(w, seen, 1, NULL, NULL));
@@ -79,7 +79,7 @@ static void atomics(weft *w, void *arg)
     for (uint32_t i = 0; i < ADDS / 4; i++) {
         uint64_t expected = 0;
         for (;;) {
-            OK(weft_compare_swap_now(w, cas, expected, expected + 1, &old));
+            OK(weft_compare_swap_blocking(w, cas, expected, expected + 1, &old));
             if (old == expected)
                 break;
             expected = old;
@@ -88,22 +88,22 @@ static void atomics(weft *w, void *arg)
     /* A token of value 1 handed round by swaps: the sum of what everybody holds stays 1 at the end. */
     uint64_t mine = me == 0;
     for (uint32_t i = 0; i < ADDS / 4; i++)
-        OK(weft_swap_now(w, token, mine, &mine));
-    OK(weft_fetch_add_now(w, seen + 8, mine, NULL));
-    OK(weft_flush(w, 0, WEFT_DEFAULT));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_swap_blocking(w, token, mine, &mine));
+    OK(weft_fetch_add_blocking(w, seen + 8, mine, NULL));
+    OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     uint64_t now[4];
-    OK(weft_get_now(w, &now[0], sum, 8));
-    OK(weft_get_now(w, &now[1], cas, 8));
-    OK(weft_get_now(w, &now[2], token, 8));
-    OK(weft_get_now(w, &now[3], seen, 8));
+    OK(weft_get_blocking(w, &now[0], sum, 8));
+    OK(weft_get_blocking(w, &now[1], cas, 8));
+    OK(weft_get_blocking(w, &now[2], token, 8));
+    OK(weft_get_blocking(w, &now[3], seen, 8));
     CHECK(now[0] == (uint64_t)3 * ADDS * n);
     CHECK(now[1] == (uint64_t)(ADDS / 4) * n);
     CHECK(now[3] == (uint64_t)ADDS * n);
     uint64_t held;
-    OK(weft_get_now(w, &held, seen + 8, 8));
+    OK(weft_get_blocking(w, &held, seen + 8, 8));
     CHECK(held + now[2] == 1);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_atomics(void **state)
@@ -114,7 +114,7 @@ static void test_atomics(void **state)
 
 /* --- questions after a fence, in both directions: no answer waits for one --- */
 
-static void questions(weft *w, void *arg)
+static void questions(weft_node *w, void *arg)
 {
     (void)arg;
     const uint64_t rounds = repeats(2000);
@@ -124,13 +124,13 @@ static void questions(weft *w, void *arg)
         uint64_t before;
         OK(weft_fetch_add(w, on_node(words, other), 1, NULL, NULL));
         OK(weft_fence(w, other));
-        OK(weft_fetch_add_now(w, on_node(words, other) + 64, 1, &before));
+        OK(weft_fetch_add_blocking(w, on_node(words, other) + 64, 1, &before));
         CHECK(before == i);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     const uint64_t *mine = weft_ptr(w, on_node(words, weft_rank(w)), 128);
     CHECK(mine[0] == rounds && mine[8] == rounds);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_questions(void **state)
@@ -141,7 +141,7 @@ static void test_questions(void **state)
 
 /* --- put_signal: the bytes before the word --- */
 
-static void put_signal(weft *w, void *arg)
+static void put_signal(weft_node *w, void *arg)
 {
     (void)arg;
     enum { LEN = 1000 };
@@ -152,14 +152,14 @@ static void put_signal(weft *w, void *arg)
     for (uint64_t i = 1; i <= rounds; i++) {
         memset(block, (int)(i * 7 + me), sizeof block);
         OK(weft_put_signal(w, on_node(area, to), block, LEN, on_node(ready, to), 1, NULL));
-        OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
         for (size_t k = 0; k < LEN; k++)
             CHECK(mine[k] == (uint8_t)(i * 7 + from));
         OK(weft_put_signal(w, 0, NULL, 0, on_node(taken, from), 1, NULL));
-        OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_TIMEOUT_DEFAULT));
     }
     CHECK(weft_put_signal(w, on_node(area, me), block, 8, on_node(ready, to), 1, NULL) == -EINVAL || n == 1);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_put_signal(void **state)
@@ -186,7 +186,7 @@ static size_t message_fill(uint64_t *seed, uint8_t *payload)
     return len;
 }
 
-static void on_stream(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_stream(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                       size_t payload_len, void *arg)
 {
     (void)w;
@@ -199,7 +199,7 @@ static void on_stream(weft *w, uint32_t from, const void *header, size_t header_
     __atomic_fetch_add(&s->total, 1, __ATOMIC_RELEASE); /* read by the main thread */
 }
 
-static void messages(weft *w, void *arg)
+static void messages(weft_node *w, void *arg)
 {
     (void)arg;
     static struct stream s;
@@ -207,7 +207,7 @@ static void messages(weft *w, void *arg)
     for (uint32_t i = 0; i < n; i++)
         s.seeds[i] = i * 1000 + me;
     OK(weft_handle(w, 5, on_stream, &s));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     uint64_t seeds[NODES_MAX];
     uint8_t payload[WEFT_PAYLOAD_MAX];
     for (uint32_t i = 0; i < n; i++)
@@ -219,13 +219,13 @@ static void messages(weft *w, void *arg)
         }
     }
     for (uint32_t i = 0; i < n; i++)
-        OK(weft_flush(w, i, WEFT_DEFAULT));
+        OK(weft_flush(w, i, WEFT_TIMEOUT_DEFAULT));
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     while (__atomic_load_n(&s.total, __ATOMIC_ACQUIRE) < (uint64_t)MESSAGES * n && now_ns() < end)
         weft_progress(w);
     CHECK(s.total == (uint64_t)MESSAGES * n);
     CHECK(s.wrong == 0);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_messages(void **state)
@@ -239,7 +239,7 @@ static void test_messages(void **state)
 
 static _Atomic uint64_t answers;
 
-static void on_ping(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                     void *arg)
 {
     (void)arg;
@@ -251,23 +251,23 @@ static void on_ping(weft *w, uint32_t from, const void *header, size_t header_le
         _exit(8);
 }
 
-static void on_pong(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                     void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)arg;
     answers += payload_len == 5;
 }
 
-static void ping(weft *w, void *arg)
+static void ping(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr done = symmetric_alloc(w, 64);
     OK(weft_handle(w, 6, on_ping, NULL));
     OK(weft_handle(w, 7, on_pong, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) != 0) {
         /* This thread sleeps: the progress thread answers. */
-        OK(weft_wait_until(w, on_node(done, weft_rank(w)), WEFT_EQ, 1, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, on_node(done, weft_rank(w)), WEFT_EQ, 1, NULL, WEFT_TIMEOUT_DEFAULT));
         return;
     }
     for (int i = 0; i < 200; i++) {
@@ -292,7 +292,7 @@ static void test_handlers(void **state)
 }
 
 /* A message for a handler that is installed later is not lost, nor does it overtake. */
-static void late_handler(weft *w, void *arg)
+static void late_handler(weft_node *w, void *arg)
 {
     (void)arg;
     static struct stream s;
@@ -304,27 +304,27 @@ static void late_handler(weft *w, void *arg)
         size_t len = message_fill(&seed, payload);
         OK(weft_send(w, from, 9, &k, 8, payload, len, NULL));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     usleep(20000);
     OK(weft_handle(w, 9, on_stream, &s));
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     while (__atomic_load_n(&s.total, __ATOMIC_ACQUIRE) < 500 && now_ns() < end)
         usleep(1000);
     CHECK(s.total == 500 && s.wrong == 0);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 /* What was sent stays, also when its sender has left before the handler came; and weft's own messages do not wait
  * behind the program's. */
-static void late_and_gone(weft *w, void *arg)
+static void late_and_gone(weft_node *w, void *arg)
 {
     (void)arg;
     static struct stream s;
     weft_gaddr lock = on_node(symmetric_alloc(w, 64), 0);
     s.seeds[1] = 5;
     if (weft_rank(w) == 0)
-        OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1) {
         uint64_t seed = 5;
         uint8_t payload[WEFT_PAYLOAD_MAX];
@@ -333,7 +333,7 @@ static void late_and_gone(weft *w, void *arg)
             OK(weft_send(w, 0, 11, &k, 8, payload, len, NULL));
         }
         for (int i = 0; i < 3; i++) {
-            OK(weft_lock(w, lock, WEFT_DEFAULT, NULL)); /* taken: by message to node 0 */
+            OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL)); /* taken: by message to node 0 */
             OK(weft_unlock(w, lock));
         }
         return;
@@ -362,7 +362,7 @@ static void test_late_handler(void **state)
 
 /* --- what is refused --- */
 
-static void refusals(weft *w, void *arg)
+static void refusals(weft_node *w, void *arg)
 {
     (void)arg;
     uint64_t word = 0;
@@ -406,13 +406,13 @@ static void refusals(weft *w, void *arg)
     CHECK(weft_handle(w, WEFT_HANDLERS, on_pong, NULL) == -EINVAL);
     CHECK(weft_flush(w, 9, 0) != 0 && weft_fence(w, 9) != 0);
     CHECK(weft_free(w, on_node(a, 1 - weft_rank(w))) == -EFAULT);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (size_t i = 0; i < 4096; i++)
         CHECK(((uint8_t *)weft_ptr(w, on_node(a, weft_rank(w)), 4096))[i] == 0);
     int64_t start = now_ns();
     CHECK(weft_wait_until(w, on_node(a, weft_rank(w)), WEFT_NE, 0, &word, 30 * WEFT_MS) == -ETIMEDOUT);
     CHECK(now_ns() - start >= 30 * WEFT_MS && word == 0);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_refusals(void **state)
@@ -426,12 +426,12 @@ static void test_refusals(void **state)
 #define THREADS 4u
 #define THREAD_ROUNDS repeats(2000)
 static struct {
-    weft *w;
+    weft_node *w;
     weft_gaddr words;
     _Atomic uint64_t heard;
 } shared;
 
-static void on_thread(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void on_thread(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                       size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
@@ -446,10 +446,10 @@ static void *thread_main(void *arg)
         uint32_t node = (uint32_t)random_next(&seed) % n;
         weft_gaddr mine = on_node(shared.words, node) + 64 * (1 + weft_rank(shared.w) * THREADS + number);
         uint64_t v = random_next(&seed), back = 0;
-        OK(weft_put_now(shared.w, mine, &v, 8));
-        OK(weft_fetch_add_now(shared.w, on_node(shared.words, node), 1, NULL));
+        OK(weft_put_blocking(shared.w, mine, &v, 8));
+        OK(weft_fetch_add_blocking(shared.w, on_node(shared.words, node), 1, NULL));
         OK(weft_send(shared.w, node, 3, &v, 8, NULL, 0, NULL));
-        OK(weft_get_now(shared.w, &back, mine, 8));
+        OK(weft_get_blocking(shared.w, &back, mine, 8));
         CHECK(back == v);
         weft_gaddr block;
         OK(weft_alloc(shared.w, 1 + random_next(&seed) % 5000, &block));
@@ -458,7 +458,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-static void threads(weft *w, void *arg)
+static void threads(weft_node *w, void *arg)
 {
     (void)arg;
     pthread_t t[THREADS];
@@ -467,7 +467,7 @@ static void threads(weft *w, void *arg)
     shared.words = symmetric_alloc(w, 64 * (1 + THREADS * NODES_MAX));
     weft_gaddr sums = on_node(symmetric_alloc(w, 64), 0);
     OK(weft_handle(w, 3, on_thread, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < THREADS; i++) {
         numbers[i] = i;
         CHECK(pthread_create(&t[i], NULL, thread_main, &numbers[i]) == 0);
@@ -475,20 +475,20 @@ static void threads(weft *w, void *arg)
     for (uint32_t i = 0; i < THREADS; i++)
         pthread_join(t[i], NULL);
     for (uint32_t i = 0; i < weft_size(w); i++)
-        OK(weft_flush(w, i, WEFT_DEFAULT));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_flush(w, i, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     /* Every add counted, every message heard, somewhere. */
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     uint64_t here, sum = 0, all = (uint64_t)weft_size(w) * THREADS * THREAD_ROUNDS;
-    OK(weft_get_now(w, &here, on_node(shared.words, weft_rank(w)), 8));
+    OK(weft_get_blocking(w, &here, on_node(shared.words, weft_rank(w)), 8));
     while (shared.heard < here && now_ns() < end)
         usleep(500);
     CHECK(shared.heard == here);
-    OK(weft_fetch_add_now(w, sums, here, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
-    OK(weft_get_now(w, &sum, sums, 8));
+    OK(weft_fetch_add_blocking(w, sums, here, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_get_blocking(w, &sum, sums, 8));
     CHECK(sum == all);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_threads(void **state)
@@ -499,7 +499,7 @@ static void test_threads(void **state)
 
 /* --- a receiver that takes nothing: the sender is told at its deadline, and others are not disturbed --- */
 
-static void slow_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                          size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -508,12 +508,12 @@ static void slow_handler(weft *w, uint32_t from, const void *header, size_t head
         usleep(500);
 }
 
-static void backpressure(weft *w, void *arg)
+static void backpressure(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr go = symmetric_alloc(w, 64);
     OK(weft_handle(w, 4, slow_handler, weft_ptr(w, on_node(go, weft_rank(w)), 8)));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1) {
         OK(weft_wait_until(w, on_node(go, 1), WEFT_EQ, 1, NULL, 40 * WEFT_SECOND));
     } else {
@@ -521,7 +521,7 @@ static void backpressure(weft *w, void *arg)
         int rc = 0;
         weft_op ops[2];
         OK(weft_send(w, 1, 4, NULL, 0, NULL, 0, &ops[0]));
-        OK(weft_wait(w, &ops[0], WEFT_DEFAULT));
+        OK(weft_wait(w, &ops[0], WEFT_TIMEOUT_DEFAULT));
         for (int i = 0; i < 2000 && rc == 0; i++)
             rc = weft_send_nowait(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
         CHECK(rc == -EAGAIN);
@@ -536,9 +536,9 @@ static void backpressure(weft *w, void *arg)
         OK(weft_put_signal(w, 0, NULL, 0, on_node(go, 0), 1, NULL));
         OK(weft_send(w, 0, 4, NULL, 0, NULL, 0, NULL)); /* to oneself */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(go, 1), 1, NULL));
-        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_backpressure(void **state)

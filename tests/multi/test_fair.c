@@ -30,7 +30,7 @@ struct fair {
 };
 
 /* A handler that takes longer than its message took to send: what node 1 sends has no end. */
-static void slow(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void slow(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct fair *f = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -38,7 +38,7 @@ static void slow(weft *w, uint32_t from, const void *header, size_t header_len, 
     usleep(f->takes_us);
 }
 
-static void hear(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void hear(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct fair *f = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -46,7 +46,7 @@ static void hear(weft *w, uint32_t from, const void *header, size_t header_len, 
 }
 
 /* From now on no thread of weft's looks after this node: it does what it likes. */
-static int64_t block(weft *w, int64_t now, void *arg)
+static int64_t block(weft_node *w, int64_t now, void *arg)
 {
     struct fair *f = arg;
     (void)w, (void)now;
@@ -56,7 +56,7 @@ static int64_t block(weft *w, int64_t now, void *arg)
     return INT64_MAX;
 }
 
-static void stop_progress(weft *w, struct fair *f)
+static void stop_progress(weft_node *w, struct fair *f)
 {
     OK(fab_hook(w, &(struct fab_hook){.tick = block, .arg = f}));
     while (!atomic_load(&f->blocked)) {
@@ -74,7 +74,7 @@ static bool heard_meanwhile(const struct fair *f)
 }
 
 /* Node 2 has a word for node 0 once that has much to do; and then its device always has something of node 2's. */
-static void say_word(weft *w, struct fair *f, weft_gaddr to)
+static void say_word(weft_node *w, struct fair *f, weft_gaddr to)
 {
     uint64_t value = 0;
     wait_for(&f->flooded, 64);
@@ -84,13 +84,13 @@ static void say_word(weft *w, struct fair *f, weft_gaddr to)
 }
 
 /* Those that are left go on together. */
-static void go_on(weft *w)
+static void go_on(weft_node *w)
 {
     int rc;
     while (weft_alive(w, FLOODER))
         usleep(1000);
     do
-        rc = weft_barrier(w, WEFT_DEFAULT);
+        rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     while (rc == -ECONNRESET);
     OK(rc);
 }
@@ -98,7 +98,7 @@ static void go_on(weft *w)
 /* --- two threads of node 0 look for messages: while one delivers, the other brings in what comes --- */
 
 struct looker {
-    weft *w;
+    weft_node *w;
     struct fair *f;
 };
 
@@ -110,14 +110,14 @@ static void *look(void *arg)
     return NULL;
 }
 
-static void two_threads(weft *w, void *arg)
+static void two_threads(weft_node *w, void *arg)
 {
     struct fair *f = arg;
     f->takes_us = 2000;
     OK(weft_handle(w, FLOOD, slow, f));
     OK(weft_handle(w, WORD, hear, f));
     weft_gaddr to = on_node(symmetric_alloc(w, 64), VICTIM);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == VICTIM) {
         struct looker t = {w, f};
         pthread_t threads[2];
@@ -145,14 +145,14 @@ static void test_two_threads(void **state)
 
 /* --- a node closes its side connection, which is how the others know that it lives, and goes on sending --- */
 
-static void sends_on(weft *w, void *arg)
+static void sends_on(weft_node *w, void *arg)
 {
     struct fair *f = arg;
     f->takes_us = 300;
     OK(weft_handle(w, FLOOD, slow, f));
     OK(weft_handle(w, WORD, hear, f));
     weft_gaddr to = on_node(symmetric_alloc(w, 64), VICTIM);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&f->here, NODES);
     if (weft_rank(w) == FLOODER) {
         stop_progress(w, f);

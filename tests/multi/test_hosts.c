@@ -44,9 +44,9 @@ static void new_coord(struct place *p, const char *host)
     snprintf(p->coord, sizeof p->coord, "%s:%d", host, ntohs(at.sin6_port));
 }
 
-static weft *join_at(int rank, const struct place *p, int *failed)
+static weft_node *join_at(int rank, const struct place *p, int *failed)
 {
-    weft *w = NULL;
+    weft_node *w = NULL;
     weft_config c = {.bytes = sizeof c, .coord = p->coord, .rank = (uint32_t)rank, .size = (uint32_t)p->size, .pool_bytes = 32 << 20,
                      .join_timeout_ns = 40 * WEFT_SECOND, .secret = "of the test"};
     if (rank >= p->host_b)
@@ -81,7 +81,7 @@ static void prepare(struct place *p, const char *host)
 static int works(int rank, void *arg)
 {
     const struct place *p = arg;
-    weft *w = join_at(rank, p, NULL);
+    weft_node *w = join_at(rank, p, NULL);
     for (int i = 0; i < p->size; i++) {
         bool same = i == rank || (i < p->host_b && rank < p->host_b);
         CHECK((weft_ptr(w, weft_gaddr_make((uint32_t)i, 0, 1 << 20), 8) != NULL) == same); /* loads and stores: shm */
@@ -130,7 +130,7 @@ struct ends {
     _Atomic int pid, stopped, goes_on;
 };
 
-static void sleep_long(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void sleep_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, void *arg)
 {
     _Atomic int *done = arg;
@@ -145,9 +145,9 @@ static int ends(int rank, void *arg)
     static _Atomic int handled;
     setenv("WEFT_LIVENESS", silence[p->how], 1);
     setenv("WEFT_LOG", "error", 1);
-    weft *w = join_at(rank, p, NULL);
+    weft_node *w = join_at(rank, p, NULL);
     OK(weft_handle(w, 3, sleep_long, (void *)&handled));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&p->shared->here, (uint32_t)p->size);
     if (rank == 2) {
         p->shared->pid = getpid();
@@ -173,9 +173,9 @@ static int ends(int rank, void *arg)
         if (rank == 2)
             while (!handled)
                 usleep(1000);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         CHECK(weft_alive_count(w) == 3);
-        OK(weft_barrier(w, WEFT_DEFAULT)); /* nobody leaves before all have looked */
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* nobody leaves before all have looked */
     } else {
         if (rank == 0 && p->how == STOPPED) {
             while (!p->shared->pid)
@@ -191,14 +191,14 @@ static int ends(int rank, void *arg)
         }
         CHECK(weft_alive_count(w) == 2 && weft_epoch(w) == 2);
         uint64_t old;
-        CHECK(weft_fetch_add_now(w, weft_gaddr_make(2, 0, 1 << 20), 1, &old) == -ECONNRESET);
+        CHECK(weft_fetch_add_blocking(w, weft_gaddr_make(2, 0, 1 << 20), 1, &old) == -ECONNRESET);
         int rc;
-        while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+        while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET)
             ;
         OK(rc);
         for (; rank == 0 && p->how == STOPPED && !p->shared->goes_on; usleep(1000))
             kill(p->shared->pid, SIGCONT);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     }
     OK(weft_close(w));
     return 0;
@@ -243,7 +243,7 @@ static int unreachable(int rank, void *arg)
         setenv("WEFT_TRANSPORT", "shm", 1);
     if (p->how == 1)
         setenv("WEFT_DEVICE", "no_such_device", 1);
-    weft *w = join_at(rank, p, &rc);
+    weft_node *w = join_at(rank, p, &rc);
     CHECK(rc == -EHOSTUNREACH && !w);
     CHECK(strstr(weft_error(), p->how == 0 ? "WEFT_TRANSPORT" : p->how == 1 ? "no_such_device" : "WEFT_COORD"));
     return 0;

@@ -41,13 +41,13 @@ static int port(void)
 /* Open as `rank` of `size`; what came of it, and what was said. */
 static int attempt(uint32_t rank, uint32_t size, int64_t timeout, const char *secret)
 {
-    weft *w;
+    weft_node *w;
     weft_config c = {.bytes = sizeof c, .coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout,
                      .secret = secret};
     int rc = weft_open(&w, &c);
     if (rc == 0) {
         CHECK(weft_rank(w) == rank && weft_size(w) == size && weft_alive_count(w) == size && weft_epoch(w) == 1);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         OK(weft_close(w));
     } else {
         CHECK(w == NULL);
@@ -125,7 +125,7 @@ static int one_connects_late(int rank, void *arg)
 {
     struct held_up *h = arg;
     held_up = rank == 2 ? h : NULL;
-    weft *w;
+    weft_node *w;
     weft_config c = {.bytes = sizeof c, .coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
     int rc = weft_open(&w, &c);
     if (h->dies) {
@@ -134,7 +134,7 @@ static int one_connects_late(int rank, void *arg)
     }
     OK(rc);
     h->opened++;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_close(w));
     return 0;
 }
@@ -524,10 +524,10 @@ static int by_hostfile(int rank, void *arg)
     setenv(c->mlx ? "MLX_IBV_DEVICES" : "WEFT_HOSTFILE", c->path, 1);
     setenv(c->mlx ? "MLX_JACCL_COORDINATOR" : "WEFT_COORD", c->coordinator, 1);
     setenv("WEFT_POOL", "1M", 1);
-    weft *w;
+    weft_node *w;
     OK(weft_open(&w, NULL));
     CHECK(weft_rank(w) == (uint32_t)rank && weft_size(w) == 3);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_close(w));
     return 0;
 }
@@ -562,10 +562,10 @@ static void test_alone(void **state)
 {
     (void)state;
     unsetenv("WEFT_RANK");
-    weft *w;
+    weft_node *w;
     assert_int_equal(weft_open(&w, NULL), 0);
     assert_int_equal(weft_size(w), 1);
-    assert_int_equal(weft_barrier(w, WEFT_DEFAULT), 0);
+    assert_int_equal(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), 0);
     assert_int_equal(weft_close(w), 0);
     assert_int_equal(weft_close(NULL), 0);
     weft_config c = {.bytes = sizeof c, .transport = "pigeon"};
@@ -580,7 +580,7 @@ static void test_alone(void **state)
 
 /* Closing: once, and while no thread waits in a call. Each kind of wait is one that weft_close() knows of. */
 struct closing {
-    weft *w;
+    weft_node *w;
     weft_gaddr word;
     int how, rc;
 };
@@ -610,7 +610,7 @@ static void test_close(void **state)
         assert_int_equal(weft_alloc(c.w, 8, &c.word), 0);
         *(uint64_t *)weft_ptr(c.w, c.word, 8) = 0;
         if (how)
-            assert_int_equal(weft_lock(c.w, c.word, WEFT_DEFAULT, NULL), 0);
+            assert_int_equal(weft_lock(c.w, c.word, WEFT_TIMEOUT_DEFAULT, NULL), 0);
         assert_int_equal(pthread_create(&thread, NULL, how ? wait_for_lock : wait_for_word, &c), 0);
         while (!atomic_load(&c.w->waiting))
             usleep(1000);

@@ -41,7 +41,7 @@ static void run_with_liar(node_fn fn)
 }
 
 /* When the liar has left, the others lock and meet as if it had never been there. */
-static void honest_end(weft *w, struct told *t, weft_gaddr word)
+static void honest_end(weft_node *w, struct told *t, weft_gaddr word)
 {
     while (weft_alive(w, LIAR))
         usleep(1000);
@@ -61,7 +61,7 @@ static void honest_end(weft *w, struct told *t, weft_gaddr word)
 /* --- the lock's messages --- */
 
 struct message_to {
-    weft *w;
+    weft_node *w;
     struct told *t;
     uint32_t node;
 };
@@ -82,7 +82,7 @@ static const struct lie_field LOCK_MESSAGE[] = {
 };
 
 /* About a lock of the honest nodes', about one that nobody else uses, and as if the honest node waited for one of the liar's. */
-static void lie_by_message(weft *w, struct told *t, weft_gaddr area)
+static void lie_by_message(weft_node *w, struct told *t, weft_gaddr area)
 {
     for (uint32_t node = 0; node < NODES - 1; node++) {
         struct message_to to = {w, t, node};
@@ -92,11 +92,11 @@ static void lie_by_message(weft *w, struct told *t, weft_gaddr area)
                 struct lock_message truth = {.word = words[i], .ticket = 1, .verb = verb};
                 lie_about(&truth, sizeof truth, LOCK_MESSAGE, LIE_COUNT(LOCK_MESSAGE), tell_lock, &to);
             }
-        OK(weft_flush(w, node, WEFT_DEFAULT));
+        OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
     }
 }
 
-static void lock_messages(weft *w, void *arg)
+static void lock_messages(weft_node *w, void *arg)
 {
     struct told *t = arg;
     weft_gaddr area = symmetric_alloc(w, 64), word = on_node(area, 0);
@@ -128,7 +128,7 @@ static void test_lock_messages(void **state)
 /* --- the lock's word --- */
 
 struct word_to {
-    weft *w;
+    weft_node *w;
     struct told *t;
     uint64_t offset;
     uint32_t node;
@@ -151,10 +151,10 @@ static const struct lie_field WORD[] = {{"word", 0, sizeof(uint64_t)}};
 static void lie_about_word(struct word_to *to, uint64_t truth)
 {
     lie_about(&truth, sizeof truth, WORD, 1, tell_word, to);
-    OK(weft_flush(to->w, to->node, WEFT_DEFAULT));
+    OK(weft_flush(to->w, to->node, WEFT_TIMEOUT_DEFAULT));
 }
 
-static void lock_word(weft *w, void *arg)
+static void lock_word(weft_node *w, void *arg)
 {
     struct told *t = arg;
     weft_gaddr area = symmetric_alloc(w, 64), word = on_node(area, 0);
@@ -189,7 +189,7 @@ static void test_lock_word(void **state)
 
 static _Atomic uint32_t refused;
 
-static void swallow(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void swallow(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct lock_message m;
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len, (void)arg;
@@ -199,7 +199,7 @@ static void swallow(weft *w, uint32_t from, const void *header, size_t header_le
 }
 
 /* What a home keeps for one node has a bound: of requests that wait, for one lock or for many, and of requests that were taken back. */
-static void endless(weft *w, void *arg)
+static void endless(weft_node *w, void *arg)
 {
     enum { MANY = 5000, WORDS = 8192 };
     struct told *t = arg;
@@ -247,11 +247,11 @@ static void test_endless(void **state)
 
 /* --- barrier and exchange: the words that a node writes into the pools of others --- */
 
-static void barrier_words(weft *w, struct told *t, bool exchange)
+static void barrier_words(weft_node *w, struct told *t, bool exchange)
 {
     enum { LINE_WORDS = 8, GIVEN_WORDS = 2 * (1 + WEFT_EXCHANGE_WORDS) };
     uint64_t all[NODES_MAX];
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
         /* The set that the honest ones are in, and the next of their barriers: what the truth would be. */
@@ -271,7 +271,7 @@ static void barrier_words(weft *w, struct told *t, bool exchange)
     }
 }
 
-static void lie_in_barrier(weft *w, void *arg)
+static void lie_in_barrier(weft_node *w, void *arg)
 {
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     barrier_words(w, arg, false);
@@ -279,7 +279,7 @@ static void lie_in_barrier(weft *w, void *arg)
         honest_end(w, arg, word);
 }
 
-static void lie_in_exchange(weft *w, void *arg)
+static void lie_in_exchange(weft_node *w, void *arg)
 {
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     barrier_words(w, arg, true);

@@ -43,7 +43,7 @@ static bool borne(int rc)
 static void work_meanwhile(weft_queue *q, uint64_t *tag)
 {
     weft_task tasks[8];
-    weft_claim claims[8];
+    weft_lease claims[8];
     weft_done dones[8];
     weft_result results[8] = {0};
     weft_queue_stats s;
@@ -53,7 +53,7 @@ static void work_meanwhile(weft_queue *q, uint64_t *tag)
         tasks[i].tag = ++*tag;
     if (s.outstanding < KEEP)
         CHECK(borne(weft_submit(q, tasks, 8, NULL, WEFT_MS)));
-    int n = weft_claim_tasks(q, claims, 8, WEFT_MS);
+    int n = weft_claim(q, claims, 8, WEFT_MS);
     CHECK(borne(n) && n <= 8);
     for (int i = 0; i < n; i++) {
         CHECK(claims[i].submitter < NODES);
@@ -66,7 +66,7 @@ static void work_meanwhile(weft_queue *q, uint64_t *tag)
 }
 
 /* All of it, once. */
-static void work_afterwards(weft *w, struct told *t)
+static void work_afterwards(weft_node *w, struct told *t)
 {
     enum { TASKS = 300 };
     static bool seen[TASKS];
@@ -76,12 +76,12 @@ static void work_afterwards(weft *w, struct told *t)
     uint32_t submitted = 0, reaped = 0;
     while (reaped < TASKS || t->done < NODES - 1) {
         weft_task task = {.tag = submitted};
-        weft_claim claims[16];
+        weft_lease claims[16];
         weft_result results[16] = {0};
         weft_done dones[16];
         if (submitted < TASKS && weft_submit(q, &task, 1, NULL, 0) == 1)
             submitted++;
-        int n = weft_claim_tasks(q, claims, 16, 0);
+        int n = weft_claim(q, claims, 16, 0);
         if (n > 0)
             CHECK(weft_complete(q, claims, results, (uint32_t)n, NULL) == n);
         n = weft_reap(q, dones, 16, 0);
@@ -108,9 +108,9 @@ static void run_with_liar(node_fn fn)
     assert_true(t->lies > 100);
 }
 
-typedef void (*liar_fn)(weft *w, struct told *t, weft_queue *q);
+typedef void (*liar_fn)(weft_node *w, struct told *t, weft_queue *q);
 
-static void with_queue(weft *w, struct told *t, liar_fn lie)
+static void with_queue(weft_node *w, struct told *t, liar_fn lie)
 {
     weft_queue *q;
     OK(weft_queue_open(w, "lies", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS, .lease_ns = 100 * WEFT_MS}, &q));
@@ -134,7 +134,7 @@ static void with_queue(weft *w, struct told *t, liar_fn lie)
 /* --- messages --- */
 
 struct message_to {
-    weft *w;
+    weft_node *w;
     struct told *t;
     uint32_t node;
     struct queue_message header; /* of a lie about the payload */
@@ -179,7 +179,7 @@ static const struct lie_field SETTLE[] = {
     LIE_FIELD(struct queue_settle_message, slot), LIE_FIELD(struct queue_settle_message, then),
 };
 
-static void lie_by_message(weft *w, struct told *t, weft_queue *q)
+static void lie_by_message(weft_node *w, struct told *t, weft_queue *q)
 {
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
@@ -195,21 +195,21 @@ static void lie_by_message(weft *w, struct told *t, weft_queue *q)
         to.header.count = 1;
         for (uint32_t slot = 0; slot < SLOTS; slot += SLOTS / 4) {
             struct queue_done_message done = {.id = slot, .slot = queue_slot_address(v, slot)};
-            OK(weft_get_now(w, &done.word, done.slot, sizeof done.word));
+            OK(weft_get_blocking(w, &done.word, done.slot, sizeof done.word));
             lie_about(&done, sizeof done, DONE, LIE_COUNT(DONE), tell_payload, &to);
         }
         to.header.type = QUEUE_SETTLE;
         for (uint32_t then = SLOT_FREE; then <= SLOT_DONE; then++) {
             uint64_t word;
-            OK(weft_get_now(w, &word, queue_slot_address(v, then), sizeof word));
+            OK(weft_get_blocking(w, &word, queue_slot_address(v, then), sizeof word));
             struct queue_settle_message settle = {.from = word, .to = slot_next_same(word, SLOT_READY), .slot = then, .then = then};
             lie_about(&settle, sizeof settle, SETTLE, LIE_COUNT(SETTLE), tell_payload, &to);
         }
-        OK(weft_flush(w, node, WEFT_DEFAULT));
+        OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
     }
 }
 
-static void messages(weft *w, void *arg)
+static void messages(weft_node *w, void *arg)
 {
     with_queue(w, arg, lie_by_message);
 }
@@ -223,7 +223,7 @@ static void test_messages(void **state)
 /* --- shards --- */
 
 struct word_to {
-    weft *w;
+    weft_node *w;
     struct told *t;
     weft_gaddr at;
 };
@@ -236,23 +236,23 @@ static void tell_word(const void *record, size_t bytes, const char *what, void *
         return;
     memcpy(&value, record, sizeof value);
     note(to->t, what);
-    OK(weft_swap_now(to->w, to->at, value, NULL));
+    OK(weft_swap_blocking(to->w, to->at, value, NULL));
     usleep(100); /* for the honest nodes to look at it */
 }
 
 static const struct lie_field WORD[] = {{"word", 0, sizeof(uint64_t)}};
 
-static void lie_about_word(weft *w, struct told *t, weft_gaddr at)
+static void lie_about_word(weft_node *w, struct told *t, weft_gaddr at)
 {
     struct word_to to = {w, t, at};
     uint64_t truth;
-    OK(weft_get_now(w, &truth, at, sizeof truth));
+    OK(weft_get_blocking(w, &truth, at, sizeof truth));
     lie_about(&truth, sizeof truth, WORD, 1, tell_word, &to);
-    OK(weft_swap_now(w, at, truth, NULL));
+    OK(weft_swap_blocking(w, at, truth, NULL));
 }
 
 /* Every word of the header, and every word of two slots: states, ids, submitters, tasks. */
-static void lie_by_shard(weft *w, struct told *t, weft_queue *q)
+static void lie_by_shard(weft_node *w, struct told *t, weft_queue *q)
 {
     static const uint32_t header[] = {SLOT_TAIL, SLOT_HEAD, SLOT_IDLE, SLOT_SUBMITTED, SLOT_COMPLETED, SLOT_CLOSED};
     for (uint32_t node = 0; node < LIAR; node++) {
@@ -265,7 +265,7 @@ static void lie_by_shard(weft *w, struct told *t, weft_queue *q)
     }
 }
 
-static void shards(weft *w, void *arg)
+static void shards(weft_node *w, void *arg)
 {
     with_queue(w, arg, lie_by_shard);
 }
@@ -279,7 +279,7 @@ static void test_shards(void **state)
 /* --- openings and questions without end --- */
 
 /* A node that opens a queue anew without end, and asks without end where the others' shards are, does not fill their memory. */
-static void opened_anew(weft *w, void *arg)
+static void opened_anew(weft_node *w, void *arg)
 {
     struct told *t = arg;
     weft_queue *q;
@@ -295,7 +295,7 @@ static void opened_anew(weft *w, void *arg)
             m.incarnation++;
             OK(fab_send(w, 0, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL));
         }
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         note(t, "opened too often");
         atomic_fetch_add(&t->lies, 1000);
         atomic_store(&t->over, 1);

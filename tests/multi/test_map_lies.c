@@ -185,20 +185,20 @@ static void tell(void *record)
 
 /* --- what the engine calls --- */
 
-int __real_weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
-int __wrap_weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns);
-int __wrap_weft_claim_tasks(weft_queue *q, weft_claim *out, uint32_t max, int64_t timeout_ns)
+int __real_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
+int __wrap_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
+int __wrap_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
 {
     if (q->w->rank != 0 || atomic_load(&q->shut) || !weft_alive(q->w, 1))
-        return __real_weft_claim_tasks(q, out, max, timeout_ns);
+        return __real_weft_claim(q, out, max, timeout_ns);
     if (timeout_ns)
         usleep(5000);
     return -ETIMEDOUT;
 }
 
-int __real_weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted);
-int __wrap_weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted);
-int __wrap_weft_complete(weft_queue *q, const weft_claim *claims, const weft_result *results, uint32_t count, bool *accepted)
+int __real_weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted);
+int __wrap_weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted);
+int __wrap_weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
     weft_result r = *results;
     struct map_outcome *oc = r.status == 0 ? weft_ptr(q->w, r.result, r.result_len) : NULL;
@@ -231,18 +231,18 @@ int __wrap_weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, ui
     return __real_weft_submit(q, &t, count, ids, timeout_ns);
 }
 
-int __real_weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
-int __wrap_weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
-int __wrap_weft_put_signal(weft *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
+int __real_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
+int __wrap_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
+int __wrap_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
 {
     if (lies_in(w->rank ? SPILL : ANSWER))
         tell(&add);
     return __real_weft_put_signal(w, dst, src, len, signal, add, op);
 }
 
-int __real_weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
-int __wrap_weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
-int __wrap_weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+int __real_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     struct map_tally t;
     if (len != sizeof t || !lies_in(TALLY))
@@ -251,15 +251,15 @@ int __wrap_weft_put(weft *w, weft_gaddr dst, const void *src, size_t len, weft_o
     tell(&t);
     int rc = __real_weft_put(w, dst, &t, len, op);
     if (!rc)
-        weft_wait(w, op, WEFT_DEFAULT);
+        weft_wait(w, op, WEFT_TIMEOUT_DEFAULT);
     return rc;
 }
 
-int __real_weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int __real_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, weft_op *op);
-int __wrap_weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, weft_op *op);
-int __wrap_weft_send(weft *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, weft_op *op)
 {
     static _Thread_local uint64_t head[WEFT_HEADER_MAX / 8], body[WEFT_PAYLOAD_MAX / 8];

@@ -31,12 +31,12 @@ struct stage {
     _Atomic uint32_t held, failed;
 };
 
-static void ignore(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void ignore(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
 }
 
-static int start(weft *w, enum kind kind, weft_gaddr there, weft_op *op)
+static int start(weft_node *w, enum kind kind, weft_gaddr there, weft_op *op)
 {
     static uint8_t out[LARGE], in[LARGE]; /* outside the pool */
     static uint64_t old;
@@ -63,7 +63,7 @@ static int start(weft *w, enum kind kind, weft_gaddr there, weft_op *op)
 }
 
 /* What looks at completions, so that they make no room. */
-static base_spin *receiving(weft *w)
+static base_spin *receiving(weft_node *w)
 {
     struct rc *rc = w->rc;
     struct tb *tb = w->tb;
@@ -71,7 +71,7 @@ static base_spin *receiving(weft *w)
     return strcmp(transport, "rc") == 0 ? &rc->receiving : strcmp(transport, "tb") == 0 ? &tb->receiving : NULL;
 }
 
-static void exhaust(weft *w, enum kind kind, weft_gaddr there)
+static void exhaust(weft_node *w, enum kind kind, weft_gaddr there)
 {
     static weft_op ops[MOST];
     base_spin *looks = receiving(w);
@@ -79,7 +79,7 @@ static void exhaust(weft *w, enum kind kind, weft_gaddr there)
     uint32_t n = 0;
     int rc = 0;
     memset(ops, 0, sizeof ops);
-    OK(weft_get_now(w, &before, there, 8));
+    OK(weft_get_blocking(w, &before, there, 8));
     if (looks)
         base_spin_lock(looks);
     failing = true;
@@ -97,12 +97,12 @@ static void exhaust(weft *w, enum kind kind, weft_gaddr there)
     (void)weft_wait(w, &ops[n], patience_ns(5));
     CHECK(start(w, kind, there, &ops[n]) == 0); /* now there is */
     for (uint32_t i = 0; kind != SEND && i <= n; i++)
-        OK(weft_wait(w, &ops[i], WEFT_DEFAULT));
-    OK(kind == SEND ? 0 : weft_get_now(w, &after, there, 8));
+        OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
+    OK(kind == SEND ? 0 : weft_get_blocking(w, &after, there, 8));
     CHECK(kind == SEND || after - before == signals * (n + 1));
 }
 
-static void no_memory(weft *w, void *arg)
+static void no_memory(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     OK(weft_handle(w, 1, ignore, NULL));
@@ -123,8 +123,8 @@ static void no_memory(weft *w, void *arg)
         wait_for(&stage->failed, 1);
         base_spin_unlock(&w->progress);
     }
-    OK(weft_flush(w, 1 - weft_rank(w), WEFT_DEFAULT));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_flush(w, 1 - weft_rank(w), WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_no_memory(void **state)

@@ -18,12 +18,12 @@
 /* --- a flush waits for what was begun before it, and not until nobody sends any more --- */
 
 struct sender {
-    weft *w;
+    weft_node *w;
     _Atomic bool stop;
     _Atomic uint64_t sent;
 };
 
-static void busy_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void busy_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                          void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -42,7 +42,7 @@ static void *send_on(void *arg)
     return NULL;
 }
 
-static void flush_among_sends(weft *w, void *arg)
+static void flush_among_sends(weft_node *w, void *arg)
 {
     OK(weft_handle(w, 1, busy_handler, arg));
     weft_gaddr word = symmetric_alloc(w, 8);
@@ -56,14 +56,14 @@ static void flush_among_sends(weft *w, void *arg)
                 usleep(100);
             OK(weft_put(w, on_node(word, 1), &i, sizeof i, NULL));
             OK(weft_flush(w, 1, patience_ns(5)));
-            OK(weft_get_now(w, &back, on_node(word, 1), sizeof back));
+            OK(weft_get_blocking(w, &back, on_node(word, 1), sizeof back));
             CHECK(back == i);
             sent = s.sent;
         }
         s.stop = true;
         pthread_join(t, NULL);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_flush_among_sends(void **state)

@@ -23,7 +23,7 @@ struct all_args {
     _Atomic uint32_t *finished; /* nodes that have all their results; shared */
 };
 
-static void all_to_all(weft *w, void *arg)
+static void all_to_all(weft_node *w, void *arg)
 {
     const struct all_args *a = arg;
     weft_queue *q = open_queue(w, a->slots, 0, a->last_serves_none && weft_rank(w) == weft_size(w) - 1, a->force);
@@ -45,14 +45,14 @@ static void all_to_all(weft *w, void *arg)
     /* Others may still need hands. (Drained is the queue also while another is about to submit its next.) */
     for (atomic_fetch_add(a->finished, 1); atomic_load(a->finished) < weft_size(w);)
         work(q, a->batch, WEFT_MS);
-    CHECK(weft_drain(q, WEFT_DEFAULT) == 0);
+    CHECK(weft_drain(q, WEFT_TIMEOUT_DEFAULT) == 0);
     weft_done none;
     CHECK(weft_reap(q, &none, 1, 0) == -ENOENT);
     weft_queue_stats s;
     CHECK(weft_queue_stat(q, &s, sizeof s) == 0);
     CHECK(s.submitted == a->count && s.completed == a->count && s.outstanding == 0);
     CHECK(s.duplicates == 0 && s.refused == 0 && s.requeued == 0 && s.resubmitted == 0);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     /* Only now: tasks of others may have been in this node's shard until they were done too. */
     CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.ready == 0);
     CHECK(weft_queue_close(q) == 0);
@@ -120,7 +120,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-static void threads(weft *w, void *arg)
+static void threads(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_queue(w, 32, 0, false, 0);
@@ -147,7 +147,7 @@ static void test_threads(void **state)
 }
 
 /* --- stealing: node 0 submits to its own shard and does nothing else --- */
-static void steal(weft *w, void *arg)
+static void steal(weft_node *w, void *arg)
 {
     (void)arg;
     enum { COUNT = 1000 };
@@ -157,20 +157,20 @@ static void steal(weft *w, void *arg)
         uint8_t *seen = calloc(COUNT, 1);
         for (uint64_t i = 0; i < COUNT; i++) {
             weft_task t = numbered(i);
-            CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+            CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         }
         for (uint32_t n = 0; n < COUNT;)
-            n += reap(q, seen, COUNT, WEFT_DEFAULT);
+            n += reap(q, seen, COUNT, WEFT_TIMEOUT_DEFAULT);
         CHECK(weft_queue_shutdown(q) == 0);
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.claimed == 0);
         free(seen);
     } else {
         int n;
-        while ((n = work(q, 8, WEFT_DEFAULT)) != -ESHUTDOWN)
+        while ((n = work(q, 8, WEFT_TIMEOUT_DEFAULT)) != -ESHUTDOWN)
             CHECK(n > 0);
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.claimed == s.stolen);
     }
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 static void test_steal_and_shutdown(void **state)
@@ -180,7 +180,7 @@ static void test_steal_and_shutdown(void **state)
 }
 
 /* --- a full shard --- */
-static void full(weft *w, void *arg)
+static void full(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_queue(w, 8, 0, false, 0);
@@ -220,7 +220,7 @@ static void test_full(void **state)
 static void *slow_worker(void *arg)
 {
     for (int n = 0; n < 30;) {
-        int rc = work(arg, 1, WEFT_DEFAULT);
+        int rc = work(arg, 1, WEFT_TIMEOUT_DEFAULT);
         CHECK(rc == 1);
         n += rc;
         base_sleep_ns(WEFT_MS / 2);
@@ -228,7 +228,7 @@ static void *slow_worker(void *arg)
     return NULL;
 }
 
-static void waits_for_room(weft *w, void *arg)
+static void waits_for_room(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_queue(w, 2, 0, false, 0);
@@ -236,10 +236,10 @@ static void waits_for_room(weft *w, void *arg)
     CHECK(pthread_create(&id, NULL, slow_worker, q) == 0);
     for (uint64_t i = 0; i < 30; i++) {
         weft_task t = numbered(i);
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
     }
     pthread_join(id, NULL);
-    CHECK(weft_drain(q, WEFT_DEFAULT) == 0);
+    CHECK(weft_drain(q, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 static void test_waits_for_room(void **state)
@@ -252,26 +252,26 @@ static void test_waits_for_room(void **state)
 enum { NO_END, SHORT };
 
 /* Both meet, and then node 0's leases are of that kind. However slow a node is, with NO_END none ends. */
-static void lease_is(weft *w, weft_queue *q, int kind)
+static void lease_is(weft_node *w, weft_queue *q, int kind)
 {
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     if (weft_rank(w) == 0)
         queue_set_lease(q, kind == SHORT ? 200 * WEFT_MS : 3600 * WEFT_SECOND);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 /* A claim of before the leases had no end, or, when it ended before that, the next of the same task. */
-static void keep(weft_queue *q, weft_claim *c)
+static void keep(weft_queue *q, weft_lease *c)
 {
     while (weft_renew(q, c) == -ESTALE)
-        CHECK(weft_claim_tasks(q, c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_claim(q, c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
 }
 
-static void leases(weft *w, void *arg)
+static void leases(weft_node *w, void *arg)
 {
     _Atomic uint32_t *attempt = arg;
     weft_queue *q = open_queue(w, 16, 3600 * WEFT_SECOND, weft_rank(w) == 1, 0);
-    weft_claim c, again;
+    weft_lease c, again;
     weft_result r = {.status = 1};
     bool accepted = true;
     weft_done d;
@@ -283,19 +283,19 @@ static void leases(weft *w, void *arg)
         lease_is(w, q, NO_END);
         lease_is(w, q, SHORT);
         lease_is(w, q, NO_END);
-        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.status == 2 && d.tag == 5 && d.worker == 1);
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.status == 2 && d.tag == 5 && d.worker == 1);
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.requeued == *attempt && s.duplicates == 0);
         CHECK(weft_submit(q, &t, 1, NULL, 0) == 1);
         lease_is(w, q, SHORT);
         lease_is(w, q, NO_END);
-        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } else {
         /* 1: its lease ends, another gets it, the late completion is refused */
         lease_is(w, q, NO_END);
-        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1 && c.attempt == 0 && c.submitter == 0);
-        CHECK(weft_claim_tasks(q, &again, 1, 0) == -ETIMEDOUT);
+        CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1 && c.attempt == 0 && c.submitter == 0);
+        CHECK(weft_claim(q, &again, 1, 0) == -ETIMEDOUT);
         lease_is(w, q, SHORT);
-        CHECK(weft_claim_tasks(q, &again, 1, WEFT_DEFAULT) == 1 && again.attempt >= 1);
+        CHECK(weft_claim(q, &again, 1, WEFT_TIMEOUT_DEFAULT) == 1 && again.attempt >= 1);
         lease_is(w, q, NO_END);
         keep(q, &again);
         *attempt = again.attempt;
@@ -307,25 +307,25 @@ static void leases(weft *w, void *arg)
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.refused == 2);
         /* 2: renewed for two leases */
         lease_is(w, q, SHORT);
-        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         for (int i = 0; i < 10; i++) {
             base_sleep_ns(40 * WEFT_MS);
             if (weft_renew(q, &c) == -ESTALE) { /* a machine so busy that we slept through a lease: start over */
-                CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+                CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
                 i = 0;
             }
         }
         lease_is(w, q, NO_END);
         keep(q, &c);
-        CHECK(weft_claim_tasks(q, &again, 1, 0) == -ETIMEDOUT);
+        CHECK(weft_claim(q, &again, 1, 0) == -ETIMEDOUT);
         /* 3: released, and there at once, for the next attempt */
         uint32_t before = c.attempt;
         CHECK(weft_release(q, &c) == 0);
-        CHECK(weft_claim_tasks(q, &again, 1, 0) == 1 && again.attempt == before + 1);
+        CHECK(weft_claim(q, &again, 1, 0) == 1 && again.attempt == before + 1);
         CHECK(weft_complete(q, &c, &r, 1, NULL) == 0);
         CHECK(weft_complete(q, &again, &r, 1, NULL) == 1);
     }
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 static void test_leases(void **state)
@@ -337,7 +337,7 @@ static void test_leases(void **state)
 /* --- tasks that submit tasks: a drain must not end between parent and child --- */
 static _Atomic uint64_t *tree_done;
 
-static void tree(weft *w, void *arg)
+static void tree(weft_node *w, void *arg)
 {
     (void)arg;
     enum { DEPTH = 10 };
@@ -345,15 +345,15 @@ static void tree(weft *w, void *arg)
     weft_task root = {.arg = {DEPTH}};
     if (weft_rank(w) == 0)
         CHECK(weft_submit(q, &root, 1, NULL, 0) == 1);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     while (weft_drain(q, 0)) {
-        weft_claim c;
-        if (weft_claim_tasks(q, &c, 1, 0) != 1)
+        weft_lease c;
+        if (weft_claim(q, &c, 1, 0) != 1)
             continue;
         weft_task child[2] = {{.arg = {c.task.arg[0] - 1}}, {.arg = {c.task.arg[0] - 1}}};
         if (c.task.arg[0])
             for (int sent = 0; sent < 2;) {
-                int n = weft_submit(q, child + sent, (uint32_t)(2 - sent), NULL, WEFT_DEFAULT);
+                int n = weft_submit(q, child + sent, (uint32_t)(2 - sent), NULL, WEFT_TIMEOUT_DEFAULT);
                 CHECK(n > 0);
                 sent += n;
             }
@@ -362,7 +362,7 @@ static void tree(weft *w, void *arg)
         CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
     }
     CHECK(atomic_load(tree_done) == (2u << DEPTH) - 1);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 static void test_drain_of_a_tree(void **state)
@@ -373,7 +373,7 @@ static void test_drain_of_a_tree(void **state)
 }
 
 /* --- opening: late, twice, wrongly; closing gives work back --- */
-static void opening(weft *w, void *arg)
+static void opening(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q, *other;
@@ -388,30 +388,30 @@ static void opening(weft *w, void *arg)
         CHECK(weft_queue_open(w, "other", NULL, &other) == 0);
         weft_task t = numbered(9);
         CHECK(weft_submit(q, &t, 1, NULL, 0) == -ETIMEDOUT); /* no shard anywhere */
-        CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1); /* waits for a shard to appear */
-        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
-        CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+        CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1); /* waits for a shard to appear */
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
+        CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
         /* Node 1 claims the next and closes with it: ready again, but its shard is gone too. */
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
-        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
         weft_queue_stats s;
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.resubmitted == 1 && s.completed == 2);
         CHECK(weft_queue_close(other) == 0);
     } else {
-        CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+        CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
         base_sleep_ns(5 * WEFT_MS);
         CHECK(weft_queue_open(w, "work", NULL, &q) == 0);
-        while (work(q, 1, WEFT_DEFAULT) != 1)
+        while (work(q, 1, WEFT_TIMEOUT_DEFAULT) != 1)
             ;
-        CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
-        weft_claim c;
-        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
+        weft_lease c;
+        CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         CHECK(weft_queue_close(q) == 0);
         CHECK(weft_queue_open(w, "work", NULL, &q) == 0);
-        CHECK(work(q, 1, WEFT_DEFAULT) == 1);
+        CHECK(work(q, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     }
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == 0);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
     CHECK(weft_queue_close(q) == 0);
 }
 
@@ -422,7 +422,7 @@ static void test_opening(void **state)
 }
 
 /* --- sleeping claimers are woken, wherever the work is --- */
-static void sleepers(weft *w, void *arg)
+static void sleepers(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_queue(w, 64, 0, false, 0);
@@ -433,11 +433,11 @@ static void sleepers(weft *w, void *arg)
             base_sleep_ns(WEFT_MS); /* let them fall asleep */
             weft_task t = numbered(i);
             CHECK(weft_submit(q, &t, 1, NULL, 0) == 1);
-            CHECK(reap(q, seen, ROUNDS, WEFT_DEFAULT) == 1);
+            CHECK(reap(q, seen, ROUNDS, WEFT_TIMEOUT_DEFAULT) == 1);
         }
         CHECK(weft_queue_shutdown(q) == 0);
     } else {
-        while (work(q, 1, WEFT_DEFAULT) != -ESHUTDOWN)
+        while (work(q, 1, WEFT_TIMEOUT_DEFAULT) != -ESHUTDOWN)
             ;
     }
 }

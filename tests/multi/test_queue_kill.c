@@ -31,7 +31,7 @@ struct kill_args {
 };
 
 /* Submit until told to stop, then until every task is back; exactly once each. All the time, work. */
-static void under_fire(weft *w, void *arg)
+static void under_fire(weft_node *w, void *arg)
 {
     struct kill_args *a = arg;
     uint32_t me = weft_rank(w);

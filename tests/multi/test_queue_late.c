@@ -25,7 +25,7 @@ enum { BLOCK = 5, MARK = 6 };
 static _Atomic uint32_t marks; /* this process's */
 
 /* No message of anybody is handled here until `go_on`. */
-static void block(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void block(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct late *l = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -34,21 +34,21 @@ static void block(weft *w, uint32_t from, const void *header, size_t header_len,
 }
 
 /* What was sent before it has been handled. */
-static void mark(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void mark(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
     atomic_fetch_add(&marks, 1);
 }
 
-static void handlers(weft *w, struct late *l)
+static void handlers(weft_node *w, struct late *l)
 {
     OK(weft_handle(w, BLOCK, block, l));
     OK(weft_handle(w, MARK, mark, l));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&l->met[15], 2); /* nobody waits in the barrier any more, who would be the one to run block() */
 }
 
-static weft_queue *open_slots(weft *w, uint32_t slots)
+static weft_queue *open_slots(weft_node *w, uint32_t slots)
 {
     weft_queue *q;
     OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = slots, .submit_only = slots == 0}, &q));
@@ -65,7 +65,7 @@ static void wait_for_view(weft_queue *q, uint32_t node)
 
 /* As meet(), and the transport goes on: with the progress thread in block(), nobody else does what others ask of this node's memory. No
  * message is handled: this thread must not be the one that block() holds. */
-static void meet_here(weft *w, _Atomic uint32_t *word)
+static void meet_here(weft_node *w, _Atomic uint32_t *word)
 {
     for (atomic_fetch_add(word, 1); atomic_load(word) < 2; usleep(100))
         fab_service(w);
@@ -78,17 +78,17 @@ static void run_late(node_fn fn)
 }
 
 /* --- a completion of a queue that is closed, when the same name is open again --- */
-static void late_completion(weft *w, void *arg)
+static void late_completion(weft_node *w, void *arg)
 {
     struct late *l = arg;
     weft_task t = {.tag = 111};
-    weft_claim c;
+    weft_lease c;
     weft_result r = {.status = 1234};
     handlers(w, l);
     weft_queue *q = open_slots(w, weft_rank(w) ? 64 : 0);
     wait_for_view(q, !weft_rank(w));
     if (weft_rank(w) == 0) {
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
         meet_here(w, &l->met[0]);
@@ -96,20 +96,20 @@ static void late_completion(weft *w, void *arg)
         OK(weft_queue_close(q));
         q = open_slots(w, 64);
         t.tag = 222;
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         atomic_store(&l->go_on, 1);
         wait_for(&marks, 1);
         weft_done d;
         CHECK(weft_reap(q, &d, 1, 0) == -ETIMEDOUT);
         r.status = 5;
-        while (weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1 && c.task.tag != 222)
+        while (weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1 && c.task.tag != 222)
             CHECK(c.task.tag == 111); /* of the shard that node 1 still has: that may run twice */
         CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
-        CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 222 && d.status == 5);
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 222 && d.status == 5);
         CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
     } else {
         meet_here(w, &l->met[0]);
-        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
         OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
         meet_here(w, &l->met[1]);
@@ -124,11 +124,11 @@ static void test_late_completion(void **state)
 }
 
 /* --- the CLOSE of an earlier queue, handled when tasks of the next are in the shard, and one of them is claimed --- */
-static void late_close(weft *w, void *arg)
+static void late_close(weft_node *w, void *arg)
 {
     struct late *l = arg;
     weft_queue *q;
-    weft_claim c[4];
+    weft_lease c[4];
     weft_result r[4] = {{0}};
     handlers(w, l);
     if (weft_rank(w) == 0) {
@@ -140,12 +140,12 @@ static void late_close(weft *w, void *arg)
         meet_here(w, &l->met[0]);
         wait_for_view(q, 1);
         weft_task t[4] = {{.tag = 1}, {.tag = 2}, {.tag = 3}, {.tag = 4}};
-        CHECK(weft_submit(q, t, 4, NULL, WEFT_DEFAULT) == 4);
+        CHECK(weft_submit(q, t, 4, NULL, WEFT_TIMEOUT_DEFAULT) == 4);
         OK(weft_send(w, 1, MARK, NULL, 0, NULL, 0, NULL));
         meet_here(w, &l->met[1]);
         weft_done d[4];
         for (int n = 0; n < 4;) {
-            int more = weft_reap(q, d, 4, WEFT_DEFAULT);
+            int more = weft_reap(q, d, 4, WEFT_TIMEOUT_DEFAULT);
             CHECK(more > 0);
             n += more;
         }
@@ -155,7 +155,7 @@ static void late_close(weft *w, void *arg)
         meet_here(w, &l->met[0]);
         q = open_slots(w, 64);
         meet_here(w, &l->met[1]);
-        CHECK(weft_claim_tasks(q, c, 4, WEFT_DEFAULT) == 4);
+        CHECK(weft_claim(q, c, 4, WEFT_TIMEOUT_DEFAULT) == 4);
         atomic_store(&l->go_on, 1);
         wait_for(&marks, 1);
         CHECK(weft_complete(q, c, r, 4, NULL) == 4);
@@ -170,11 +170,11 @@ static void test_late_close(void **state)
 }
 
 /* --- a worker that has closed and opened again: its earlier queue's CLOSE ends the earlier claims and not the later --- */
-static void late_close_of_worker(weft *w, void *arg)
+static void late_close_of_worker(weft_node *w, void *arg)
 {
     struct late *l = arg;
     weft_queue *q;
-    weft_claim c, again;
+    weft_lease c, again;
     weft_result r = {.status = 1};
     bool accepted = true;
     handlers(w, l);
@@ -182,7 +182,7 @@ static void late_close_of_worker(weft *w, void *arg)
         q = open_slots(w, 64);
         wait_for_view(q, 1);
         weft_task t[2] = {{.tag = 1}, {.tag = 2}};
-        CHECK(weft_submit(q, t, 2, NULL, WEFT_DEFAULT) == 2);
+        CHECK(weft_submit(q, t, 2, NULL, WEFT_TIMEOUT_DEFAULT) == 2);
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
         meet_here(w, &l->met[0]);
@@ -192,7 +192,7 @@ static void late_close_of_worker(weft *w, void *arg)
         meet_here(w, &l->met[2]);
         weft_done d[2];
         for (int n = 0; n < 2;) {
-            int more = weft_reap(q, d, 2, WEFT_DEFAULT);
+            int more = weft_reap(q, d, 2, WEFT_TIMEOUT_DEFAULT);
             CHECK(more > 0);
             n += more;
         }
@@ -202,7 +202,7 @@ static void late_close_of_worker(weft *w, void *arg)
         q = open_slots(w, 0);
         wait_for_view(q, 0);
         meet_here(w, &l->met[0]);
-        CHECK(weft_claim_tasks(q, &c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         weft_gaddr at = queue_view_of(q, 0)->at;
         OK(weft_queue_close(q));
         q = open_slots(w, 0);
@@ -214,9 +214,9 @@ static void late_close_of_worker(weft *w, void *arg)
         meet_here(w, &l->met[1]);
         meet_here(w, &l->met[2]);
         wait_for_view(q, 0);
-        again = (weft_claim){.submitter = 0, .private_ = {queue_slot_address(v, taken.slot), taken.word, taken.id, taken.submitter}};
+        again = (weft_lease){.submitter = 0, .private_ = {queue_slot_address(v, taken.slot), taken.word, taken.id, taken.submitter}};
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
-        CHECK(weft_claim_tasks(q, &again, 1, WEFT_DEFAULT) == 1 && again.attempt == 1 && again.task.tag == c.task.tag);
+        CHECK(weft_claim(q, &again, 1, WEFT_TIMEOUT_DEFAULT) == 1 && again.attempt == 1 && again.task.tag == c.task.tag);
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
         free(v);
     }
@@ -230,7 +230,7 @@ static void test_late_close_of_worker(void **state)
 }
 
 /* --- the SHUTDOWN of an earlier queue --- */
-static void late_shutdown(weft *w, void *arg)
+static void late_shutdown(weft_node *w, void *arg)
 {
     struct late *l = arg;
     handlers(w, l);
@@ -250,8 +250,8 @@ static void late_shutdown(weft *w, void *arg)
         q = open_slots(w, 64);
         atomic_store(&l->go_on, 1);
         wait_for(&marks, 1);
-        weft_claim c;
-        CHECK(weft_claim_tasks(q, &c, 1, 0) == -ETIMEDOUT);
+        weft_lease c;
+        CHECK(weft_claim(q, &c, 1, 0) == -ETIMEDOUT);
     }
     meet_here(w, &l->met[2]);
 }
@@ -263,14 +263,14 @@ static void test_late_shutdown(void **state)
 }
 
 /* --- a drain, and work of a node whose shard is not known yet: its HELLO is not handled, or it has closed and opened again --- */
-static void drain_of_the_unknown(weft *w, void *arg)
+static void drain_of_the_unknown(weft_node *w, void *arg)
 {
     struct late *l = arg;
     weft_queue *q = NULL;
     handlers(w, l);
     if (weft_rank(w) == 0) {
         q = open_slots(w, 64);
-        OK(weft_drain(q, WEFT_DEFAULT)); /* node 1 has not opened it */
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT)); /* node 1 has not opened it */
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
         meet_here(w, &l->met[0]);
@@ -281,7 +281,7 @@ static void drain_of_the_unknown(weft *w, void *arg)
         wait_for_view(q, 1);
         CHECK(weft_drain(q, 0) == -ETIMEDOUT);
         meet_here(w, &l->met[2]);
-        OK(weft_drain(q, WEFT_DEFAULT));
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
         meet_here(w, &l->met[3]);
         /* It is known, and closes and opens again. */
         atomic_store(&l->in_handler, 0);
@@ -293,25 +293,25 @@ static void drain_of_the_unknown(weft *w, void *arg)
         CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
         atomic_store(&l->go_on, 1);
         meet_here(w, &l->met[6]);
-        OK(weft_drain(q, WEFT_DEFAULT));
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
     } else {
         uint8_t seen[3] = {0};
         weft_task t = numbered(1);
         meet_here(w, &l->met[0]);
         q = open_slots(w, 64);
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         meet_here(w, &l->met[1]);
         meet_here(w, &l->met[2]);
-        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+        CHECK(work(q, 1, WEFT_TIMEOUT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_TIMEOUT_DEFAULT) == 1);
         meet_here(w, &l->met[3]);
         meet_here(w, &l->met[4]);
         OK(weft_queue_close(q));
         q = open_slots(w, 64);
         t = numbered(2);
-        CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         meet_here(w, &l->met[5]);
         meet_here(w, &l->met[6]);
-        CHECK(work(q, 1, WEFT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_DEFAULT) == 1);
+        CHECK(work(q, 1, WEFT_TIMEOUT_DEFAULT) == 1 && reap(q, seen, 3, WEFT_TIMEOUT_DEFAULT) == 1);
     }
     meet(&l->met[7], 2);
 }
@@ -323,33 +323,33 @@ static void test_drain_of_the_unknown(void **state)
 }
 
 /* --- a renewal that is refused changes nothing, however often it is tried --- */
-static void stale_renewal(weft *w, void *arg)
+static void stale_renewal(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q;
     OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1, .lease_ns = 20 * WEFT_MS}, &q));
     weft_task t = {.tag = 111};
-    weft_claim stale, next;
+    weft_lease stale, next;
     weft_result r = {0};
     weft_done d;
     bool accepted;
-    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
-    CHECK(weft_claim_tasks(q, &stale, 1, WEFT_DEFAULT) == 1);
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+    CHECK(weft_claim(q, &stale, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     do { /* its lease ends; of later ones on a busy machine too */
-        CHECK(weft_claim_tasks(q, &next, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_claim(q, &next, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } while (weft_complete(q, &next, &r, 1, NULL) == 0);
-    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1);
+    CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     queue_set_lease(q, 3600 * WEFT_SECOND);
     t.tag = 222;
-    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
-    CHECK(weft_claim_tasks(q, &next, 1, WEFT_DEFAULT) == 1);
-    weft_claim before = stale;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+    CHECK(weft_claim(q, &next, 1, WEFT_TIMEOUT_DEFAULT) == 1);
+    weft_lease before = stale;
     for (int i = 0; i < 100; i++)
         CHECK(weft_renew(q, &stale) == -ESTALE && memcmp(&stale, &before, sizeof stale) == 0);
     CHECK(weft_complete(q, &stale, &r, 1, &accepted) == 0 && !accepted);
     CHECK(weft_renew(q, &next) == 0);
     CHECK(weft_complete(q, &next, &r, 1, &accepted) == 1 && accepted);
-    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.tag == 222);
+    CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 222);
 }
 
 static void test_stale_renewal(void **state)
@@ -359,16 +359,16 @@ static void test_stale_renewal(void **state)
 }
 
 /* --- a lease that is shorter than the time between two looks of the home --- */
-static void short_lease(weft *w, void *arg)
+static void short_lease(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q;
     OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1u << 16, .lease_ns = WEFT_MS}, &q));
     weft_task t = {.tag = 1};
-    weft_claim c;
-    CHECK(weft_submit(q, &t, 1, NULL, WEFT_DEFAULT) == 1);
+    weft_lease c;
+    CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
     for (uint32_t attempt = 0; attempt < 3; attempt++)
-        CHECK(weft_claim_tasks(q, &c, 1, patience_ns(20)) == 1 && c.attempt == attempt);
+        CHECK(weft_claim(q, &c, 1, patience_ns(20)) == 1 && c.attempt == attempt);
 }
 
 static void test_short_lease(void **state)
@@ -378,32 +378,32 @@ static void test_short_lease(void **state)
 }
 
 /* --- a home that is stopped past the deadline, and goes on: swaps that nobody waits for any more happen then --- */
-static void stopped(weft *w, struct late *l, int64_t deadline_ns)
+static void stopped(weft_node *w, struct late *l, int64_t deadline_ns)
 {
     stop_asleep(l->pid);
     w->options.deadline_ns = deadline_ns;
 }
 
-static void continued(weft *w, struct late *l, int64_t deadline_ns)
+static void continued(weft_node *w, struct late *l, int64_t deadline_ns)
 {
     CHECK(kill(l->pid, SIGCONT) == 0);
     w->options.deadline_ns = deadline_ns;
 }
 
-static void claim_again(weft_queue *q, weft_claim *c)
+static void claim_again(weft_queue *q, weft_lease *c)
 {
-    CHECK(weft_claim_tasks(q, c, 1, patience_ns(30)) == 1);
+    CHECK(weft_claim(q, c, 1, patience_ns(30)) == 1);
 }
 
-static void complete_one(weft_queue *q, const weft_claim *c)
+static void complete_one(weft_queue *q, const weft_lease *c)
 {
     weft_result r = {.status = 7};
     weft_done d;
     CHECK(weft_complete(q, c, &r, 1, NULL) == 1);
-    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == 1 && d.status == 7 && d.tag == c->task.tag);
+    CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.status == 7 && d.tag == c->task.tag);
 }
 
-static void stopped_home(weft *w, void *arg)
+static void stopped_home(weft_node *w, void *arg)
 {
     enum { SLOTS = 8 };
     struct late *l = arg;
@@ -416,11 +416,11 @@ static void stopped_home(weft *w, void *arg)
     meet_here(w, &l->met[0]);
     if (weft_rank(w) == 0 && !queue_view_of(q, 1)->shard.mem) {
         weft_task t[SLOTS] = {{.tag = 1}};
-        weft_claim c, before;
+        weft_lease c, before;
         weft_result r = {0};
         bool accepted = true;
 
-        CHECK(weft_submit(q, t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         claim_again(q, &c);
         stopped(w, l, soon);
         CHECK(weft_complete(q, &c, &r, 1, &accepted) == 0 && !accepted);
@@ -438,9 +438,9 @@ static void stopped_home(weft *w, void *arg)
         claim_again(q, &c);
         complete_one(q, &c);
 
-        CHECK(weft_submit(q, t, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         stopped(w, l, usual);
-        CHECK(weft_claim_tasks(q, &c, 1, 0) == -ETIMEDOUT && weft_claim_tasks(q, &c, 1, soon) == -ETIMEDOUT);
+        CHECK(weft_claim(q, &c, 1, 0) == -ETIMEDOUT && weft_claim(q, &c, 1, soon) == -ETIMEDOUT);
         continued(w, l, usual);
         claim_again(q, &c);
         complete_one(q, &c);
@@ -467,7 +467,7 @@ static void stopped_home(weft *w, void *arg)
             claim_again(q, &c);
             complete_one(q, &c);
         }
-        OK(weft_drain(q, WEFT_DEFAULT));
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
     }
     meet(&l->met[1], 2);
 }
@@ -481,12 +481,12 @@ static void test_stopped_home(void **state)
 /* --- in a handler: a shard that cannot be reached without waiting --- */
 struct in_handler {
     weft_queue *q;
-    weft_claim c;
+    weft_lease c;
     int complete, renew, release;
     _Atomic uint32_t done;
 };
 
-static void use_claim(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void use_claim(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct in_handler *h = arg;
     weft_result r = {0};
@@ -497,7 +497,7 @@ static void use_claim(weft *w, uint32_t from, const void *header, size_t header_
     atomic_store(&h->done, 1);
 }
 
-static void in_a_handler(weft *w, void *arg)
+static void in_a_handler(weft_node *w, void *arg)
 {
     struct late *l = arg;
     struct in_handler h = {.q = open_slots(w, weft_rank(w) ? 64 : 0)};
@@ -506,7 +506,7 @@ static void in_a_handler(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         bool waits = !queue_view_of(h.q, 1)->shard.mem;
         weft_task t = {.tag = 1};
-        CHECK(weft_submit(h.q, &t, 1, NULL, WEFT_DEFAULT) == 1 && weft_claim_tasks(h.q, &h.c, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(h.q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1 && weft_claim(h.q, &h.c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         OK(weft_send(w, 0, MARK, NULL, 0, NULL, 0, NULL));
         wait_for(&h.done, 1);
         CHECK(h.renew == (waits ? -EDEADLK : 0) && h.complete == (waits ? -EDEADLK : 1));
@@ -526,12 +526,12 @@ static void test_in_a_handler(void **state)
 /* --- calls on a queue that is closed, and closing one where a thread waits --- */
 static void *claimer(void *arg)
 {
-    weft_claim c;
-    CHECK(weft_claim_tasks(arg, &c, 1, 600 * WEFT_SECOND) == -ESHUTDOWN);
+    weft_lease c;
+    CHECK(weft_claim(arg, &c, 1, 600 * WEFT_SECOND) == -ESHUTDOWN);
     return NULL;
 }
 
-static void closed_twice(weft *w, void *arg)
+static void closed_twice(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_slots(w, 64), *next;
@@ -550,16 +550,16 @@ static void closed_twice(weft *w, void *arg)
     next = open_slots(w, 64);
     CHECK(next != q && weft_queue_close(q) == -EBADF);
     weft_task t = {.tag = 1};
-    weft_claim c;
+    weft_lease c;
     weft_result r = {0};
     weft_done d;
     weft_queue_stats s;
-    CHECK(weft_submit(next, &t, 1, NULL, 0) == 1 && weft_claim_tasks(next, &c, 1, 0) == 1);
-    CHECK(weft_submit(q, &t, 1, NULL, 0) == -EBADF && weft_claim_tasks(q, &c, 1, 0) == -EBADF);
+    CHECK(weft_submit(next, &t, 1, NULL, 0) == 1 && weft_claim(next, &c, 1, 0) == 1);
+    CHECK(weft_submit(q, &t, 1, NULL, 0) == -EBADF && weft_claim(q, &c, 1, 0) == -EBADF);
     CHECK(weft_complete(q, &c, &r, 1, NULL) == -EBADF && weft_renew(q, &c) == -EBADF && weft_release(q, &c) == -EBADF);
-    CHECK(weft_reap(q, &d, 1, WEFT_DEFAULT) == -EBADF && weft_drain(q, WEFT_DEFAULT) == -EBADF);
+    CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == -EBADF && weft_drain(q, WEFT_TIMEOUT_DEFAULT) == -EBADF);
     CHECK(weft_queue_shutdown(q) == -EBADF && weft_queue_stat(q, &s, sizeof s) == -EBADF);
-    CHECK(weft_complete(next, &c, &r, 1, NULL) == 1 && weft_drain(next, WEFT_DEFAULT) == 0);
+    CHECK(weft_complete(next, &c, &r, 1, NULL) == 1 && weft_drain(next, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
 static void test_closed_twice(void **state)

@@ -27,14 +27,14 @@ static void fill(uint8_t *p, size_t n, unsigned seed)
         p[i] = (uint8_t)(i * 131u + (i >> 9) + seed);
 }
 
-static void outside(weft *w, void *arg)
+static void outside(weft_node *w, void *arg)
 {
     static const size_t lengths[] = {1, 7, 219, 220, 221, 4096, 65535, 65536, 65537, 300001, 9000000};
     (void)arg;
     weft_gaddr there, here; /* `there` of the peer is ours alone to write and read; `here` is our own, which nobody else names */
     OK(weft_alloc(w, 16 << 20, &there));
     OK(weft_alloc(w, 9000, &here));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     uint32_t peer = 1 - weft_rank(w);
     uint8_t *out = malloc(10 << 20), *back = malloc(10 << 20);
     CHECK(out && back);
@@ -45,15 +45,15 @@ static void outside(weft *w, void *arg)
         size_t n = lengths[i], at = i * 13;
         fill(out, n, (unsigned)i + weft_rank(w));
         memset(back, 0xee, n + 1);
-        OK(weft_put_now(w, on_node(there, peer) + at, out, n));
-        OK(weft_get_now(w, back, on_node(there, peer) + at, n));
+        OK(weft_put_blocking(w, on_node(there, peer) + at, out, n));
+        OK(weft_get_blocking(w, back, on_node(there, peer) + at, n));
         CHECK(memcmp(out, back, n) == 0 && back[n] == 0xee);
     }
     OK(weft_link_stat(w, peer, &s, sizeof s));
     CHECK(s.staged_puts > 0 && s.staged_gets > 0);
     uint64_t puts = s.staged_puts, gets = s.staged_gets;
-    OK(weft_put_now(w, on_node(there, peer), weft_ptr(w, here, 9000), 9000));
-    OK(weft_get_now(w, weft_ptr(w, here, 9000), on_node(there, peer), 9000));
+    OK(weft_put_blocking(w, on_node(there, peer), weft_ptr(w, here, 9000), 9000));
+    OK(weft_get_blocking(w, weft_ptr(w, here, 9000), on_node(there, peer), 9000));
     OK(weft_link_stat(w, peer, &s, sizeof s));
     CHECK(s.staged_puts == puts && s.staged_gets == gets);
     CHECK(weft_link_stat(w, 2, &s, sizeof s) == -EFAULT);
@@ -65,12 +65,12 @@ static void outside(weft *w, void *arg)
     /* With no op and a flush: many at once, more than there are stages and slots. */
     for (int i = 0; i < 500; i++)
         OK(weft_put(w, on_node(there, peer) + (uint64_t)i * 5000, out + i, 5000, NULL));
-    OK(weft_flush(w, peer, WEFT_DEFAULT));
+    OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT));
     for (int i = 0; i < 500; i += 37) {
-        OK(weft_get_now(w, back, on_node(there, peer) + (uint64_t)i * 5000, 5000));
+        OK(weft_get_blocking(w, back, on_node(there, peer) + (uint64_t)i * 5000, 5000));
         CHECK(memcmp(back, out + i, 5000) == 0);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     free(out);
     free(back);
 }
@@ -88,10 +88,10 @@ struct nonsense {
     _Atomic uint32_t here, given_up;
 };
 
-static void nonsense(weft *w, void *arg)
+static void nonsense(weft_node *w, void *arg)
 {
     struct nonsense *s = arg;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&s->here, weft_size(w));
     if (weft_rank(w) == 1) {
         rc_frame_send(w->links[0].impl, &s->frame, NULL, NULL, false, NULL, NULL);
@@ -105,7 +105,7 @@ static void nonsense(weft *w, void *arg)
     if (weft_rank(w) == 0)
         s->given_up = 1;
     int rc;
-    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET) /* once: of those that are left */
+    while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET) /* once: of those that are left */
         ;
     OK(rc);
 }
@@ -134,7 +134,7 @@ static void test_nonsense(void **state)
 
 /* --- fence: what comes before it is seen before what comes after, whatever kinds they are --- */
 
-static void count_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                           size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
@@ -146,7 +146,7 @@ static void count_message(weft *w, uint32_t from, const void *header, size_t hea
     __atomic_fetch_add(&words[3], 1, __ATOMIC_RELEASE);
 }
 
-static void fences(weft *w, void *arg)
+static void fences(weft_node *w, void *arg)
 {
     enum { ROUNDS = 500 };
     (void)arg;
@@ -155,14 +155,14 @@ static void fences(weft *w, void *arg)
     uint64_t *mine = weft_ptr(w, words, 64);
     memset(mine, 0, 64);
     OK(weft_handle(w, 3, count_message, mine));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         for (uint64_t n = 1; n <= ROUNDS; n++) {
             OK(weft_put(w, on_node(words, 1), &n, sizeof n, NULL));
             OK(weft_fetch_add(w, on_node(words, 1) + 8, 1, NULL, NULL));
             OK(weft_fence(w, 1));
             OK(weft_send(w, 1, 3, &n, sizeof n, NULL, 0, NULL));
-            OK(weft_flush(w, 1, WEFT_DEFAULT)); /* `n` is ours again */
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* `n` is ours again */
         }
     } else {
         int64_t until = base_deadline(40 * WEFT_SECOND);
@@ -170,7 +170,7 @@ static void fences(weft *w, void *arg)
             weft_progress(w);
         CHECK(mine[3] == ROUNDS && mine[2] == 0);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_fences(void **state)
@@ -185,7 +185,7 @@ struct held {
     _Atomic uint32_t rounds, asked;
 };
 
-static void add_then_put(weft *w, void *arg)
+static void add_then_put(weft_node *w, void *arg)
 {
     enum { ROUNDS = 20 };
     struct held *held = arg;
@@ -197,7 +197,7 @@ static void add_then_put(weft *w, void *arg)
             OK(weft_fence(w, 1));
             OK(weft_put(w, on_node(words, 1) + 64, &n, sizeof n, NULL));
             held->asked = (uint32_t)n;
-            OK(weft_flush(w, 1, WEFT_DEFAULT));
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
         }
     } else {
         uint64_t *added = weft_ptr(w, on_node(words, 1), 128), *put = added + 8;
@@ -210,11 +210,11 @@ static void add_then_put(weft *w, void *arg)
             if (!native) /* the add needs our processor */
                 CHECK(__atomic_load_n(put, __ATOMIC_ACQUIRE) == n - 1 && __atomic_load_n(added, __ATOMIC_ACQUIRE) == n - 1);
             base_spin_unlock(&rc->receiving);
-            OK(weft_wait_until(w, on_node(words, 1) + 64, WEFT_EQ, n, NULL, WEFT_DEFAULT));
+            OK(weft_wait_until(w, on_node(words, 1) + 64, WEFT_EQ, n, NULL, WEFT_TIMEOUT_DEFAULT));
             CHECK(__atomic_load_n(added, __ATOMIC_ACQUIRE) == n);
         }
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_add_then_put(void **state)
@@ -226,7 +226,7 @@ static void test_add_then_put(void **state)
 /* A device lets writes pass the reads before them unless a fence is asked of it, and here it does. Gets that were kept, because more of
  * them were started than there are stages, are posted after the fence was set: a put that goes at once after them must ask for it all
  * the same, else the gets return its bytes. */
-static void gets_then_put(weft *w, void *arg)
+static void gets_then_put(weft_node *w, void *arg)
 {
     enum { ROUNDS = 10, GETS = RC_STAGES + 6 };
     static uint64_t got[GETS][32]; /* outside the pool */
@@ -235,7 +235,7 @@ static void gets_then_put(weft *w, void *arg)
     weft_gaddr words = symmetric_alloc(w, sizeof got[0]);
     if (weft_rank(w) == 0) {
         struct rc_link *l = w->links[1].impl;
-        OK(weft_get_now(w, got[0], on_node(words, 1), sizeof got[0])); /* a queue pair is there from now on */
+        OK(weft_get_blocking(w, got[0], on_node(words, 1), sizeof got[0])); /* a queue pair is there from now on */
         softverbs("fault add overtake --time 500us --every 8");
         for (uint64_t n = 1; n <= ROUNDS; n++) {
             for (int i = 0; i < GETS; i++)
@@ -244,15 +244,15 @@ static void gets_then_put(weft *w, void *arg)
             int64_t until = base_deadline(patience_ns(10));
             while (__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) && base_now_ns() < until)
                 weft_progress(w); /* until none of them is kept any more */
-            OK(weft_put_now(w, on_node(words, 1), &n, sizeof n));
+            OK(weft_put_blocking(w, on_node(words, 1), &n, sizeof n));
             for (int i = 0; i < GETS; i++) {
-                OK(weft_wait(w, &ops[i], WEFT_DEFAULT));
+                OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
                 CHECK(got[i][0] == n - 1);
             }
         }
         softverbs("fault clear");
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_gets_then_put(void **state)
@@ -263,7 +263,7 @@ static void test_gets_then_put(void **state)
 
 /* --- counts of what was asked of the peer's processor go on, however many there were since the last fence --- */
 
-static void many_asks(weft *w, void *arg)
+static void many_asks(weft_node *w, void *arg)
 {
     const uint64_t steps[] = {UINT64_C(1) << 31, UINT64_C(1) << 31, UINT64_C(1) << 31}; /* multiples of RC_ASKS: tokens go on as they were */
     (void)arg;
@@ -271,24 +271,24 @@ static void many_asks(weft *w, void *arg)
     if (weft_rank(w) == 0) {
         struct rc_link *l = w->links[1].impl;
         uint64_t old = 0, done = 0, value = 5;
-        OK(weft_swap_now(w, on_node(words, 1), 0, &old));
+        OK(weft_swap_blocking(w, on_node(words, 1), 0, &old));
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
             base_spin_lock(&l->lock);
             CHECK(l->asked == l->answered);
             l->asked = l->answered = l->asked + steps[i]; /* as if so many had been done since the fence */
             base_spin_unlock(&l->lock);
             for (uint64_t k = 0; k < 3; k++, done++) {
-                OK(weft_fetch_add_now(w, on_node(words, 1), 1, &old));
+                OK(weft_fetch_add_blocking(w, on_node(words, 1), 1, &old));
                 CHECK(old == done);
-                OK(weft_put_now(w, on_node(words, 1) + 8, &value, sizeof value));
+                OK(weft_put_blocking(w, on_node(words, 1) + 8, &value, sizeof value));
                 OK(weft_put_signal(w, on_node(words, 1) + 16, &value, sizeof value, on_node(words, 1) + 24, 1, NULL));
-                OK(weft_flush(w, 1, WEFT_DEFAULT));
+                OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
             }
             OK(weft_fence(w, 1));
-            OK(weft_put_now(w, on_node(words, 1) + 8, &value, sizeof value));
+            OK(weft_put_blocking(w, on_node(words, 1) + 8, &value, sizeof value));
         }
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_many_asks(void **state)
@@ -303,13 +303,13 @@ struct burst {
     _Atomic uint32_t go, sent, heard;
 };
 
-static void on_burst(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void on_burst(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     atomic_fetch_add(&((struct burst *)arg)->heard, 1);
 }
 
-static void bursts(weft *w, void *arg)
+static void bursts(weft_node *w, void *arg)
 {
     struct burst *b = arg;
     uint32_t peers = weft_size(w) - 1;
@@ -318,8 +318,8 @@ static void bursts(weft *w, void *arg)
     uint64_t value;
     weft_gaddr word = symmetric_alloc(w, 8);
     if (weft_rank(w) != 0)
-        OK(weft_get_now(w, &value, on_node(word, 0), 8)); /* a queue pair is there from now on */
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_get_blocking(w, &value, on_node(word, 0), 8)); /* a queue pair is there from now on */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         base_spin_lock(&rc->receiving); /* nobody looks at what comes */
         uint32_t before = atomic_load(&rc->receives.count);
@@ -348,7 +348,7 @@ static void bursts(weft *w, void *arg)
         CHECK(!__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE)); /* all on their way */
         atomic_fetch_add(&b->sent, 1);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_bursts(void **state)
@@ -361,7 +361,7 @@ static void test_bursts(void **state)
 
 /* Sums and chains from two nodes on words of a third, many at once and one by one. The words are touched by no processor while
  * that goes on: softverbs' atomics are atomic among themselves only, whatever a profile claims. */
-static void atomics(weft *w, void *arg)
+static void atomics(weft_node *w, void *arg)
 {
     enum { MANY = 700, CHAIN = 60 };
     (void)arg;
@@ -370,27 +370,27 @@ static void atomics(weft *w, void *arg)
     uint64_t *mine = weft_ptr(w, words, 64), start = weft_rank(w) == 0 ? 5 : 0;
     memset(mine, 0, 64);
     mine[0] = start;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) != 0) {
         uint64_t old[MANY], last = 0, seen;
         weft_link_stats s;
         for (int i = 0; i < MANY; i++)
             OK(weft_fetch_add(w, on_node(words, 0), 1, &old[i], NULL));
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         for (int i = 0; i < MANY; i++) {
             CHECK(i == 0 ? old[i] >= 5 : old[i] > last); /* of one node, in order: its own are added already */
             last = old[i];
         }
         for (int i = 0; i < CHAIN; i++) { /* the word takes every value once */
             do
-                OK(weft_compare_swap_now(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1), (uint64_t)i * 2 + weft_rank(w),
+                OK(weft_compare_swap_blocking(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1), (uint64_t)i * 2 + weft_rank(w),
                                          &seen));
             while (seen != (uint64_t)i * 2 + (weft_rank(w) - 1));
         }
         OK(weft_link_stat(w, 0, &s, sizeof s));
         CHECK(native ? s.native_atomics >= MANY + CHAIN : s.native_atomics == 0);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)
         CHECK(__atomic_load_n(&mine[0], __ATOMIC_ACQUIRE) == 5 + 2 * MANY && __atomic_load_n(&mine[1], __ATOMIC_ACQUIRE) == 2 * CHAIN);
     /* A swap is the processor's in any case: with a fence between them, each sees what the one before it left. */
@@ -403,13 +403,13 @@ static void atomics(weft *w, void *arg)
         OK(weft_swap(w, on_node(words, 0) + 16, 3, &old[2], NULL));
         OK(weft_fence(w, 0));
         OK(weft_compare_swap(w, on_node(words, 0) + 16, 3, 4, &old[3], NULL));
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         CHECK(old[0] == 0 && old[1] == 10 && old[2] == 15 && old[3] == 3);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)
         CHECK(mine[2] == 4);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_atomics(void **state)
@@ -419,7 +419,7 @@ static void test_atomics(void **state)
 }
 
 /* A fence between put and atomic, atomic and put, either way round: node 2 looks at node 0's memory, which node 1 changes. */
-static void ordered_atomics(weft *w, void *arg)
+static void ordered_atomics(weft_node *w, void *arg)
 {
     enum { ROUNDS = 300 };
     (void)arg;
@@ -427,7 +427,7 @@ static void ordered_atomics(weft *w, void *arg)
     OK(weft_alloc(w, 64, &words));
     uint64_t *mine = weft_ptr(w, words, 64);
     memset(mine, 0, 64);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1) {
         uint64_t n[ROUNDS];
         for (uint64_t i = 0; i < ROUNDS; i++) {
@@ -439,17 +439,17 @@ static void ordered_atomics(weft *w, void *arg)
             OK(weft_put(w, on_node(words, 0) + 16, &n[i], 8, NULL));
             OK(weft_fence(w, 0));
         }
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     } else if (weft_rank(w) == 2) {
         uint64_t first, second, third = 0;
         while (third < ROUNDS) { /* the last one to change is read first */
-            OK(weft_get_now(w, &third, on_node(words, 0) + 16, 8));
-            OK(weft_get_now(w, &second, on_node(words, 0) + 8, 8));
-            OK(weft_get_now(w, &first, on_node(words, 0), 8));
+            OK(weft_get_blocking(w, &third, on_node(words, 0) + 16, 8));
+            OK(weft_get_blocking(w, &second, on_node(words, 0) + 8, 8));
+            OK(weft_get_blocking(w, &first, on_node(words, 0), 8));
             CHECK(first >= second && second >= third);
         }
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_ordered_atomics(void **state)
@@ -459,20 +459,20 @@ static void test_ordered_atomics(void **state)
 }
 
 /* A home that sleeps is woken by a counter, whoever adds to it: at the latest by its own look, but not only then. */
-static void counted(weft *w, void *arg)
+static void counted(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr words;
     OK(weft_alloc(w, 64, &words));
     memset(weft_ptr(w, words, 64), 0, 64);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint64_t i = 1; i <= 50; i++) {
         if (weft_rank(w) == 0) {
-            OK(weft_counter_wait(w, words, i, WEFT_DEFAULT));
+            OK(weft_counter_wait(w, words, i, WEFT_TIMEOUT_DEFAULT));
         } else {
             OK(weft_counter_add(w, on_node(words, 0), 1, NULL));
         }
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     }
 }
 
@@ -485,7 +485,7 @@ static void test_counted(void **state)
 /* --- stages that others hold --- */
 
 /* Puts to six peers that nobody waits for take more stages than there are; a put to another peer is not to wait for theirs. */
-static void stages_of_others(weft *w, void *arg)
+static void stages_of_others(weft_node *w, void *arg)
 {
     enum { PEERS = 6, EACH = 12, BYTES = 3000 };
     (void)arg;
@@ -495,7 +495,7 @@ static void stages_of_others(weft *w, void *arg)
     fill(from, EACH * BYTES, 7);
     if (weft_rank(w) == 0) {
         for (uint32_t p = 1; p <= PEERS + 1; p++) /* connected, and asked for a completion */
-            OK(weft_put_now(w, on_node(there, p), from, BYTES));
+            OK(weft_put_blocking(w, on_node(there, p), from, BYTES));
         for (uint32_t p = 1; p <= PEERS; p++)
             for (unsigned i = 0; i < EACH; i++)
                 OK(weft_put(w, on_node(there, p) + i * BYTES, from + i * BYTES, BYTES, NULL));
@@ -503,9 +503,9 @@ static void stages_of_others(weft *w, void *arg)
         OK(weft_put(w, on_node(there, PEERS + 1), from, BYTES, &op));
         OK(weft_wait(w, &op, patience_ns(1))); /* two seconds later all links are asked what they have done */
         for (uint32_t p = 1; p <= PEERS; p++)
-            OK(weft_flush(w, p, WEFT_DEFAULT));
+            OK(weft_flush(w, p, WEFT_TIMEOUT_DEFAULT));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) > 0 && weft_rank(w) <= PEERS)
         CHECK(memcmp(weft_ptr(w, on_node(there, weft_rank(w)), EACH * BYTES), from, EACH * BYTES) == 0);
     free(from);

@@ -26,14 +26,14 @@ struct stage {
 
 /* --- queue pairs are made for those who talk, and for no others --- */
 
-static void count_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                           void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     atomic_fetch_add((_Atomic uint32_t *)arg, 1);
 }
 
-static void neighbours(weft *w, void *arg)
+static void neighbours(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t n = weft_size(w), me = weft_rank(w), right = (me + 1) % n, left = (me + n - 1) % n;
@@ -48,7 +48,7 @@ static void neighbours(weft *w, void *arg)
     meet(&stage->here, n);
     for (int i = 0; i < 100; i++) /* both neighbours begin at once, each with its own first message to the other */
         OK(weft_send(w, i % 2 ? left : right, 1, NULL, 0, NULL, 0, NULL));
-    OK(weft_put_now(w, on_node(mine, right), &me, sizeof me));
+    OK(weft_put_blocking(w, on_node(mine, right), &me, sizeof me));
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     while (*came < 100 && now_ns() < end)
         weft_progress(w);
@@ -69,7 +69,7 @@ static void test_neighbours(void **state)
 
 /* --- the program at the other end need not call anything --- */
 
-static void alone_at_it(weft *w, void *arg)
+static void alone_at_it(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -77,8 +77,8 @@ static void alone_at_it(weft *w, void *arg)
     meet(&stage->here, 2);
     if (weft_rank(w) == 0) {
         uint64_t v = 77, old = 0;
-        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
-        OK(weft_fetch_add_now(w, on_node(mine, 1), 1, &old));
+        OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_fetch_add_blocking(w, on_node(mine, 1), 1, &old));
         CHECK(old == 77);
         atomic_store(&stage->done, 1);
     }
@@ -94,14 +94,14 @@ static void test_alone_at_it(void **state)
 /* --- nor does it matter that one thread there is in a handler, in the middle of waiting, and another sleeps --- */
 
 struct busy {
-    weft *w;
+    weft_node *w;
     struct stage *stage;
     weft_gaddr word; /* of this node */
     pthread_t poller;
     _Atomic uint32_t polls, caught;
 };
 
-static void long_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void long_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                          void *arg)
 {
     struct busy *b = arg;
@@ -122,7 +122,7 @@ static void *poll_for_it(void *arg)
     return NULL;
 }
 
-static void busy(weft *w, void *arg)
+static void busy(weft_node *w, void *arg)
 {
     struct busy b = {.w = w, .stage = arg};
     pthread_t thread;
@@ -144,7 +144,7 @@ static void busy(weft *w, void *arg)
         usleep(100000); /* it sleeps */
         CHECK(stats(w, 1).connects == 0);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(b.word, 1), v, NULL));
-        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
         atomic_store(&b.stage->done, 1);
     }
     wait_for(&b.stage->done, 1);
@@ -158,7 +158,7 @@ static void test_busy(void **state)
 
 /* --- a queue pair that cannot be made: the operation fails, and says why --- */
 
-static void refused(weft *w, void *arg)
+static void refused(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -166,14 +166,14 @@ static void refused(weft *w, void *arg)
     meet(&stage->here, 3);
     if (weft_rank(w) == 0) {
         uint64_t v = 1;
-        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
-        int rc = weft_put_now(w, on_node(mine, 1), &v, sizeof v);
+        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v));
+        int rc = weft_put_blocking(w, on_node(mine, 1), &v, sizeof v);
         CHECK(rc == -ECONNRESET);
         if (!strstr(weft_error(), "node 1") || !strstr(weft_error(), "RC queue pair") || !strstr(weft_error(), "it says"))
             fprintf(stderr, "what it says: %s\n", weft_error());
         CHECK(strstr(weft_error(), "node 1") && strstr(weft_error(), "RC queue pair") && strstr(weft_error(), "it says"));
         CHECK(!weft_alive(w, 1) && weft_alive(w, 2));
-        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v)); /* the others go on */
+        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v)); /* the others go on */
         atomic_store(&stage->done, 1);
     }
     if (weft_rank(w) == 1) { /* it is told that it was given up */
@@ -196,7 +196,7 @@ static void test_refused(void **state)
 
 /* --- while connecting: deadlines hold, and a death ends it --- */
 
-static void silent(weft *w, void *arg)
+static void silent(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -217,8 +217,8 @@ static void silent(weft *w, void *arg)
     OK(weft_fetch_add(w, on_node(mine, 1), 1, NULL, &op[1]));
     CHECK(stats(w, 1).connects == 0 && weft_test(w, &op[0]) == -EINPROGRESS);
     CHECK(kill(stage->pid, SIGKILL) == 0);
-    CHECK(weft_wait(w, &op[0], WEFT_DEFAULT) == -ECONNRESET);
-    CHECK(weft_wait(w, &op[1], WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_wait(w, &op[0], WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_wait(w, &op[1], WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     CHECK(!weft_alive(w, 1));
 }
 
@@ -245,7 +245,7 @@ struct received {
     uint64_t next, wrong;
 };
 
-static void in_order(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void in_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                      void *arg)
 {
     (void)w, (void)from, (void)header_len;
@@ -263,7 +263,7 @@ static void in_order(weft *w, uint32_t from, const void *header, size_t header_l
 static void *breaker(void *arg)
 {
     struct {
-        weft *w;
+        weft_node *w;
         struct mill *m;
     } *a = arg;
     for (int i = 0; i < TIMES; i++) {
@@ -280,7 +280,7 @@ static void *breaker(void *arg)
 }
 
 /* Both ends send, add, signal, put and get without a pause while their link breaks. */
-static void mill(weft *w, void *arg)
+static void mill(weft_node *w, void *arg)
 {
     struct mill *m = arg;
     uint32_t me = weft_rank(w), peer = 1 - me;
@@ -288,7 +288,7 @@ static void mill(weft *w, void *arg)
     pthread_t thread;
     struct received got = {0};
     struct {
-        weft *w;
+        weft_node *w;
         struct mill *m;
     } a = {w, m};
     OK(weft_handle(w, 1, in_order, &got));
@@ -307,18 +307,18 @@ static void mill(weft *w, void *arg)
             payload[i] = (uint8_t)(n + i);
         OK(weft_send(w, peer, 1, &n, sizeof n, payload, len, NULL));
         uint64_t old = 0;
-        OK(weft_fetch_add_now(w, on_node(mine, peer), 1, &old));
+        OK(weft_fetch_add_blocking(w, on_node(mine, peer), 1, &old));
         CHECK(old == n);
         memset(payload, (int)n, 64);
         OK(weft_put_signal(w, on_node(mine, peer) + 64, payload, 64, on_node(mine, peer) + 8, 1, NULL));
-        OK(weft_flush(w, peer, WEFT_DEFAULT)); /* `payload` is ours again */
+        OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT)); /* `payload` is ours again */
         if (n % 8 == 0) {
             size_t size = n % 16 ? BULK : 5000, at = 4096 + (n % 64) * 1000;
             for (size_t i = 0; i < size; i++)
                 bulk[i] = (uint8_t)(n + i * 7);
             OK(weft_put(w, on_node(mine, peer) + at, bulk, size, NULL));
             OK(weft_fence(w, peer));
-            OK(weft_get_now(w, back, on_node(mine, peer) + at, size));
+            OK(weft_get_blocking(w, back, on_node(mine, peer) + at, size));
             CHECK(memcmp(bulk, back, size) == 0);
         }
         if (me == 0 && over == 0 && atomic_load(&m->broken) == TIMES)
@@ -328,7 +328,7 @@ static void mill(weft *w, void *arg)
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     while (__atomic_load_n(&got.next, __ATOMIC_ACQUIRE) < over && now_ns() < end)
         weft_progress(w);
-    OK(weft_flush(w, peer, WEFT_DEFAULT));
+    OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT));
     meet(&m->stage.there, 2);
     CHECK(__atomic_load_n(&got.next, __ATOMIC_ACQUIRE) == over && __atomic_load_n(&got.wrong, __ATOMIC_ACQUIRE) == 0);
     CHECK(__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) == over && __atomic_load_n(&words[1], __ATOMIC_ACQUIRE) == over);
@@ -366,7 +366,7 @@ static void test_cable(void **state)
 
 /* --- a request that the peer's device refuses: it fails, and what was behind it goes on --- */
 
-static void refusal(weft *w, void *arg)
+static void refusal(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -378,7 +378,7 @@ static void refusal(weft *w, void *arg)
         struct rc_link *l = w->links[1].impl;
         weft_op op;
         uint8_t *large = weft_ptr(w, mine, 1 << 20);
-        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
         for (int i = 0; i < 2; i++) {
             uint32_t right = l->peer_keys[0];
             l->peer_keys[0] ^= 0x5a5a5a; /* nobody else posts */
@@ -388,16 +388,16 @@ static void refusal(weft *w, void *arg)
                 OK(weft_fetch_add(w, on_node(mine, 1) + 8, 1, NULL, NULL));
             OK(weft_put(w, on_node(mine, 1) + 16, &v, sizeof v, NULL));
             if (i == 0) {
-                CHECK(weft_wait(w, &op, WEFT_DEFAULT) == -ECONNABORTED);
-                OK(weft_flush(w, 1, WEFT_DEFAULT));
+                CHECK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED);
+                OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
             } else {
-                CHECK(weft_flush(w, 1, WEFT_DEFAULT) == -ECONNABORTED); /* it had no op: this says so, once */
-                OK(weft_flush(w, 1, WEFT_DEFAULT));
+                CHECK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED); /* it had no op: this says so, once */
+                OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
             }
         }
-        OK(weft_get_now(w, &old, on_node(mine, 1) + 8, sizeof old));
+        OK(weft_get_blocking(w, &old, on_node(mine, 1) + 8, sizeof old));
         CHECK(old == 100);
-        OK(weft_get_now(w, &old, on_node(mine, 1) + 16, sizeof old));
+        OK(weft_get_blocking(w, &old, on_node(mine, 1) + 16, sizeof old));
         CHECK(old == 5 && weft_alive(w, 1) && stats(w, 1).breaks >= 2);
         atomic_store(&stage->done, 1);
     }
@@ -413,7 +413,7 @@ static void test_refusal(void **state)
 
 /* --- a link that does not come again, or is not to: its peer counts as dead, and the error says of what --- */
 
-static void gives_up(weft *w, void *arg)
+static void gives_up(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -421,15 +421,15 @@ static void gives_up(weft *w, void *arg)
     meet(&stage->here, 3);
     uint64_t v = 1;
     if (weft_rank(w) == 0) {
-        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
-        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v));
         const char *expected = getenv("EXPECT");
         CHECK(expected);
         softverbs("fault pull 1:sv0");
-        CHECK(weft_put_now(w, on_node(mine, 1), &v, sizeof v) == -ECONNRESET);
+        CHECK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v) == -ECONNRESET);
         CHECK(strstr(weft_error(), "node 1") && strstr(weft_error(), expected));
         CHECK(!weft_alive(w, 1) && weft_alive(w, 2));
-        OK(weft_put_now(w, on_node(mine, 2), &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);
@@ -450,7 +450,7 @@ static void test_gives_up(void **state)
 
 /* --- a device that neither does a request nor fails it --- */
 
-static void standstill(weft *w, void *arg)
+static void standstill(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -461,22 +461,22 @@ static void standstill(weft *w, void *arg)
     meet(&stage->here, 2);
     if (weft_rank(w) == 0) {
         uint64_t v = 1, back = 0;
-        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         v = 2;
-        OK(weft_put_now(w, on_node(mine, 1), &v, sizeof v));
-        OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
+        OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
+        OK(weft_get_blocking(w, &back, on_node(mine, 1), sizeof back));
         CHECK(back == 2);
         OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 1 && stats.connects == 2);
         softverbs("fault add withhold --time 100s --host 0 --count 1");
-        OK(weft_get_now(w, &back, on_node(mine, 1), sizeof back));
+        OK(weft_get_blocking(w, &back, on_node(mine, 1), sizeof back));
         OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 2);
         /* A message is the oldest. It asked for no completion, and was received. */
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
-        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
         OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 3);
         /* Nothing is behind it that would tell. */
@@ -485,7 +485,7 @@ static void standstill(weft *w, void *arg)
         for (int64_t end = now_ns() + 30 * WEFT_SECOND; stats.breaks == 3 && now_ns() < end; usleep(1000))
             OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 4);
-        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);
@@ -506,7 +506,7 @@ static void test_standstill(void **state)
 
 #define SENDERS 4u
 
-static void slow_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                          void *arg)
 {
     struct stage *stage = arg;
@@ -515,7 +515,7 @@ static void slow_handler(weft *w, uint32_t from, const void *header, size_t head
     usleep(6000000); /* longer than a queue pair may stand still */
 }
 
-static void no_receives(weft *w, void *arg)
+static void no_receives(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     static _Atomic uint32_t came;
@@ -526,7 +526,7 @@ static void no_receives(weft *w, void *arg)
     OK(weft_alloc(w, 4096, &mine));
     meet(&stage->here, SENDERS + 1);
     if (v != 1)
-        OK(weft_put_now(w, on_node(mine, 1) + v * 8, &v, sizeof v));
+        OK(weft_put_blocking(w, on_node(mine, 1) + v * 8, &v, sizeof v));
     meet(&stage->here, 2 * (SENDERS + 1)); /* all are connected */
     if (v == 0)
         OK(weft_send(w, 1, 2, NULL, 0, NULL, 0, NULL));
@@ -536,7 +536,7 @@ static void no_receives(weft *w, void *arg)
     } else {
         for (uint32_t i = v == 0; i < RC_WINDOW; i++)
             OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
-        OK(weft_get_now(w, &back, on_node(mine, 1) + v * 8, sizeof back));
+        OK(weft_get_blocking(w, &back, on_node(mine, 1) + v * 8, sizeof back));
         CHECK(back == v && stats(w, 1).breaks == 0);
     }
     meet(&stage->done, SENDERS + 1);
@@ -551,7 +551,7 @@ static void test_no_receives(void **state)
 
 /* --- no room, and no wish to wait for it --- */
 
-static void no_room(weft *w, void *arg)
+static void no_room(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr mine;
@@ -563,7 +563,7 @@ static void no_room(weft *w, void *arg)
         weft_op op;
         for (uint64_t i = 0; i < 2000; i++)
             values[i] = i;
-        OK(weft_put_now(w, on_node(mine, 1), values, 8));
+        OK(weft_put_blocking(w, on_node(mine, 1), values, 8));
         softverbs("fault pull 1:sv0");
         while (n < 2000 && (rc = weft_put_nowait(w, on_node(mine, 1), &values[n], 8, NULL)) == 0)
             n++;
@@ -580,7 +580,7 @@ static void no_room(weft *w, void *arg)
             n += rc == 0;
         }
         OK(weft_flush(w, 1, patience_ns(30)));
-        OK(weft_get_now(w, &back, on_node(mine, 1), 8));
+        OK(weft_get_blocking(w, &back, on_node(mine, 1), 8));
         CHECK(n == 2000 && back == 1999);
         atomic_store(&stage->done, 1);
     }

@@ -26,11 +26,11 @@ struct stage {
 };
 
 /* The first put asks for the first queue pair, and with that come the others. */
-static void wait_for_rails(weft *w, uint32_t peer, weft_gaddr at, uint32_t n)
+static void wait_for_rails(weft_node *w, uint32_t peer, weft_gaddr at, uint32_t n)
 {
     uint64_t v = 0;
     int64_t end = now_ns() + patience_ns(60);
-    OK(weft_put_now(w, on_node(at, peer), &v, sizeof v));
+    OK(weft_put_blocking(w, on_node(at, peer), &v, sizeof v));
     while (stats(w, peer).rails != n && now_ns() < end)
         usleep(1000);
     CHECK(stats(w, peer).rails == n);
@@ -78,7 +78,7 @@ BY_DEVICE static uint8_t byte_at(const uint8_t *p)
 
 /* --- all of them carry --- */
 
-static void carry(weft *w, void *arg)
+static void carry(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t me = weft_rank(w), peer = 1 - me;
@@ -100,7 +100,7 @@ static void carry(weft *w, void *arg)
         weft_link_stats was = stats(w, peer);
         fill(from + cases[i].source, len, 2 * i + me);
         meet(&stage->there, 2 * (3 * i + 1));
-        OK(weft_put_now(w, on_node(ours, peer) + at, from + cases[i].source, len));
+        OK(weft_put_blocking(w, on_node(ours, peer) + at, from + cases[i].source, len));
         weft_link_stats is = stats(w, peer);
         uint64_t sum = 0;
         for (int k = 0; k < 3; k++) {
@@ -112,7 +112,7 @@ static void carry(weft *w, void *arg)
         meet(&stage->there, 2 * (3 * i + 2));
         CHECK(filled(came + at, len, 2 * i + peer) && byte_at(came + at - 1) == before && byte_at(came + at + len) == after);
         memset(from, 0, 4 * LARGE);
-        OK(weft_get_now(w, from + 5, on_node(ours, peer) + at, len));
+        OK(weft_get_blocking(w, from + 5, on_node(ours, peer) + at, len));
         CHECK(filled(from + 5, len, 2 * i + me) && from[4] == 0 && from[len + 5] == 0);
         meet(&stage->there, 2 * (3 * i + 3));
     }
@@ -120,8 +120,8 @@ static void carry(weft *w, void *arg)
     uint8_t *outside = malloc(LARGE);
     CHECK(outside);
     fill(outside, LARGE, 99 + me);
-    OK(weft_put_now(w, on_node(ours, peer), outside, LARGE));
-    OK(weft_put_now(w, on_node(theirs, peer), from, (256 << 10) - 1));
+    OK(weft_put_blocking(w, on_node(ours, peer), outside, LARGE));
+    OK(weft_put_blocking(w, on_node(theirs, peer), from, (256 << 10) - 1));
     weft_link_stats is = stats(w, peer);
     CHECK(memcmp(was.rail_bytes, is.rail_bytes, sizeof is.rail_bytes) == 0);
     meet(&stage->done, 2);
@@ -146,7 +146,7 @@ static void test_carry(void **state)
 
 #define ROUNDS 12u
 
-static void count_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                           void *arg)
 {
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
@@ -158,7 +158,7 @@ static void count_message(weft *w, uint32_t from, const void *header, size_t hea
 enum way { SIGNAL, FENCE_PUT, FENCE_MESSAGE, FENCE_ATOMIC, SMALL_FIRST, FLUSH, READ_FIRST, WAYS };
 
 /* What node 0 does in a round; node 1 is told by it, but for the last ones. `from` has three parts. */
-static void write_and_tell(weft *w, enum way way, uint64_t n, uint64_t seed, weft_gaddr words, weft_gaddr data, uint8_t *from)
+static void write_and_tell(weft_node *w, enum way way, uint64_t n, uint64_t seed, weft_gaddr words, weft_gaddr data, uint8_t *from)
 {
     uint64_t *word = (void *)(from + LARGE);
     weft_op read;
@@ -185,15 +185,15 @@ static void write_and_tell(weft *w, enum way way, uint64_t n, uint64_t seed, wef
         OK(weft_get(w, from + LARGE, data, LARGE, &read));
         OK(weft_fence(w, 1));
         OK(weft_put(w, data, from + 2 * LARGE, LARGE, NULL));
-        OK(weft_wait(w, &read, WEFT_DEFAULT));
+        OK(weft_wait(w, &read, WEFT_TIMEOUT_DEFAULT));
         CHECK(filled(from + LARGE, LARGE, seed));
     }
     if (way == FLUSH || way == READ_FIRST)
-        OK(weft_flush(w, 1, WEFT_DEFAULT));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
 }
 
 /* Node 0 writes, node 1 looks as soon as it is told in some way, and everything must be there. */
-static void order(weft *w, void *arg)
+static void order(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t me = weft_rank(w);
@@ -238,7 +238,7 @@ static void order(weft *w, void *arg)
                 CHECK(filled(data, LARGE, way == READ_FIRST ? seed + 1000 : seed));
         }
         if (me == 0)
-            OK(weft_flush(w, 1, WEFT_DEFAULT)); /* the sources are ours again */
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* the sources are ours again */
         meet(&stage->done, 2 * (2 * round + 1));
         if (me == 1)
             wipe(data, LARGE);
@@ -264,7 +264,7 @@ static void test_order(void **state)
 #define TIMES 3
 
 struct breaker {
-    weft *w;
+    weft_node *w;
     _Atomic uint32_t rounds, over;
 };
 
@@ -306,7 +306,7 @@ static void *pull_and_plug(void *arg)
 }
 
 /* Both write without a pause, and each looks at what came whenever a signal says so. For as long as it takes. */
-static void breaks(weft *w, void *arg)
+static void breaks(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t me = weft_rank(w), peer = 1 - me;
@@ -329,7 +329,7 @@ static void breaks(weft *w, void *arg)
         OK(weft_put_signal(w, on_node(all, peer) + 4096, from, LARGE, on_node(all, peer), 1, NULL));
         OK(weft_get(w, from + LARGE, on_node(source, peer) + 2 * LARGE, LARGE, NULL));
         OK(weft_put(w, on_node(source, peer) + 3 * LARGE, from, LARGE, NULL));
-        OK(weft_flush(w, peer, WEFT_DEFAULT));
+        OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT));
         CHECK(filled(from + LARGE, LARGE, 7777 + peer));
         int64_t end = now_ns() + patience_ns(60);
         while (word_at(word) < n && now_ns() < end)
@@ -361,7 +361,7 @@ static void test_breaks(void **state)
 
 /* --- one device neither does a request nor fails it: its pieces go by another --- */
 
-static void standstill(weft *w, void *arg)
+static void standstill(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t peer = 1 - weft_rank(w);
@@ -375,8 +375,8 @@ static void standstill(weft *w, void *arg)
         uint64_t before = stats(w, peer).rail_breaks;
         fill(from, LARGE, 5);
         softverbs("fault add withhold --device 0:sv1 --time 100s --count 1");
-        OK(weft_put_now(w, on_node(all, peer), from, LARGE));
-        OK(weft_get_now(w, back, on_node(all, peer), LARGE));
+        OK(weft_put_blocking(w, on_node(all, peer), from, LARGE));
+        OK(weft_get_blocking(w, back, on_node(all, peer), LARGE));
         CHECK(filled(back, LARGE, 5));
         CHECK(stats(w, peer).rail_breaks == before + 1 && stats(w, peer).breaks == 0);
     }
@@ -391,7 +391,7 @@ static void test_standstill(void **state)
 
 /* --- a peer that dies --- */
 
-static void dies(weft *w, void *arg)
+static void dies(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -411,10 +411,10 @@ static void dies(weft *w, void *arg)
     wait_for(&stage->turn, 1);
     kill((pid_t)atomic_load(&stage->turn), SIGKILL);
     for (int i = 0; i < 6; i++) {
-        int rc = weft_wait(w, &ops[i], WEFT_DEFAULT);
+        int rc = weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT);
         CHECK(rc == -ECONNRESET || rc == 0);
     }
-    CHECK(weft_put_now(w, on_node(all, 1), weft_ptr(w, all, LARGE), LARGE) == -ECONNRESET);
+    CHECK(weft_put_blocking(w, on_node(all, 1), weft_ptr(w, all, LARGE), LARGE) == -ECONNRESET);
 }
 
 static void test_dies(void **state)
@@ -429,7 +429,7 @@ static void test_dies(void **state)
 
 /* --- a device loses a peer that is stopped, and says nothing of its own end: only then could the pieces go by another --- */
 
-static void stops(weft *w, void *arg)
+static void stops(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -460,7 +460,7 @@ static void stops(weft *w, void *arg)
         CHECK(weft_test(w, &ops[i]) == -EINPROGRESS);
     kill(pid, SIGCONT);
     for (int i = 0; i < 6; i++)
-        OK(weft_wait(w, &ops[i], WEFT_DEFAULT));
+        OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
     CHECK(stats(w, 1).rails == 2);
     softverbs("fault plug 0:sv1");
     wait_for_rails(w, 1, all + 15 * LARGE, 3);
@@ -475,7 +475,7 @@ static void test_stops(void **state)
 
 /* --- a device that has no queue pair for a peer: the others do, until it has one --- */
 
-static void refused(weft *w, void *arg)
+static void refused(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -483,7 +483,7 @@ static void refused(weft *w, void *arg)
     OK(weft_alloc(w, 2 * LARGE, &all));
     meet(&stage->here, 2);
     wait_for_rails(w, peer, all, 2);
-    OK(weft_put_now(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
+    OK(weft_put_blocking(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
     CHECK((stats(w, peer).rail_bytes[1] == 0) != (stats(w, peer).rail_bytes[2] == 0));
     meet(&stage->there, 2);
     if (me == 0)
@@ -516,12 +516,12 @@ static const struct rail_call nonsense[] = {
 };
 
 struct liar {
-    weft *w;
+    weft_node *w;
     _Atomic bool due;
     bool done;
 };
 
-static int64_t lie(weft *w, int64_t now, void *arg)
+static int64_t lie(weft_node *w, int64_t now, void *arg)
 {
     struct liar *liar = arg;
     (void)now;
@@ -536,7 +536,7 @@ static int64_t lie(weft *w, int64_t now, void *arg)
     return INT64_MAX;
 }
 
-static void lies(weft *w, void *arg)
+static void lies(weft_node *w, void *arg)
 {
     static struct liar liar;
     struct stage *stage = arg;
@@ -554,7 +554,7 @@ static void lies(weft *w, void *arg)
         int64_t end = now_ns() + patience_ns(60);
         while (weft_alive(w, 1) && now_ns() < end)
             usleep(1000);
-        CHECK(weft_put_now(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET && strstr(weft_error(), "a call for a rail that makes no sense"));
+        CHECK(weft_put_blocking(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET && strstr(weft_error(), "a call for a rail that makes no sense"));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);
@@ -572,7 +572,7 @@ static void test_lies(void **state)
 
 /* --- which devices --- */
 
-static void chosen(weft *w, void *arg)
+static void chosen(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -583,7 +583,7 @@ static void chosen(weft *w, void *arg)
     meet(&stage->here, 2);
     wait_for_rails(w, peer, all, n);
     CHECK(strcmp(stats(w, peer).devices, devices) == 0);
-    OK(weft_put_now(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
+    OK(weft_put_blocking(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
     CHECK((stats(w, peer).rail_bytes[0] > 0) == (n > 1));
     meet(&stage->done, 2);
 }
@@ -605,7 +605,7 @@ static void test_chosen(void **state)
 }
 
 /* Addresses of one subnet do not say which device leads to which: found by trying. */
-static void crossed(weft *w, void *arg)
+static void crossed(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -613,7 +613,7 @@ static void crossed(weft *w, void *arg)
     OK(weft_alloc(w, 2 * LARGE, &all));
     meet(&stage->here, 2);
     wait_for_rails(w, peer, all, 3);
-    OK(weft_put_now(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
+    OK(weft_put_blocking(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
     CHECK(stats(w, peer).rail_bytes[1] > 0 && stats(w, peer).rail_bytes[2] > 0);
     meet(&stage->done, 2);
 }
@@ -625,7 +625,7 @@ static void test_crossed(void **state)
 }
 
 /* Nodes have different numbers of devices, whichever of the two leads. */
-static void uneven(weft *w, void *arg)
+static void uneven(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr all;
@@ -636,7 +636,7 @@ static void uneven(weft *w, void *arg)
         if (peer == me)
             continue;
         wait_for_rails(w, peer, all, 2);
-        OK(weft_put_now(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
+        OK(weft_put_blocking(w, on_node(all, peer), weft_ptr(w, all, LARGE), LARGE));
         CHECK(stats(w, peer).rail_bytes[0] + stats(w, peer).rail_bytes[1] + stats(w, peer).rail_bytes[2] == LARGE);
     }
     meet(&stage->done, 3);

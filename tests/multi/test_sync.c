@@ -18,13 +18,13 @@
 #include "sync/sync.h"
 
 /* Nobody leaves a barrier before everybody has come to it. */
-static void barrier(weft *w, void *arg)
+static void barrier(weft_node *w, void *arg)
 {
     _Atomic uint64_t *arrived = arg;
     uint32_t n = weft_size(w);
     for (uint64_t round = 1; round <= repeats(3000); round++) {
         atomic_fetch_add(arrived, 1);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         CHECK(atomic_load(arrived) >= round * n);
         if (round % 500 == weft_rank(w))
             usleep(2000);
@@ -43,15 +43,15 @@ static void test_barrier(void **state)
 }
 
 /* A node that leaves in good order does not disturb the barrier it has passed. */
-static void leave_early(weft *w, void *arg)
+static void leave_early(weft_node *w, void *arg)
 {
     (void)arg;
     for (int i = 0; i < 20; i++)
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) % 2 == 0)
         return;
     for (int i = 0; i < 20; i++) {
-        int rc = weft_barrier(w, WEFT_DEFAULT);
+        int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
         /* a barrier that had begun with a node that then left is told so; it never hangs */
         CHECK(rc == 0 || rc == -ECONNRESET);
     }
@@ -67,12 +67,12 @@ static void test_leave(void **state)
 /* Node 4 is slow: it has said all that it says in the barrier of eight, and has not read yet what node 0 wrote to it last, when
  * the other six have left and node 0 is in its next barrier, of two. That must not take the place of what is to be read. To be
  * as slow as that, node 4 says by hand what a barrier says: see src/sync/barrier.c. */
-static void leave_slow(weft *w, void *arg)
+static void leave_slow(weft_node *w, void *arg)
 {
     enum { SLOW = 4, WORD = 8 % 6 };
     _Atomic uint32_t *end = arg;
     if (weft_rank(w) != SLOW) {
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         for (uint32_t i = 1; i < 8 && weft_rank(w) == 0; i++)
             while (i != SLOW && weft_alive(w, i))
                 usleep(1000);
@@ -105,7 +105,7 @@ static void test_leave_slow(void **state)
 
 /* Node 1 learns of the death of node 2 from node 0, which is in the barrier of those that are left, before it notices
  * itself: its progress thread is held in a handler. For one death it gets one failed barrier all the same. */
-static void hold(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+static void hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                  void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -118,7 +118,7 @@ static void hold(weft *w, uint32_t from, const void *header, size_t header_len, 
         usleep(1000);
 }
 
-static void hear_late(weft *w, void *arg)
+static void hear_late(weft_node *w, void *arg)
 {
     _Atomic int *at = arg; /* 1: node 1 is held; 2: node 0 knows */
     if (weft_rank(w) == 1)
@@ -133,10 +133,10 @@ static void hear_late(weft *w, void *arg)
         usleep(1000);
     if (weft_rank(w) == 0)
         *at = 2;
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     CHECK(!weft_alive(w, 2));
-    OK(weft_barrier(w, WEFT_DEFAULT));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_hear_late(void **state)
@@ -150,7 +150,7 @@ static void test_hear_late(void **state)
 }
 
 /* Everyone gets everyone's word, many times over. */
-static void exchange(weft *w, void *arg)
+static void exchange(weft_node *w, void *arg)
 {
     uint32_t me = weft_rank(w), n = weft_size(w);
     uint64_t all[NODES_MAX * WEFT_EXCHANGE_WORDS], mine[WEFT_EXCHANGE_WORDS];
@@ -159,20 +159,20 @@ static void exchange(weft *w, void *arg)
         uint32_t words = 1 + (uint32_t)(round % WEFT_EXCHANGE_WORDS);
         for (uint32_t k = 0; k < words; k++)
             mine[k] = round * 100 + me * 10 + k;
-        OK(weft_exchange(w, mine, words, all, gave, WEFT_DEFAULT));
+        OK(weft_exchange(w, mine, words, all, gave, WEFT_TIMEOUT_DEFAULT));
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t k = 0; k < words; k++)
                 CHECK(gave[i] && all[i * words + k] == round * 100 + i * 10 + k);
     }
-    CHECK(weft_exchange(w, mine, 0, all, NULL, WEFT_DEFAULT) == -EINVAL);
-    CHECK(weft_exchange(w, mine, WEFT_EXCHANGE_WORDS + 1, all, NULL, WEFT_DEFAULT) == -EINVAL);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    CHECK(weft_exchange(w, mine, 0, all, NULL, WEFT_TIMEOUT_DEFAULT) == -EINVAL);
+    CHECK(weft_exchange(w, mine, WEFT_EXCHANGE_WORDS + 1, all, NULL, WEFT_TIMEOUT_DEFAULT) == -EINVAL);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(arg, n);
     if (me == 2)
         raise(SIGKILL);
     int rc;
     do
-        rc = weft_exchange(w, &(uint64_t){7 + me}, 1, all, gave, WEFT_DEFAULT);
+        rc = weft_exchange(w, &(uint64_t){7 + me}, 1, all, gave, WEFT_TIMEOUT_DEFAULT);
     while (rc == -ECONNRESET || (rc == 0 && n > 2 && weft_alive(w, 2)));
     OK(rc);
     for (uint32_t i = 0; i < n; i++)
@@ -203,24 +203,24 @@ struct guarded {
     uint64_t inside, count; /* changed without atomics, under the lock */
 };
 
-static void lock(weft *w, void *arg)
+static void lock(weft_node *w, void *arg)
 {
     volatile struct guarded *g = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 1 % weft_size(w));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < repeats(2000); i++) {
         bool inherited = true;
-        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, &inherited));
         CHECK(!inherited && g->inside == 0);
         g->inside = 1;
         g->count = g->count + 1;
         g->inside = 0;
         OK(weft_unlock(w, word));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     CHECK(g->count == repeats(2000) * weft_size(w));
     CHECK(weft_unlock(w, word) == -EPERM);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_lock(void **state)
@@ -237,7 +237,7 @@ static struct {
     _Atomic uint32_t *count;
 } in_line;
 
-static void count_requests(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+static void count_requests(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
                            size_t payload_len, void *arg)
 {
     const struct lock_message *m = header;
@@ -247,7 +247,7 @@ static void count_requests(weft *w, uint32_t from, const void *header, size_t he
         atomic_fetch_add(in_line.count, 1);
 }
 
-static void watch_requests(weft *w, _Atomic uint32_t *count)
+static void watch_requests(weft_node *w, _Atomic uint32_t *count)
 {
     in_line.fn = w->handlers[SYNC_HANDLER_LOCK].fn;
     in_line.arg = w->handlers[SYNC_HANDLER_LOCK].arg;
@@ -261,23 +261,23 @@ struct turns {
     uint32_t who[NODES_MAX];
 };
 
-static void fair(weft *w, void *arg)
+static void fair(weft_node *w, void *arg)
 {
     struct turns *turns = arg;
     uint32_t me = weft_rank(w), n = weft_size(w);
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     if (me == 0) {
         watch_requests(w, &turns->asked);
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     wait_for(&turns->asked, me > 0 ? me - 1 : n - 1);
     if (me > 0) {
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
         turns->who[turns->count++] = me;
     }
     OK(weft_unlock(w, word));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0)
         for (uint32_t i = 1; i < n; i++)
             CHECK(turns->who[i - 1] == i);
@@ -289,25 +289,25 @@ static void test_lock_fair(void **state)
     assert_int_equal(nodes_failed(5, fair, shared_words(4096)), 0);
 }
 
-static void lock_timeout(weft *w, void *arg)
+static void lock_timeout(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     if (weft_rank(w) == 1)
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) != 1) {
         for (int i = 0; i < 5; i++)
             CHECK(weft_lock(w, word, 5 * WEFT_MS, NULL) == -ETIMEDOUT);
         CHECK(weft_unlock(w, word) == -EPERM);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1)
         OK(weft_unlock(w, word));
     /* those that gave up are not served: the lock is free for who asks */
-    OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     OK(weft_unlock(w, word));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_lock_timeout(void **state)
@@ -317,28 +317,28 @@ static void test_lock_timeout(void **state)
 }
 
 /* The home has no memory for one that waits, and says so by this message: that one's call ends, and disturbs nobody. */
-static void lock_refused(weft *w, void *arg)
+static void lock_refused(weft_node *w, void *arg)
 {
     _Atomic uint32_t *asked = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     if (weft_rank(w) == 0) {
         watch_requests(w, asked);
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         wait_for(asked, 1);
         struct lock_message refusal = {.word = word, .ticket = 1, .verb = LOCK_REFUSE};
         OK(fab_send(w, 1, SYNC_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
     } else {
-        CHECK(weft_lock(w, word, WEFT_DEFAULT, NULL) == -ENOMEM && strstr(weft_error(), "node 0 has no memory"));
+        CHECK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL) == -ENOMEM && strstr(weft_error(), "node 0 has no memory"));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)
         OK(weft_unlock(w, word));
-    OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+    OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     OK(weft_unlock(w, word));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_lock_refused(void **state)
@@ -353,7 +353,7 @@ struct inheritance {
     bool waiters;
 };
 
-static void lock_inherit(weft *w, void *arg)
+static void lock_inherit(weft_node *w, void *arg)
 {
     struct inheritance *i = arg;
     const bool waiters = i->waiters;
@@ -362,8 +362,8 @@ static void lock_inherit(weft *w, void *arg)
     if (weft_rank(w) == 0)
         watch_requests(w, &i->asked);
     if (weft_rank(w) == 2)
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&i->here, weft_size(w));
     if (weft_rank(w) == 2) {
         wait_for(&i->asked, waiters ? weft_size(w) - 1 : 0);
@@ -372,19 +372,19 @@ static void lock_inherit(weft *w, void *arg)
     if (!waiters)
         while (weft_alive(w, 2))
             usleep(1000);
-    OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+    OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, &inherited));
     weft_gaddr heirs = word + 8;
     if (inherited)
-        OK(weft_fetch_add_now(w, heirs, 1, NULL));
+        OK(weft_fetch_add_blocking(w, heirs, 1, NULL));
     OK(weft_unlock(w, word));
     int rc;
-    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+    while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET)
         ;
     OK(rc);
     uint64_t n;
-    OK(weft_get_now(w, &n, heirs, 8));
+    OK(weft_get_blocking(w, &n, heirs, 8));
     CHECK(n == 1); /* exactly one was told */
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_lock_inherit(void **state)
@@ -403,19 +403,19 @@ static void test_lock_inherit(void **state)
 
 /* The holder dies, and the next in line no longer wants the lock: the one after it is told all the same. Node 2 asks by
  * the message that weft_lock() sends, and waits for no answer, as one that timed out just then. */
-static void lock_heir_gone(weft *w, void *arg)
+static void lock_heir_gone(weft_node *w, void *arg)
 {
     struct inheritance *i = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     if (weft_rank(w) == 0)
         watch_requests(w, &i->asked);
     if (weft_rank(w) == 1)
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 2) {
         struct lock_message request = {.word = word, .ticket = 999, .verb = LOCK_REQUEST};
         OK(fab_send(w, 0, SYNC_HANDLER_LOCK, &request, sizeof request, NULL, 0, NULL));
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     }
     meet(&i->here, weft_size(w));
     wait_for(&i->asked, 1);
@@ -426,18 +426,18 @@ static void lock_heir_gone(weft *w, void *arg)
     if (weft_rank(w) == 3) {
         uint64_t value = 0;
         do /* until the lock has been to node 2 and back */
-            OK(weft_get_now(w, &value, word, 8));
+            OK(weft_get_blocking(w, &value, word, 8));
         while (value != LOCK_ORPHAN);
         bool inherited = false;
-        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, &inherited));
         CHECK(inherited);
         OK(weft_unlock(w, word));
-        OK(weft_lock(w, word, WEFT_DEFAULT, &inherited));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, &inherited));
         CHECK(!inherited);
         OK(weft_unlock(w, word));
     }
     int rc;
-    while ((rc = weft_barrier(w, WEFT_DEFAULT)) == -ECONNRESET)
+    while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET)
         ;
     OK(rc);
 }
@@ -454,7 +454,7 @@ static void test_lock_heir_gone(void **state)
 
 /* Threads of one node exclude each other, too. */
 static struct {
-    weft *w;
+    weft_node *w;
     weft_gaddr word;
     uint64_t inside, count;
 } within;
@@ -463,7 +463,7 @@ static void *lock_thread(void *arg)
 {
     (void)arg;
     for (uint32_t i = 0; i < repeats(500); i++) {
-        OK(weft_lock(within.w, within.word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(within.w, within.word, WEFT_TIMEOUT_DEFAULT, NULL));
         CHECK(within.inside++ == 0);
         within.count++;
         within.inside--;
@@ -472,7 +472,7 @@ static void *lock_thread(void *arg)
     return NULL;
 }
 
-static void lock_threads(weft *w, void *arg)
+static void lock_threads(weft_node *w, void *arg)
 {
     (void)arg;
     pthread_t t[3];
@@ -483,7 +483,7 @@ static void lock_threads(weft *w, void *arg)
     for (int i = 0; i < 3; i++)
         pthread_join(t[i], NULL);
     CHECK(within.count == 3 * repeats(500));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_lock_threads(void **state)
@@ -492,21 +492,21 @@ static void test_lock_threads(void **state)
     assert_int_equal(nodes_failed(2, lock_threads, NULL), 0);
 }
 
-static void counter(weft *w, void *arg)
+static void counter(weft_node *w, void *arg)
 {
     (void)arg;
     uint32_t me = weft_rank(w), n = weft_size(w);
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
     CHECK(weft_counter_wait(w, word, 1, 20 * WEFT_MS) == -ETIMEDOUT);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < repeats(1000); i++)
         OK(weft_counter_add(w, word, 1, NULL));
-    OK(weft_counter_wait(w, word, repeats(1000) * n, WEFT_DEFAULT));
+    OK(weft_counter_wait(w, word, repeats(1000) * n, WEFT_TIMEOUT_DEFAULT));
     uint64_t v;
     OK(weft_counter_read(w, word, &v));
     CHECK(v == repeats(1000) * n);
     (void)me;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_counter(void **state)

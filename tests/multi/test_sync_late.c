@@ -26,7 +26,7 @@
 /* --- two nodes leave --- */
 
 /* Leave, as one node sees it: the others see it later. */
-static void leave_towards(weft *w, uint32_t node)
+static void leave_towards(weft_node *w, uint32_t node)
 {
     fab_side_byte(&w->links[node], 'b');
     CHECK(shutdown(w->links[node].side_fd, SHUT_WR) == 0);
@@ -39,7 +39,7 @@ struct leaving {
     bool exchange;
 };
 
-static int meet_again(weft *w, bool exchange)
+static int meet_again(weft_node *w, bool exchange)
 {
     uint64_t all[NODES_MAX];
     int rc;
@@ -49,14 +49,14 @@ static int meet_again(weft *w, bool exchange)
     return rc;
 }
 
-static void leave_in_two_orders(weft *w, void *arg)
+static void leave_in_two_orders(weft_node *w, void *arg)
 {
     struct leaving *l = arg;
     uint32_t me = weft_rank(w);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&l->here, 4);
     if (me % 2 == 1) {
-        OK(weft_flush(w, me == 1 ? 2 : 0, WEFT_DEFAULT));
+        OK(weft_flush(w, me == 1 ? 2 : 0, WEFT_TIMEOUT_DEFAULT));
         leave_towards(w, me == 1 ? 2 : 0);
         wait_for(&l->begun, 2);
         usleep(100000); /* so that both wait for each other */
@@ -92,33 +92,33 @@ struct stopped {
     _Atomic int pid; /* of node 1, the home */
 };
 
-static uint64_t read_word(weft *w, weft_gaddr word)
+static uint64_t read_word(weft_node *w, weft_gaddr word)
 {
     uint64_t value = 0;
-    OK(weft_get_now(w, &value, word, 8));
+    OK(weft_get_blocking(w, &value, word, 8));
     return value;
 }
 
-static void wait_until_free(weft *w, weft_gaddr word)
+static void wait_until_free(weft_node *w, weft_gaddr word)
 {
     while (read_word(w, word) != 0)
         usleep(1000);
 }
 
-static weft_gaddr begin_stopped(weft *w, struct stopped *s)
+static weft_gaddr begin_stopped(weft_node *w, struct stopped *s)
 {
     weft_gaddr area = symmetric_alloc(w, 64);
     if (weft_rank(w) == 1)
         s->pid = getpid();
-    OK(weft_barrier(w, WEFT_DEFAULT));
-    OK(weft_lock(w, on_node(area, 1) + 8, WEFT_DEFAULT, NULL)); /* all pairs have used their links */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_lock(w, on_node(area, 1) + 8, WEFT_TIMEOUT_DEFAULT, NULL)); /* all pairs have used their links */
     OK(weft_unlock(w, on_node(area, 1) + 8));
     meet(&s->here, weft_size(w));
     return on_node(area, 1);
 }
 
 /* What the call wanted happens after it has said -ETIMEDOUT: it is undone. */
-static void lock_late(weft *w, void *arg)
+static void lock_late(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
@@ -146,7 +146,7 @@ static void lock_late(weft *w, void *arg)
 }
 
 /* The next call goes on with what the first has begun. */
-static void lock_again(weft *w, void *arg)
+static void lock_again(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
@@ -180,7 +180,7 @@ static struct {
     _Atomic uint32_t *hold, *requests;
 } before;
 
-static void stand_before(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void stand_before(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct lock_message m;
     (void)arg;
@@ -192,7 +192,7 @@ static void stand_before(weft *w, uint32_t from, const void *header, size_t head
         atomic_fetch_add(before.requests, 1);
 }
 
-static void watch_lock(weft *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Atomic uint32_t *requests)
+static void watch_lock(weft_node *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Atomic uint32_t *requests)
 {
     before.fn = w->handlers[SYNC_HANDLER_LOCK].fn;
     before.arg = w->handlers[SYNC_HANDLER_LOCK].arg;
@@ -203,7 +203,7 @@ static void watch_lock(weft *w, uint32_t hold_verb, _Atomic uint32_t *hold, _Ato
 }
 
 /* It is given back at a home that is stopped: with nobody in line, and with node 2. */
-static void unlock_late(weft *w, void *arg)
+static void unlock_late(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
@@ -212,7 +212,7 @@ static void unlock_late(weft *w, void *arg)
     meet(&s->here, 2 * weft_size(w));
     if (weft_rank(w) == 0) {
         for (uint32_t i = 0; i < 2; i++) {
-            OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+            OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
             s->through = i + 1;
             wait_for(&s->asked, i);
             w->options.deadline_ns = LITTLE;
@@ -232,7 +232,7 @@ static void unlock_late(weft *w, void *arg)
 }
 
 /* The lock is granted to node 0, and then its home is stopped: the lock is had all the same. */
-static void granted_and_stopped(weft *w, void *arg)
+static void granted_and_stopped(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
@@ -241,7 +241,7 @@ static void granted_and_stopped(weft *w, void *arg)
     if (weft_rank(w) == 1)
         watch_lock(w, 0, NULL, &s->asked);
     if (weft_rank(w) == 2)
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     meet(&s->here, 2 * weft_size(w));
     if (weft_rank(w) == 0) {
         w->options.deadline_ns = 10 * LITTLE;
@@ -290,7 +290,7 @@ static void test_granted_and_stopped(void **state)
 }
 
 /* Without a time-out, and where nobody has set the deadline, it lasts as long as the home lives, however long that is stopped. */
-static void lock_lasts(weft *w, void *arg)
+static void lock_lasts(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
@@ -298,7 +298,7 @@ static void lock_lasts(weft *w, void *arg)
         stop_asleep(s->pid);
         s->through = 1;
         w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
         wait_for(&s->through, 2);
         w->options.deadline_ns = 100 * WEFT_SECOND;
         OK(weft_unlock(w, word));
@@ -318,7 +318,7 @@ static void test_lock_lasts(void **state)
 }
 
 /* A barrier's time-out holds although the stopped node has no room for its word. */
-static void no_room(weft *w, void *arg)
+static void no_room(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     uint64_t all[NODES_MAX];
@@ -363,7 +363,7 @@ static void test_no_room(void **state)
 /* --- given back twice, and in a handler --- */
 
 struct twice {
-    weft *w;
+    weft_node *w;
     weft_gaddr word;
     _Atomic uint32_t here, asked, again, has, go;
 };
@@ -380,7 +380,7 @@ static void *second_thread(void *arg)
 
 /* The home has not handled the first release when the second comes, and hands the lock to another thread of the same node: that one's
  * lock it is then. */
-static void unlock_twice(weft *w, void *arg)
+static void unlock_twice(weft_node *w, void *arg)
 {
     struct twice *t = arg;
     weft_gaddr word = on_node(symmetric_alloc(w, 64), 0);
@@ -391,7 +391,7 @@ static void unlock_twice(weft *w, void *arg)
         pthread_t thread;
         t->w = w;
         t->word = word;
-        OK(weft_lock(w, word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
         CHECK(pthread_create(&thread, NULL, second_thread, t) == 0);
         wait_for(&t->asked, 1);
         OK(weft_unlock(w, word));
@@ -406,7 +406,7 @@ static void unlock_twice(weft *w, void *arg)
         while (!t->again) /* the handler waits: the rest of this node goes on */
             weft_progress(w);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_unlock_twice(void **state)
@@ -419,7 +419,7 @@ static weft_gaddr handled_word;
 static _Atomic int handled_lock, handled_unlock;
 static _Atomic uint32_t handled;
 
-static void lock_in_handler(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void lock_in_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
     handled_lock = weft_lock(w, handled_word, 0, NULL);
@@ -427,15 +427,15 @@ static void lock_in_handler(weft *w, uint32_t from, const void *header, size_t h
     atomic_store(&handled, 1);
 }
 
-static void in_handler(weft *w, void *arg)
+static void in_handler(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr area = symmetric_alloc(w, 64);
     OK(weft_handle(w, 0, lock_in_handler, NULL));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t home = 0; home < 2 && weft_rank(w) == 0; home++) {
         handled_word = on_node(area, home);
-        OK(weft_lock(w, handled_word, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, handled_word, WEFT_TIMEOUT_DEFAULT, NULL));
         atomic_store(&handled, 0);
         OK(weft_send(w, 0, 0, NULL, 0, NULL, 0, NULL));
         wait_for(&handled, 1);
@@ -444,7 +444,7 @@ static void in_handler(weft *w, void *arg)
         OK(weft_unlock(w, handled_word));
         CHECK(read_word(w, handled_word) == 0);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_in_handler(void **state)
@@ -457,7 +457,7 @@ static void test_in_handler(void **state)
 
 #if defined(__linux__)
 struct broken {
-    weft *w;
+    weft_node *w;
     struct rc_link *l;
     uint64_t breaks;
     uint32_t right;
@@ -473,7 +473,7 @@ static void *mend(void *arg)
     return NULL;
 }
 
-static pthread_t break_next(weft *w, struct broken *b)
+static pthread_t break_next(weft_node *w, struct broken *b)
 {
     pthread_t thread;
     *b = (struct broken){.w = w, .l = w->links[1].impl, .breaks = stats(w, 1).breaks};
@@ -483,7 +483,7 @@ static pthread_t break_next(weft *w, struct broken *b)
     return thread;
 }
 
-static void link_breaks(weft *w, void *arg)
+static void link_breaks(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);

@@ -26,20 +26,20 @@ struct ending {
 };
 
 /* Both nodes are ended in the middle of traffic. */
-static void ended(weft *w, void *arg)
+static void ended(weft_node *w, void *arg)
 {
     const struct ending *e = arg;
     weft_gaddr area = symmetric_alloc(w, 1u << 20);
     uint32_t other = 1 - weft_rank(w);
     uint8_t *buffer = weft_ptr(w, on_node(area, weft_rank(w)), 1u << 20);
-    (void)weft_barrier(w, WEFT_DEFAULT);
+    (void)weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     for (int i = 0; i < 20; i++) /* the other may have ended */
         (void)weft_put(w, on_node(area, other), buffer, 300000, NULL);
     if (!e->signal)
         exit(7);
     kill(getpid(), e->signal);
     for (;;)
-        (void)weft_put_now(w, on_node(area, other), buffer, 64);
+        (void)weft_put_blocking(w, on_node(area, other), buffer, 64);
 }
 
 static void test_ended(void **state)
@@ -89,7 +89,7 @@ static int struck(int rank, void *arg)
 {
     struct moment *m = arg;
     pthread_t thread;
-    weft *w = NULL;
+    weft_node *w = NULL;
     (void)rank;
     setenv("WEFT_SIZE", "2", 1);
     setenv("WEFT_COORD", m->coord, 1);
@@ -166,7 +166,7 @@ static void signal_until_ended(pid_t child, int number, int *status)
     }
 }
 
-static void forked(weft *w, void *arg)
+static void forked(weft_node *w, void *arg)
 {
     (void)arg;
     weft_gaddr area = symmetric_alloc(w, 4096);
@@ -189,8 +189,8 @@ static void forked(weft *w, void *arg)
         else
             CHECK(waitpid(child, &status, 0) == child);
         CHECK(how[i] ? WIFSIGNALED(status) && WTERMSIG(status) == how[i] : WIFEXITED(status) && WEXITSTATUS(status) == 7);
-        OK(weft_put_now(w, on_node(area, other), mine, 4096));
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_put_blocking(w, on_node(area, other), mine, 4096));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     }
 }
 
@@ -212,14 +212,14 @@ struct stage {
 };
 
 /* Everything at once from node 0 to node 1: what came is right, messages in order and once, adds once; an op that failed says why. */
-static void across(weft *w, void *arg)
+static void across(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     struct numbers heard = {0};
     OK(weft_handle(w, 1, on_number, &heard));
     weft_gaddr area = symmetric_alloc(w, 2 * BIG + 4096);
     uint8_t *mine = weft_ptr(w, on_node(area, weft_rank(w)), 2 * BIG + 4096);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         uint32_t messages = 0, added = 0, unsure = 0;
         for (uint32_t i = 1; !stage->over || i < 20; i++) {
@@ -250,7 +250,7 @@ static void across(weft *w, void *arg)
             rc = began[2] ? weft_wait(w, &ops[2], LONG) : -ENETDOWN; /* before its buffer is used again: a get may come late */
             CHECK(rc == 0 || rc == -ENETDOWN);
             if (there) { /* as it was sent */
-                rc = weft_get_now(w, mine + BIG, on_node(area, 1), BIG - 4096);
+                rc = weft_get_blocking(w, mine + BIG, on_node(area, 1), BIG - 4096);
                 CHECK(rc == 0 || rc == -ENETDOWN);
                 CHECK(rc || memcmp(mine, mine + BIG, BIG - 4096) == 0);
             }
@@ -259,7 +259,7 @@ static void across(weft *w, void *arg)
         }
         uint64_t sum = 0;
         OK(weft_flush(w, 1, LONG));
-        OK(weft_get_now(w, &sum, on_node(area, 1) + 2 * BIG, 8));
+        OK(weft_get_blocking(w, &sum, on_node(area, 1) + 2 * BIG, 8));
         CHECK(sum >= added && sum <= added + unsure);
         OK(weft_put_signal(w, on_node(area, 1) + 2 * BIG + 16, &messages, sizeof messages, on_node(area, 1) + 2 * BIG + 8, 1, NULL));
         OK(weft_flush(w, 1, LONG));
@@ -333,7 +333,7 @@ static void test_other_way(void **state)
 /* --- copies --- */
 
 /* Large puts and gets between pools: every byte goes from where it is to where it belongs, none through a frame. */
-static void uncopied(weft *w, void *arg)
+static void uncopied(weft_node *w, void *arg)
 {
     enum { BYTES = 8u << 20 };
     _Atomic uint32_t *repairs = arg;
@@ -344,18 +344,18 @@ static void uncopied(weft *w, void *arg)
         mine[i] = (uint8_t)(i * 31 + weft_rank(w));
     weft_link_stats before, after;
     OK(weft_link_stat(w, other, &before, sizeof before));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
-        OK(weft_put_now(w, on_node(area, 1) + BYTES, mine, BYTES));
-        OK(weft_get_now(w, mine + BYTES, on_node(area, 1), BYTES));
+        OK(weft_put_blocking(w, on_node(area, 1) + BYTES, mine, BYTES));
+        OK(weft_get_blocking(w, mine + BYTES, on_node(area, 1), BYTES));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_link_stat(w, other, &after, sizeof after));
     uint64_t sent = after.bulk_sent_bytes - before.bulk_sent_bytes;
     CHECK(after.bulk_received_bytes - before.bulk_received_bytes == BYTES);
     /* More are sent only where the other end has asked again: it cannot know what is lost and what is late. */
     atomic_store(&repairs[weft_rank(w)], (uint32_t)(after.bulk_repairs - before.bulk_repairs));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     CHECK(sent == BYTES || (sent > BYTES && atomic_load(&repairs[other]) > 0));
     CHECK(after.staged_puts == before.staged_puts && after.staged_gets == before.staged_gets);
     uint64_t copied = (after.frames_sent - before.frames_sent) * 4096; /* at most: frames may have bytes, and have words here */
@@ -370,10 +370,10 @@ static void test_uncopied(void **state)
     assert_int_equal(nodes_failed(2, uncopied, shared_words(4096)), 0);
 }
 
-static void meets(weft *w, void *arg)
+static void meets(weft_node *w, void *arg)
 {
     (void)arg;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 /* After all that the devices have as many domains as before. */

@@ -32,7 +32,7 @@ struct matrix {
 static int opens(int rank, void *arg)
 {
     struct matrix *m = arg;
-    weft *w = NULL;
+    weft_node *w = NULL;
     weft_link_stats s;
     setenv("WEFT_HOSTFILE", m->path, 1);
     setenv("WEFT_SIZE", "2", 1);
@@ -45,7 +45,7 @@ static int opens(int rank, void *arg)
     }
     uint64_t old;
     weft_gaddr area = symmetric_alloc(w, 4096);
-    m->node[rank].opened = weft_fetch_add_now(w, on_node(area, 1 - (uint32_t)rank), 1, &old);
+    m->node[rank].opened = weft_fetch_add_blocking(w, on_node(area, 1 - (uint32_t)rank), 1, &old);
     if (m->node[rank].opened == -ECONNRESET) { /* it has failed, and left before it could be waited for here */
         snprintf(m->node[rank].why, sizeof m->node[rank].why, "%s", weft_error());
         m->node[rank].left = true;
@@ -133,14 +133,14 @@ static void test_wrong_matrix(void **state)
 #define BIG (1u << 20)
 
 /* Both put to each other, large and small, and look at what is there; what fails says that there is no way. How many went. */
-static uint32_t traffic(weft *w, weft_gaddr area, uint8_t *mine, uint8_t seed)
+static uint32_t traffic(weft_node *w, weft_gaddr area, uint8_t *mine, uint8_t seed)
 {
     uint32_t other = 1 - weft_rank(w), went = 0;
     memset(mine, seed, BIG);
-    int rc = weft_put_now(w, on_node(area, other), mine, BIG - seed);
+    int rc = weft_put_blocking(w, on_node(area, other), mine, BIG - seed);
     CHECK(rc == 0 || rc == -ENETDOWN);
     went += rc == 0;
-    int got = rc == 0 ? weft_get_now(w, mine + BIG, on_node(area, other), BIG - seed) : -ENETDOWN;
+    int got = rc == 0 ? weft_get_blocking(w, mine + BIG, on_node(area, other), BIG - seed) : -ENETDOWN;
     CHECK(got == 0 || got == -ENETDOWN);
     if (got == 0)
         CHECK(memcmp(mine, mine + BIG, BIG - seed) == 0);
@@ -148,7 +148,7 @@ static uint32_t traffic(weft *w, weft_gaddr area, uint8_t *mine, uint8_t seed)
 }
 
 /* Until this node has so many cables, on these devices. */
-static void until(weft *w, weft_gaddr area, uint8_t *mine, uint32_t cables, const char *devices)
+static void until(weft_node *w, weft_gaddr area, uint8_t *mine, uint32_t cables, const char *devices)
 {
     weft_link_stats s = {.cables = UINT32_MAX};
     for (uint8_t i = 1; s.cables != cables || strcmp(s.devices, devices) != 0; i = (uint8_t)(i % 250 + 1)) {
@@ -163,7 +163,7 @@ struct move {
     _Atomic uint32_t step;
 };
 
-static void moved(weft *w, void *arg)
+static void moved(weft_node *w, void *arg)
 {
     static const struct {
         const char *fault[2];
@@ -203,7 +203,7 @@ static void test_moved(void **state)
 /* --- one of several is pulled --- */
 
 /* Whichever cable frames and lanes are on: with another one left no operation fails, and nothing is lost or comes twice. */
-static void spared(weft *w, void *arg)
+static void spared(weft_node *w, void *arg)
 {
     static const char *const faults[] = {"fault pull 0:rdma_en2", "fault plug 0:rdma_en2", "fault pull 1:rdma_en3", "fault plug 1:rdma_en3"};
     struct move *m = arg;
@@ -222,11 +222,11 @@ static void spared(weft *w, void *arg)
             memset(mine, (int)(i + more), BIG);
             OK(weft_send(w, other, 1, &sent, sizeof sent, NULL, 0, NULL));
             sent++;
-            OK(weft_put_now(w, on_node(to, other), mine, BIG));
-            OK(weft_fetch_add_now(w, on_node(to, other) + BIG, 1, &old));
+            OK(weft_put_blocking(w, on_node(to, other), mine, BIG));
+            OK(weft_fetch_add_blocking(w, on_node(to, other) + BIG, 1, &old));
             CHECK(old == added);
             added++;
-            OK(weft_get_now(w, mine + BIG, on_node(to, other), BIG));
+            OK(weft_get_blocking(w, mine + BIG, on_node(to, other), BIG));
             CHECK(memcmp(mine, mine + BIG, BIG) == 0);
             OK(weft_link_stat(w, other, &s, sizeof s));
         }

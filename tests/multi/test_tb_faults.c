@@ -82,7 +82,7 @@ struct range {
 };
 
 struct driver {
-    weft *w;
+    weft_node *w;
     struct stage *s;
     uint32_t me, n;
     uint64_t random;
@@ -107,7 +107,7 @@ static uint32_t message_bytes(uint32_t number)
     return number % 7 == 0 ? WEFT_PAYLOAD_MAX : number * 37 % 600;
 }
 
-static void on_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
 {
     struct driver *d = arg;
     const uint8_t *p = payload;
@@ -398,7 +398,7 @@ static void phase(struct driver *d, uint32_t k)
     all_meet(d, &s->read[k]); /* nobody writes before all have looked */
 }
 
-static void drive(weft *w, void *arg)
+static void drive(weft_node *w, void *arg)
 {
     struct stage *s = arg;
     struct driver *d = calloc(1, sizeof *d);

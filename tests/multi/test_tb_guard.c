@@ -45,7 +45,7 @@ static void wait_for_guards(void)
 /* --- the program is killed --- */
 
 /* Node 1 is killed in the middle of traffic; node 0 knows, and ends in order. */
-static void struck(weft *w, void *arg)
+static void struck(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
     weft_gaddr area = symmetric_alloc(w, 1u << 20);
@@ -59,7 +59,7 @@ static void struck(weft *w, void *arg)
     }
     int rc = 0;
     while (rc == 0)
-        rc = weft_put_now(w, on_node(area, other), buffer, 64);
+        rc = weft_put_blocking(w, on_node(area, other), buffer, 64);
     CHECK(rc == -ECONNRESET);
 }
 
@@ -103,7 +103,7 @@ static void test_killed(void **state)
 }
 
 /* A child that the program has forked keeps its sockets open. */
-static void forked(weft *w, void *arg)
+static void forked(weft_node *w, void *arg)
 {
     _Atomic uint32_t *words = arg;
     meet(&words[0], 2);
@@ -184,7 +184,7 @@ static bool has_files(pid_t pid)
     return state && strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0;
 }
 
-static void handle_long(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void handle_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct unguarding *u = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -192,14 +192,14 @@ static void handle_long(weft *w, uint32_t from, const void *header, size_t heade
     usleep(400000);
 }
 
-static void unguarded(weft *w, void *arg)
+static void unguarded(weft_node *w, void *arg)
 {
     struct unguarding *u = arg;
     weft_gaddr area = symmetric_alloc(w, 1u << 20);
     uint8_t *buffer = weft_ptr(w, on_node(area, weft_rank(w)), 1u << 20);
     weft_op op;
     OK(weft_handle(w, 1, handle_long, u));
-    OK(weft_put_now(w, on_node(area, 1 - weft_rank(w)), buffer, 300000));
+    OK(weft_put_blocking(w, on_node(area, 1 - weft_rank(w)), buffer, 300000));
     meet(&u->here, 2);
     if (u->asleep && weft_rank(w) == 0) {
         OK(weft_send(w, 1, 1, "", 0, NULL, 0, NULL));
@@ -247,7 +247,7 @@ static void test_guard_killed(void **state)
 
 static int opens_with(int rank, void *arg)
 {
-    weft *w = NULL;
+    weft_node *w = NULL;
     (void)rank;
     setenv("WEFT_GUARD", arg, 1);
     setenv("WEFT_SIZE", "2", 1);

@@ -23,13 +23,13 @@ struct stage {
     _Atomic uint32_t here;
 };
 
-static void on_message(weft *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
 }
 
 /* It fails, or does not last. */
-static void begin(weft *w, enum first what, weft_gaddr to, uint8_t *mine, uint64_t *old)
+static void begin(weft_node *w, enum first what, weft_gaddr to, uint8_t *mine, uint64_t *old)
 {
     weft_op op;
     int rc = 0;
@@ -49,15 +49,15 @@ static void begin(weft *w, enum first what, weft_gaddr to, uint8_t *mine, uint64
 }
 
 /* Until an operation ends like this. */
-static void goes(weft *w, weft_gaddr to, uint8_t *mine, int expected)
+static void goes(weft_node *w, weft_gaddr to, uint8_t *mine, int expected)
 {
     int rc;
-    for (int64_t end = now_ns() + LONG; (rc = weft_get_now(w, mine, to, BIG)) != expected && now_ns() < end;)
+    for (int64_t end = now_ns() + LONG; (rc = weft_get_blocking(w, mine, to, BIG)) != expected && now_ns() < end;)
         usleep(1000);
     CHECK(rc == expected);
 }
 
-static void pulled(weft *w, void *arg)
+static void pulled(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     OK(weft_handle(w, 1, on_message, NULL));

@@ -54,7 +54,7 @@ static pid_t strike(const struct opening *o)
 static int opens(int rank, void *arg)
 {
     struct opening *o = arg;
-    weft *w = NULL;
+    weft_node *w = NULL;
     weft_config c = {.bytes = sizeof c, .coord = o->coord, .rank = (uint32_t)rank, .size = o->nodes, .pool_bytes = 16 << 20,
                      .join_timeout_ns = o->patience, .deadline_ns = 20 * WEFT_SECOND};
     setenv("WEFT_LOG", "error", 0);
@@ -64,7 +64,7 @@ static int opens(int rank, void *arg)
     if (!w)
         return o->node[rank].opened < 0 && o->node[rank].why[0] ? 0 : 1; /* an error says what it is about */
     CHECK(o->node[rank].opened == 0);
-    o->node[rank].barrier = weft_barrier(w, WEFT_DEFAULT);
+    o->node[rank].barrier = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (o->node[rank].barrier)
         snprintf(o->node[rank].why, sizeof o->node[rank].why, "%s", weft_error());
     o->node[rank].closed = weft_close(w);
@@ -215,7 +215,7 @@ static void test_killed_half_way(void **state)
 enum { SIZES = 8, DEPTH = 8 }; /* 4 KiB to 512 KiB, each with so many buffers for each peer */
 
 /* A pipeline from buffers of their own, as collectives have it: to all peers at once. With a region for each it would take 192. */
-static void pipeline(weft *w, void *arg)
+static void pipeline(weft_node *w, void *arg)
 {
     static weft_op ops[NODES_MAX][SIZES][DEPTH];
     static uint8_t *from[NODES_MAX][SIZES][DEPTH];
@@ -291,7 +291,7 @@ static int64_t cpu_ns(void)
 }
 
 /* Node 1 is killed or stopped while much is under way to it, and node 0 waits for 2 s; node 2 sleeps. */
-static void vigil(weft *w, void *arg)
+static void vigil(weft_node *w, void *arg)
 {
     struct vigil *v = arg;
     uint32_t me = weft_rank(w);
@@ -330,11 +330,11 @@ static void vigil(weft *w, void *arg)
             CHECK(kill(v->pid, SIGCONT) == 0);
             for (uint32_t i = 0; i < began; i++)
                 OK(weft_wait(w, &ops[i], LONG));
-            OK(weft_fetch_add_now(w, on_node(area, 1) + (2u << 20), 5, &old));
-            OK(weft_fetch_add_now(w, on_node(area, 1) + (2u << 20), 5, &old));
+            OK(weft_fetch_add_blocking(w, on_node(area, 1) + (2u << 20), 5, &old));
+            OK(weft_fetch_add_blocking(w, on_node(area, 1) + (2u << 20), 5, &old));
             CHECK(old == 5);
         }
-        OK(weft_fetch_add_now(w, on_node(area, 2), 1, &old)); /* the others live */
+        OK(weft_fetch_add_blocking(w, on_node(area, 2), 1, &old)); /* the others live */
         v->over = 1;
     }
     wait_for(&v->over, 1);

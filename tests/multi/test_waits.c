@@ -67,13 +67,13 @@ static void new_file(void)
     assert_non_null(said.file);
 }
 
-static bool in_barrier(weft *w, uint32_t node, uint32_t generation)
+static bool in_barrier(weft_node *w, uint32_t node, uint32_t generation)
 {
     uint64_t word;
     return fab_system_get(w, node, sync_barrier_offset(node), &word, WEFT_SECOND) == 0 && (uint32_t)word >= generation;
 }
 
-static uint32_t generation(const weft *w)
+static uint32_t generation(const weft_node *w)
 {
     return ((const struct sync *)w->sync)->generation;
 }
@@ -85,13 +85,13 @@ struct late {
     bool exchange;
 };
 
-static void late(weft *w, void *arg)
+static void late(weft_node *w, void *arg)
 {
     struct late *l = arg;
     uint32_t me = weft_rank(w);
     uint64_t all[NODES_MAX];
-    OK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, WEFT_DEFAULT)); /* all pairs have used their links */
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)); /* all pairs have used their links */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
     meet(&l->here, weft_size(w));
     if (me >= 2) {
@@ -102,7 +102,7 @@ static void late(weft *w, void *arg)
             usleep(1000);
         listen_begin();
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
         listen_end();
         CHECK(times("goes on waiting") == 1);
@@ -110,7 +110,7 @@ static void late(weft *w, void *arg)
     }
     if (me == 3)
         wait_until_said("exchange: node 0 has waited 0.2 s for ");
-    OK(weft_exchange(w, &(uint64_t){10 + me}, 1, all, NULL, WEFT_DEFAULT));
+    OK(weft_exchange(w, &(uint64_t){10 + me}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 10 + i);
     if (me == 0) {
@@ -129,20 +129,20 @@ static void test_late(void **state)
 }
 
 /* A lock says who holds it; words and counters where they are and who lives. */
-static void held(weft *w, void *arg)
+static void held(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
     uint32_t me = weft_rank(w);
     weft_gaddr area = symmetric_alloc(w, 64), lock = on_node(area, 2), word = on_node(area, me) + 8, counter = on_node(area, 1) + 16;
     if (me == 1)
-        OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
     meet(here, 3);
     if (me == 0) {
         listen_begin();
-        OK(weft_lock(w, lock, WEFT_DEFAULT, NULL));
+        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
         w->options.deadline_ns = LITTLE;
-        OK(weft_wait_until(w, word, WEFT_EQ, 5, NULL, WEFT_DEFAULT));
-        OK(weft_counter_wait(w, counter, 7, WEFT_DEFAULT));
+        OK(weft_wait_until(w, word, WEFT_EQ, 5, NULL, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_counter_wait(w, counter, 7, WEFT_TIMEOUT_DEFAULT));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         CHECK(times("goes on waiting") == 3);
@@ -152,11 +152,11 @@ static void held(weft *w, void *arg)
         OK(weft_unlock(w, lock));
         wait_until_said(": node 0 has waited 0.2 s for that word of its own to change, which is 0; nodes 1 and 2 are alive; it goes on");
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 5, NULL));
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         wait_until_said(" of node 1: node 0 has waited 0.2 s for it to be 7 (it is 0); nodes 1 and 2 are alive; it goes on");
         OK(weft_counter_add(w, counter, 7, NULL));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_held(void **state)
@@ -167,38 +167,38 @@ static void test_held(void **state)
 }
 
 /* Work: who has claimed it, whose it is. */
-static void slow_work(weft *w, void *arg)
+static void slow_work(weft_node *w, void *arg)
 {
     (void)arg;
     weft_queue *q = open_queue(w, 64, 0, weft_rank(w) != 0, 0);
     weft_task task = numbered(3);
     if (weft_rank(w) == 0) {
         weft_done done;
-        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         w->options.deadline_ns = LITTLE;
         listen_begin();
-        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
-        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
-        OK(weft_drain(q, WEFT_DEFAULT));
+        CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
         listen_end();
         w->options.deadline_ns = 30 * WEFT_SECOND;
         CHECK(times("goes on waiting") == 2);
-        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } else if (weft_rank(w) == 1) {
-        weft_claim claim;
+        weft_lease claim;
         weft_result result = {0};
-        CHECK(weft_claim_tasks(q, &claim, 1, 100 * WEFT_SECOND) == 1);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        CHECK(weft_claim(q, &claim, 1, 100 * WEFT_SECOND) == 1);
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         wait_until_said("queue 'work': reap: node 0 has waited 0.2 s for 1 task at node 1, which is alive; it goes on waiting");
         CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
         wait_until_said("queue 'work': drain: node 0 has waited 0.2 s for work of node 0, which is alive; it goes on waiting");
-        CHECK(weft_claim_tasks(q, &claim, 1, 100 * WEFT_SECOND) == 1);
+        CHECK(weft_claim(q, &claim, 1, 100 * WEFT_SECOND) == 1);
         CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
     } else {
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_queue_close(q));
 }
 
@@ -217,7 +217,7 @@ struct bounds {
     int64_t timeout;
 };
 
-static void bounded(weft *w, void *arg)
+static void bounded(weft_node *w, void *arg)
 {
     struct bounds *b = arg;
     uint64_t all[NODES_MAX];
@@ -254,7 +254,7 @@ static void test_bounded(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         struct bounds *b = shared_words(4096);
-        b->timeout = i ? WEFT_DEFAULT : LITTLE;
+        b->timeout = i ? WEFT_TIMEOUT_DEFAULT : LITTLE;
         new_file();
         assert_int_equal(nodes_failed_with(2, bounded, b, i ? (const char *const[]){"WEFT_DEADLINE=100s", NULL} : NULL), 0);
     }
@@ -263,7 +263,7 @@ static void test_bounded(void **state)
 /* --- in step --- */
 
 /* All try with time-outs of their own until they succeed; nobody leaves before all have come. */
-static void again(weft *w, void *arg)
+static void again(weft_node *w, void *arg)
 {
     _Atomic uint64_t *arrived = arg;
     uint32_t me = weft_rank(w), n = weft_size(w);
@@ -282,7 +282,7 @@ static void again(weft *w, void *arg)
         for (uint32_t i = 0; i < n && round % 3 == 0; i++)
             CHECK(all[i] == round * 100 + i);
     }
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_again(void **state)
@@ -298,12 +298,12 @@ struct passing {
     _Atomic uint32_t two, ready, next, through;
 };
 
-static void passed_by(weft *w, void *arg)
+static void passed_by(weft_node *w, void *arg)
 {
     struct passing *p = arg;
     uint32_t me = weft_rank(w);
     const struct sync *s = w->sync;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
         while (!s->entered || s->distance < 2 || !s->sent)
             CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
@@ -314,18 +314,18 @@ static void passed_by(weft *w, void *arg)
         OK(weft_barrier(w, 100 * WEFT_SECOND)); /* at once */
         usleep(100000);
         CHECK(p->through == 0);
-        OK(weft_barrier(w, WEFT_DEFAULT));
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         return;
     }
     if (me == 1)
         wait_for(&p->ready, 1);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 2)
         return;
     while (weft_epoch(w) == 1) /* raised when all is known of who has gone: from then on a barrier is of those that are left */
         usleep(1000);
     p->next = 1;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     p->through = 1;
 }
 
@@ -336,12 +336,12 @@ static void test_passed_by(void **state)
 }
 
 /* An exchange of which the word was given before it timed out: the others have it, and the next call gets theirs. */
-static void given(weft *w, void *arg)
+static void given(weft_node *w, void *arg)
 {
     _Atomic uint32_t *stage = arg;
     uint32_t me = weft_rank(w);
     uint64_t all[NODES_MAX] = {0};
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
         const struct sync *s = w->sync;
         do
@@ -349,14 +349,14 @@ static void given(weft *w, void *arg)
         while (!s->sent);
         *stage = 1;
         wait_for(stage, 2);
-        OK(weft_exchange(w, &(uint64_t){999}, 1, all, NULL, WEFT_DEFAULT)); /* too late: it has given its word */
+        OK(weft_exchange(w, &(uint64_t){999}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)); /* too late: it has given its word */
     } else {
         wait_for(stage, 1);
-        OK(weft_exchange(w, &(uint64_t){101}, 1, all, NULL, WEFT_DEFAULT));
+        OK(weft_exchange(w, &(uint64_t){101}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
         *stage = 2;
     }
     CHECK(all[0] == 100 && all[1] == 101);
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_given(void **state)
@@ -366,19 +366,19 @@ static void test_given(void **state)
 }
 
 /* A barrier that timed out and of which then somebody dies fails like any other, once. */
-static void dies_meanwhile(weft *w, void *arg)
+static void dies_meanwhile(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) < 2)
         CHECK(weft_barrier(w, (1 + weft_rank(w)) * LITTLE) == -ETIMEDOUT);
     meet(here, 3);
     if (weft_rank(w) == 2)
         raise(SIGKILL);
-    CHECK(weft_barrier(w, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     CHECK(!weft_alive(w, 2));
-    OK(weft_barrier(w, WEFT_DEFAULT));
-    OK(weft_barrier(w, WEFT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void test_dies_meanwhile(void **state)
@@ -394,7 +394,7 @@ static void test_dies_meanwhile(void **state)
 /* --- words: nobody knows who changes them --- */
 
 /* Node 2 leaves in good order: node 0 goes on waiting for node 1. Node 3 dies: it may have been the one. */
-static void lost(weft *w, void *arg)
+static void lost(weft_node *w, void *arg)
 {
     _Atomic uint32_t *stage = arg; /* of node 0 */
     uint32_t me = weft_rank(w);
@@ -403,9 +403,9 @@ static void lost(weft *w, void *arg)
         listen_begin();
         meet(stage, 4);
         w->options.deadline_ns = LITTLE;
-        OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_DEFAULT));
+        OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_TIMEOUT_DEFAULT));
         *stage = 5;
-        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
+        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
         CHECK(strstr(weft_error(), "a node has died meanwhile"));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
@@ -413,7 +413,7 @@ static void lost(weft *w, void *arg)
         while (weft_alive(w, 1))
             usleep(1000);
         w->options.deadline_ns = LITTLE;
-        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_DEFAULT) == -ECONNRESET);
+        CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
         CHECK(strstr(weft_error(), "no other node is alive"));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         return;
@@ -427,7 +427,7 @@ static void lost(weft *w, void *arg)
         wait_until_said("goes on waiting");
         usleep(4 * LITTLE / 1000); /* it still does */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
-        OK(weft_flush(w, 0, WEFT_DEFAULT));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     }
     if (me == 3) {
         wait_for(stage, 5);
@@ -450,7 +450,7 @@ static void test_lost(void **state)
 }
 
 /* Work that nobody is left to do. A node that does work itself needs no other. */
-static void no_workers(weft *w, void *arg)
+static void no_workers(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
     weft_queue *q = open_queue(w, 64, 0, weft_rank(w) != 0, 0);
@@ -459,15 +459,15 @@ static void no_workers(weft *w, void *arg)
     meet(here, 2);
     if (weft_rank(w) == 1)
         raise(SIGKILL);
-    CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+    CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
     while (weft_alive(w, 1))
         usleep(1000);
     w->options.deadline_ns = LITTLE;
-    CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == -ECONNRESET);
-    CHECK(weft_drain(q, WEFT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_drain(q, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
-    CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
-    OK(weft_drain(q, WEFT_DEFAULT));
+    CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
+    OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
     w->options.deadline_ns = 30 * WEFT_SECOND;
     OK(weft_queue_close(q));
 }
@@ -487,18 +487,18 @@ struct stopped {
     _Atomic int pid;
 };
 
-static void stopped(weft *w, void *arg)
+static void stopped(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_queue *q = open_queue(w, 64, 0, weft_rank(w) == 0, 0);
     if (weft_rank(w) == 1) {
         weft_task task = numbered(1);
         weft_done done;
-        CHECK(weft_submit(q, &task, 1, NULL, WEFT_DEFAULT) == 1);
+        CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         s->pid = (int)getpid();
         meet(&s->here, 2);
         wait_for(&s->end, 1);
-        CHECK(weft_reap(q, &done, 1, WEFT_DEFAULT) == 1);
+        CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } else {
         meet(&s->here, 2);
         CHECK(weft_drain(q, 0) == -ETIMEDOUT);
@@ -510,7 +510,7 @@ static void stopped(weft *w, void *arg)
         CHECK(rc == -ETIMEDOUT);
         CHECK(work(q, 1, 100 * WEFT_SECOND) == 1);
         s->end = 1;
-        OK(weft_drain(q, WEFT_DEFAULT));
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
     }
     meet(&s->here, 4);
     OK(weft_queue_close(q));

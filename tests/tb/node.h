@@ -46,7 +46,7 @@ struct fake_device {
 };
 
 static struct fake_node {
-    struct weft w;
+    struct weft_node w;
     struct tb *tb;
     struct fab_link links[NODES];
     struct fab_bell bell;
@@ -339,7 +339,7 @@ static void make_link(uint32_t to, uint32_t device)
 static void open_node(void)
 {
     memset(&node, 0, sizeof node);
-    struct weft *w = &node.w;
+    struct weft_node *w = &node.w;
     w->rank = HERE;
     w->size = NODES;
     w->links = node.links;

@@ -25,7 +25,7 @@ struct later_stats {
 static void config_sizes(void **state)
 {
     (void)state;
-    weft *w;
+    weft_node *w;
     weft_config none = {.bytes = sizeof none, .size = 1};
     struct later_config later = {.now = {.bytes = sizeof later, .size = 1, .pool_bytes = 4 << 20}};
     assert_int_equal(weft_open(&w, &none), -EINVAL);

@@ -340,7 +340,7 @@ static bool call_ok(const struct rc_call *m, size_t len)
             (m->kind == RC_CALL && verbs_address_valid(&m->address)));
 }
 
-void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len)
+void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
 {
     struct rc_link *l = link->impl;
     struct rc_call m;
@@ -426,7 +426,7 @@ static int64_t tend(struct rc_link *l, int64_t now)
     return rails < own ? rails : own;
 }
 
-int64_t rc_upkeep(struct weft *w, int64_t now_ns)
+int64_t rc_upkeep(struct weft_node *w, int64_t now_ns)
 {
     struct rc *rc = w->rc;
     /* acquire: pairs with the release in rc_look_again() */

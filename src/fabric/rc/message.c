@@ -14,7 +14,7 @@
 
 static uint64_t *word_at(struct rc_link *l, uint64_t offset)
 {
-    struct weft *w = l->w;
+    struct weft_node *w = l->w;
     if ((offset & 7) != 0 || offset < FAB_NULL_BYTES || offset > w->pool_bytes - 8)
         return NULL;
     return (uint64_t *)(void *)(w->pool_base + offset);
@@ -173,7 +173,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
 
 /* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
  * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
-int rc_deliver(struct weft *w, struct rc_link *l, uint32_t most)
+int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in keep() */

@@ -12,7 +12,7 @@
 
 /* --- puts and gets --- */
 
-BASE_INLINE int transfer(struct weft *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local, size_t len, weft_op *op)
+BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local, size_t len, weft_op *op)
 {
     struct rc_link *l = link->impl;
     if (len == 0) {
@@ -48,12 +48,12 @@ BASE_INLINE int transfer(struct weft *w, struct fab_link *link, bool put, uint64
     return err;
 }
 
-int rc_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
+int rc_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, len, op);
 }
 
-int rc_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
+int rc_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
     return transfer(w, link, false, from, dst, len, op);
 }
@@ -81,7 +81,7 @@ static int lock_for(struct rc_link *l, bool ask)
         base_spin_unlock(&l->lock);
         if (fab_in_handler())
             return base_fail(-ENOBUFS, "node %u has %u operations of this node to do already", l->link->node, RC_ASKS);
-        int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_DEFAULT));
+        int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_TIMEOUT_DEFAULT));
         if (err)
             return base_fail(err, "node %u does not answer (is it stopped?): %u operations wait for it", l->link->node, RC_ASKS);
     }
@@ -141,14 +141,14 @@ out:
 }
 
 /* Its owner sleeps on it perhaps: that one's processor writes it, and wakes. */
-int rc_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};
     (void)w, (void)wake;
     return rc_frame_send(link->impl, &f, NULL, NULL, false, NULL, NULL);
 }
 
-int rc_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                   weft_op *op)
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
@@ -160,7 +160,7 @@ int rc_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void
     return rc_frame_send(link->impl, &f, NULL, NULL, true, NULL, op);
 }
 
-int rc_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
+int rc_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
             size_t payload_len, weft_op *op)
 {
     (void)w;
@@ -193,7 +193,7 @@ static int native(struct rc_link *l, const struct rc_work *what)
     return err;
 }
 
-int rc_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+int rc_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op)
 {
     struct rc_link *l = link->impl;

@@ -15,7 +15,7 @@ static bool gone(const struct rc_link *l, const struct fab_flush *f)
     return posted;
 }
 
-bool rc_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
+bool rc_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f)
 {
     struct rc_link *l = link->impl;
     (void)w;
@@ -40,7 +40,7 @@ bool rc_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
     return done;
 }
 
-void rc_fence(struct weft *w, struct fab_link *link)
+void rc_fence(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     (void)w;

@@ -45,7 +45,7 @@ static int service(struct rc *rc)
     return n;
 }
 
-int rc_service(struct weft *w)
+int rc_service(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     if (!rc->cq || !base_spin_try(&rc->receiving))
@@ -55,7 +55,7 @@ int rc_service(struct weft *w)
     return n;
 }
 
-int rc_progress(struct weft *w)
+int rc_progress(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     int n = 0;
@@ -83,7 +83,7 @@ int rc_progress(struct weft *w)
     return n;
 }
 
-bool rc_idle(struct weft *w)
+bool rc_idle(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     if (!rc->cq)
@@ -120,7 +120,7 @@ void rc_take_all(struct rc *rc)
 /* All that a peer has sent and that has come, after it is gone; what another thread has taken from the completion queue just
  * now, and not put into the inbox yet, is waited for. That is a window at most; what a peer that lives all the same sends as
  * these are taken is not heard any more. */
-void rc_last_words(struct weft *w, struct fab_link *link)
+void rc_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     struct rc *rc = w->rc;

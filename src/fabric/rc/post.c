@@ -57,7 +57,7 @@ struct piece {
 
 BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, const uint8_t *local, uint64_t len)
 {
-    const struct weft *w = l->w;
+    const struct weft_node *w = l->w;
     const struct rc *rc = l->rc;
     struct piece p = {.at = (uintptr_t)local - (uintptr_t)w->pool_base}; /* before the pool: beyond every pool */
     p.ours = p.at <= w->pool_bytes && len <= w->pool_bytes - p.at;

@@ -50,7 +50,7 @@ static void unmake(struct rc_rail *r)
 
 static int make(struct rc *rc, struct rc_rail *r)
 {
-    struct weft *w = rc->w;
+    struct weft_node *w = rc->w;
     struct verbs_device *d = r->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read || d->traits.rd_atomic == 0)
         return base_fail(-EOPNOTSUPP, "it has no reliable connections with RDMA write and read");
@@ -89,7 +89,7 @@ static void add(struct rc *rc, struct verbs_device *d)
 
 int rc_rails_open(struct rc *rc)
 {
-    struct weft *w = rc->w;
+    struct weft_node *w = rc->w;
     struct verbs_device *found[RC_TRACKS];
     uint32_t most = w->options.rails ? w->options.rails : w->options.device[0] ? 1 : FAB_RAILS_MAX, n = 0;
     bool named = w->options.rails && w->options.rail_names[0][0];

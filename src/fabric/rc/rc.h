@@ -149,7 +149,7 @@ struct rc_stand {
 };
 
 struct rc_link {
-    struct weft *w;
+    struct weft_node *w;
     struct rc *rc;
     struct fab_link *link;
     uint32_t number;         /* in rc->links */
@@ -253,7 +253,7 @@ struct rc_receives {
 };
 
 struct rc {
-    struct weft *w;
+    struct weft_node *w;
     const struct fab_transport *transport; /* rc's table */
     struct fab_look look;    /* for the device */
     struct verbs_device *device;
@@ -340,17 +340,17 @@ void rc_fail_all(struct rc_link *l, int status);
  * with that; `old` (or NULL) takes what the answer brings. */
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old,
                   weft_op *op);
-int rc_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
-int rc_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-int rc_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+int rc_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+int rc_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+int rc_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
-int rc_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+int rc_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                   weft_op *op);
-int rc_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
-int rc_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+int rc_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
+int rc_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
             size_t payload_len, weft_op *op);
-bool rc_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
-void rc_fence(struct weft *w, struct fab_link *l);
+bool rc_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
+void rc_fence(struct weft_node *w, struct fab_link *l);
 
 /* --- receive.c --- */
 int rc_receives_open(struct rc *rc); /* with the device in use */
@@ -366,20 +366,20 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */
 void rc_received(struct rc *rc, const struct ibv_wc *wc); /* a completion of a receive; with rc->receiving */
-int rc_deliver(struct weft *w, struct rc_link *l, uint32_t most); /* messages that have come; with w->progress */
+int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most); /* messages that have come; with w->progress */
 void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames); /* of the peer's; takes the lock */
 
 /* --- poll.c --- */
 void rc_take_all(struct rc *rc); /* everything that is in the completion queue */
-int rc_service(struct weft *w);
-int rc_progress(struct weft *w);
-bool rc_idle(struct weft *w);
-void rc_last_words(struct weft *w, struct fab_link *l);
+int rc_service(struct weft_node *w);
+int rc_progress(struct weft_node *w);
+bool rc_idle(struct weft_node *w);
+void rc_last_words(struct weft_node *w, struct fab_link *l);
 
 /* --- connect.c --- */
 void rc_leave(struct rc_link *l); /* its queue pair is about to be destroyed, while the node goes on */
-void rc_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len);
-int64_t rc_upkeep(struct weft *w, int64_t now_ns);
+void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len);
+int64_t rc_upkeep(struct weft_node *w, int64_t now_ns);
 
 static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 {

@@ -147,7 +147,7 @@ static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint
 int rc_stripe_post(struct rc_link *l, struct rc_work *k)
 {
     struct rc_tracks *tracks = l->tracks;
-    const struct weft *w = l->w;
+    const struct weft_node *w = l->w;
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (at > w->pool_bytes || len > w->pool_bytes - at)

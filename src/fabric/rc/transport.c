@@ -16,7 +16,7 @@
 
 #define RC_MAGIC UINT64_C(0x7765667472633033) /* "weftrc03" */
 
-static int rc_open(struct weft *w)
+static int rc_open(struct weft_node *w)
 {
     struct rc *rc = calloc(1, sizeof *rc);
     if (!rc)
@@ -45,7 +45,7 @@ static int make_memory(struct rc *rc)
     return 0;
 }
 
-static int look_for_device(struct weft *w)
+static int look_for_device(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     const char *first = w->options.rails && w->options.rail_names[0][0] ? w->options.rail_names[0] : w->options.device;
@@ -83,7 +83,7 @@ static int look_for_device(struct weft *w)
     return err;
 }
 
-static bool rc_reaches(struct weft *w, const uint8_t *peer_host_id)
+static bool rc_reaches(struct weft_node *w, const uint8_t *peer_host_id)
 {
     struct rc *rc = w->rc;
     (void)peer_host_id;
@@ -91,7 +91,7 @@ static bool rc_reaches(struct weft *w, const uint8_t *peer_host_id)
 }
 
 /* Queue pairs are gone already. The order is the device's wish: regions, completion queue, channel, domain, context. */
-static void rc_close(struct weft *w)
+static void rc_close(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     if (!rc)
@@ -122,7 +122,7 @@ struct rc_hello {
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
 {
-    const struct weft *w = l->w;
+    const struct weft_node *w = l->w;
     return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
            h->pool_bytes >= w->heap_offset && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
            (h->segment_bytes & (h->segment_bytes - 1)) == 0 &&
@@ -132,7 +132,7 @@ static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
 
 static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int64_t deadline)
 {
-    struct weft *w = l->w;
+    struct weft_node *w = l->w;
     struct rc *rc = l->rc;
     struct rc_hello mine = {
         .magic = RC_MAGIC,
@@ -177,7 +177,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     return err ? base_fail(err, "keys of node %u: %s", l->link->node, base_strerror(err)) : 0;
 }
 
-static int rc_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)
 {
     struct rc *rc = w->rc;
     struct rc_link *l = calloc(1, sizeof *l);
@@ -206,14 +206,14 @@ static int rc_connect(struct weft *w, struct fab_link *link, int side_fd, int64_
 
 /* --- the end of a link --- */
 
-static const char *rc_broken(struct weft *w, struct fab_link *link)
+static const char *rc_broken(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     (void)w;
     return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
 }
 
-static void rc_disconnect(struct weft *w, struct fab_link *link)
+static void rc_disconnect(struct weft_node *w, struct fab_link *link)
 {
     (void)w;
     if (link->impl) {
@@ -222,7 +222,7 @@ static void rc_disconnect(struct weft *w, struct fab_link *link)
     }
 }
 
-static void rc_release(struct weft *w, struct fab_link *link)
+static void rc_release(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     (void)w;
@@ -238,7 +238,7 @@ static void rc_release(struct weft *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-static void *rc_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
+static void *rc_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
 {
     (void)w;
     (void)l;
@@ -247,7 +247,7 @@ static void *rc_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
 }
 
 /* What changes memory and may have sleepers at the other end comes as a frame, which wakes them; but for native atomics. */
-static void rc_wake(struct weft *w, struct fab_link *link)
+static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
     (void)w;
@@ -258,7 +258,7 @@ static void rc_wake(struct weft *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-static void rc_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
+static void rc_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
 {
     struct rc_link *l = link->impl;
     const struct rc *rc = w->rc;
@@ -272,7 +272,7 @@ static void rc_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
     out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
 }
 
-static void rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+static void rc_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
 {
     struct rc *rc = w->rc;
     bool there = rc->pool.count > 0;
@@ -280,7 +280,7 @@ static void rc_regions(struct weft *w, uint32_t *used, uint32_t *budget)
     *budget = there ? rc->device->traits.regions : 0;
 }
 
-static int rc_fd(struct weft *w, uint32_t i)
+static int rc_fd(struct weft_node *w, uint32_t i)
 {
     struct rc *rc = w->rc;
     if (i > 0)
@@ -288,7 +288,7 @@ static int rc_fd(struct weft *w, uint32_t i)
     return rc->channel ? rc->channel->fd : -1;
 }
 
-static void rc_woken(struct weft *w)
+static void rc_woken(struct weft_node *w)
 {
     struct rc *rc = w->rc;
     verbs_cq_woken(rc->channel, rc->device);

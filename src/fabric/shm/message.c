@@ -42,7 +42,7 @@ void shm_forget_stash(struct shm_link *s)
 }
 
 /* The peer's progress thread sleeps, and nobody else there looks at the rings: wake it. */
-static inline void nudge(struct weft *w, struct shm_link *s)
+static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
     if (atomic_load_explicit(&bell->pollers, memory_order_relaxed) ||
@@ -127,7 +127,7 @@ static bool has_room(void *arg)
            atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE;
 }
 
-static BASE_COLD int send_slow(struct weft *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
+static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                                const void *payload, size_t payload_len, weft_op *op)
 {
     if (!fab_in_handler() && !has_room(s)) {
@@ -148,7 +148,7 @@ static BASE_COLD int send_slow(struct weft *w, struct shm_link *s, uint32_t id, 
     return rc;
 }
 
-int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
+int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
                     const void *payload, size_t payload_len, weft_op *op)
 {
     struct shm_link *s = l->impl;
@@ -172,7 +172,7 @@ int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header
     return rc;
 }
 
-bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f)
+bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 {
     (void)w;
     struct shm_link *s = l->impl;
@@ -183,7 +183,7 @@ bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f)
 }
 
 /* Take up to `most` messages of one ring, unless so many wait for handlers already. */
-static int take(struct weft *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
+static int take(struct weft_node *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
     uint64_t told = s->in.head_told;
@@ -220,7 +220,7 @@ static bool heard_still(const struct shm_link *s)
            atomic_load_explicit(&s->link->state, memory_order_relaxed) == FAB_ALIVE;
 }
 
-int shm_progress(struct weft *w)
+int shm_progress(struct weft_node *w)
 {
     struct shm *shm = w->shm;
     int n = 0;
@@ -243,7 +243,7 @@ int shm_progress(struct weft *w)
     return n;
 }
 
-bool shm_idle(struct weft *w)
+bool shm_idle(struct weft_node *w)
 {
     struct shm *shm = w->shm;
     for (uint32_t i = 0; i < shm->count; i++) {
@@ -262,14 +262,14 @@ bool shm_idle(struct weft *w)
 
 /* All that a peer has sent, after it is gone: what one ring holds, because a peer that lives all the same may go on for ever. What waits
  * for a handler waits on. */
-void shm_last_words(struct weft *w, struct fab_link *l)
+void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;
     if (!atomic_load_explicit(&s->broken, memory_order_relaxed))
         take(w, w->shm, s, RING_CELLS, UINT32_MAX);
 }
 
-const char *shm_broken(struct weft *w, struct fab_link *l)
+const char *shm_broken(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     struct shm_link *s = l->impl;

@@ -12,7 +12,7 @@ void shm_ring_bell(struct fab_bell *bell)
     base_futex_wake(&bell->seq, INT32_MAX);
 }
 
-static void copy_much(struct weft *w, void *dst, const void *src, size_t len)
+static void copy_much(struct weft_node *w, void *dst, const void *src, size_t len)
 {
     struct shm *s = w->shm;
     struct copy_team *team = len >= COPY_TEAM_LEAST ? atomic_load_explicit(&s->team, memory_order_acquire) : NULL; /* release in shm_settle() */
@@ -22,7 +22,7 @@ static void copy_much(struct weft *w, void *dst, const void *src, size_t len)
         copy_large(dst, src, len);
 }
 
-static inline void copy(struct weft *w, void *dst, const void *src, size_t len)
+static inline void copy(struct weft_node *w, void *dst, const void *src, size_t len)
 {
     if (BASE_LIKELY(len < COPY_LARGE))
         fab_copy_little(dst, src, len);
@@ -30,7 +30,7 @@ static inline void copy(struct weft *w, void *dst, const void *src, size_t len)
         copy_much(w, dst, src, len);
 }
 
-int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op)
+int shm_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     struct shm_link *s = l->impl;
     copy(w, s->pool + to, src, len);
@@ -38,7 +38,7 @@ int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, si
     return 0;
 }
 
-int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op)
+int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op)
 {
     struct shm_link *s = l->impl;
     copy(w, dst, s->pool + from, len);
@@ -46,7 +46,7 @@ int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t
     return 0;
 }
 
-int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
+int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
                uint64_t *old, weft_op *op)
 {
     (void)w;
@@ -61,7 +61,7 @@ int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_
     return 0;
 }
 
-int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
+int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
                    uint64_t add, weft_op *op)
 {
     struct shm_link *s = l->impl;
@@ -75,7 +75,7 @@ int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *
     return 0;
 }
 
-int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake)
+int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake)
 {
     struct shm_link *s = l->impl;
     if (wake)
@@ -84,21 +84,21 @@ int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t val
     return 0;
 }
 
-void shm_fence(struct weft *w, struct fab_link *l)
+void shm_fence(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     (void)l;
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void *shm_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
+void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
 {
     (void)w;
     struct shm_link *s = l->impl;
     return s && s->pool ? s->pool + offset : NULL;
 }
 
-void shm_wake(struct weft *w, struct fab_link *l)
+void shm_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     atomic_thread_fence(memory_order_seq_cst); /* the caller's stores before the look at sleepers */

@@ -66,29 +66,29 @@ static inline void shm_wake_sleepers(struct shm_link *s)
 }
 
 /* For tests that write nonsense into them: the rings to and from a node. */
-struct ring *shm_ring_to(struct weft *w, uint32_t node);
-struct ring *shm_ring_from(struct weft *w, uint32_t node);
+struct ring *shm_ring_to(struct weft_node *w, uint32_t node);
+struct ring *shm_ring_from(struct weft_node *w, uint32_t node);
 
 /* --- operations.c: of the transport's table --- */
-int shm_put(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
-int shm_get(struct weft *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-int shm_atomic(struct weft *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
+int shm_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
+int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
                uint64_t *old, weft_op *op);
-int shm_put_signal(struct weft *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
+int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
                    uint64_t add, weft_op *op);
-int shm_set_system(struct weft *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
-void shm_fence(struct weft *w, struct fab_link *l);
-void *shm_pointer(struct weft *w, struct fab_link *l, uint64_t offset);
-void shm_wake(struct weft *w, struct fab_link *l);
+int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
+void shm_fence(struct weft_node *w, struct fab_link *l);
+void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset);
+void shm_wake(struct weft_node *w, struct fab_link *l);
 
 /* --- message.c: the functions of the transport's table, and the end of a link --- */
-int shm_send(struct weft *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
-bool shm_flushed(struct weft *w, struct fab_link *l, struct fab_flush *f);
-int shm_progress(struct weft *w);
-bool shm_idle(struct weft *w);
-void shm_last_words(struct weft *w, struct fab_link *l);
-const char *shm_broken(struct weft *w, struct fab_link *l);
+bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
+int shm_progress(struct weft_node *w);
+bool shm_idle(struct weft_node *w);
+void shm_last_words(struct weft_node *w, struct fab_link *l);
+const char *shm_broken(struct weft_node *w, struct fab_link *l);
 void shm_messages_init(struct shm_link *s);
 void shm_fail_backlog(struct shm_link *s, int status); /* what found no room yet */
 void shm_forget_stash(struct shm_link *s);             /* what waits for handlers */

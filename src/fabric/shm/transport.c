@@ -24,7 +24,7 @@ static size_t control_size(uint32_t nodes)
     return base_round_up(sizeof(struct control) + (size_t)nodes * sizeof(struct ring), BASE_PAGE);
 }
 
-static int shm_open_transport(struct weft *w)
+static int shm_open_transport(struct weft_node *w)
 {
     struct shm *s = calloc(1, sizeof *s);
     if (!s)
@@ -47,7 +47,7 @@ static int shm_open_transport(struct weft *w)
     return 0;
 }
 
-static void shm_close(struct weft *w)
+static void shm_close(struct weft_node *w)
 {
     struct shm *s = w->shm;
     if (!s)
@@ -63,7 +63,7 @@ static void shm_close(struct weft *w)
 }
 
 /* How many nodes share the host is known now. The threads themselves are started by the first copy that wants them. */
-static int shm_settle(struct weft *w, int64_t deadline)
+static int shm_settle(struct weft_node *w, int64_t deadline)
 {
     (void)deadline;
     struct shm *s = w->shm;
@@ -77,7 +77,7 @@ static int shm_settle(struct weft *w, int64_t deadline)
     return rc;
 }
 
-static bool shm_reaches(struct weft *w, const uint8_t *peer_host_id)
+static bool shm_reaches(struct weft_node *w, const uint8_t *peer_host_id)
 {
     return memcmp(w->host_id, peer_host_id, sizeof w->host_id) == 0;
 }
@@ -155,7 +155,7 @@ static int receive_hello(int fd, struct hello *h, int fds[2], int64_t deadline)
     return n == (ssize_t)sizeof *h && got == 2 ? 0 : -EPROTO;
 }
 
-static int map_peer(struct weft *w, struct shm_link *s, const struct hello *h, const int fds[2])
+static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello *h, const int fds[2])
 {
     size_t want = control_size(w->size);
     if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->size || h->control_bytes != want ||
@@ -183,7 +183,7 @@ static int map_peer(struct weft *w, struct shm_link *s, const struct hello *h, c
     return 0;
 }
 
-static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, int64_t deadline)
+static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline)
 {
     struct shm *shm = w->shm;
     struct shm_link *s = calloc(1, sizeof *s);
@@ -220,14 +220,14 @@ static int shm_connect(struct weft *w, struct fab_link *l, int side_fd, int64_t 
     return 0;
 }
 
-static void shm_disconnect(struct weft *w, struct fab_link *l)
+static void shm_disconnect(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     if (l->impl)
         shm_fail_backlog(l->impl, -ECONNRESET);
 }
 
-static void shm_release(struct weft *w, struct fab_link *l)
+static void shm_release(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;
     if (!s)
@@ -244,13 +244,13 @@ static void shm_release(struct weft *w, struct fab_link *l)
     l->impl = NULL;
 }
 
-struct ring *shm_ring_to(struct weft *w, uint32_t node)
+struct ring *shm_ring_to(struct weft_node *w, uint32_t node)
 {
     struct shm_link *s = w->links[node].impl;
     return s->out.ring;
 }
 
-struct ring *shm_ring_from(struct weft *w, uint32_t node)
+struct ring *shm_ring_from(struct weft_node *w, uint32_t node)
 {
     struct shm_link *s = w->links[node].impl;
     return s->in.ring;

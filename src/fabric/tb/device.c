@@ -204,7 +204,7 @@ void tb_devices_close(struct tb *tb)
     tb->cable_count = 0;
 }
 
-void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget)
+void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
 {
     struct tb *tb = w->tb;
     *used = *budget = 0;

@@ -78,7 +78,7 @@ static void link_completed(void *ctx, weft_op *op, int status)
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
 {
     struct tb *tb = l->tb;
-    struct weft *w = tb->w;
+    struct weft_node *w = tb->w;
     uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
     struct tb_endpoint_env env = {.ctx = l, .emit = link_emit, .lane_receive = link_lane_receive, .lane_send = link_lane_send, .message = tb_message_keep,
                               .complete = link_completed};

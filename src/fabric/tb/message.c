@@ -33,7 +33,7 @@ static void message_grant(struct tb_link *l, uint32_t messages)
 
 /* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
  * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
-int tb_message_deliver(struct weft *w, struct tb_link *l, uint32_t most)
+int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in tb_message_keep() */
@@ -52,7 +52,7 @@ int tb_message_deliver(struct weft *w, struct tb_link *l, uint32_t most)
     return (int)n;
 }
 
-int tb_progress(struct weft *w)
+int tb_progress(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     int n = 0;

@@ -83,7 +83,7 @@ static int operation_leave(struct tb_link *l, int rc, weft_op *op)
     return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
 }
 
-int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
+int tb_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
@@ -93,7 +93,7 @@ int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, 
     return operation_leave(l, tb_endpoint_put(&l->endpoint, to, src, len, op), op);
 }
 
-int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
+int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
@@ -103,7 +103,7 @@ int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size
     return operation_leave(l, tb_endpoint_get(&l->endpoint, dst, from, len, op), op);
 }
 
-int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
                      weft_op *op)
 {
     struct tb_link *l = link->impl;
@@ -114,7 +114,7 @@ int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint6
     return operation_leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, true, old, op), op);
 }
 
-int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, false, false, NULL);
@@ -125,7 +125,7 @@ int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t v
                                    : tb_endpoint_put(&l->endpoint, at, &value, sizeof value, NULL), NULL);
 }
 
-int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                          weft_op *op)
 {
     struct tb_link *l = link->impl;
@@ -136,7 +136,7 @@ int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void
     return operation_leave(l, tb_endpoint_put_signal(&l->endpoint, to, src, len, signal, add, op), op);
 }
 
-int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
+int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len, weft_op *op)
 {
     struct tb_link *l = link->impl;
@@ -147,7 +147,7 @@ int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *head
     return operation_leave(l, tb_endpoint_message(&l->endpoint, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
 }
 
-bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
+bool tb_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f)
 {
     struct tb_link *l = link->impl;
     (void)w;
@@ -159,7 +159,7 @@ bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f)
     return yes;
 }
 
-void tb_fence(struct weft *w, struct fab_link *link)
+void tb_fence(struct weft_node *w, struct fab_link *link)
 {
     struct tb_link *l = link->impl;
     (void)w;

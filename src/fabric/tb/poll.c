@@ -249,7 +249,7 @@ static int poll_try(struct tb *tb, bool sends)
     return n;
 }
 
-int tb_service(struct weft *w)
+int tb_service(struct weft_node *w)
 {
     return poll_try(w->tb, false);
 }
@@ -261,7 +261,7 @@ void tb_make_room(struct tb *tb)
 }
 
 /* On the progress thread. */
-int64_t tb_upkeep(struct weft *w, int64_t now)
+int64_t tb_upkeep(struct weft_node *w, int64_t now)
 {
     struct tb *tb = w->tb;
     if (!tb->device_count)
@@ -283,7 +283,7 @@ int64_t tb_upkeep(struct weft *w, int64_t now)
     return due < most ? due : most;
 }
 
-bool tb_idle(struct weft *w)
+bool tb_idle(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     bool quiet = true;
@@ -306,13 +306,13 @@ bool tb_idle(struct weft *w)
     return quiet && tb_message_none(tb);
 }
 
-int tb_fd(struct weft *w, uint32_t i)
+int tb_fd(struct weft_node *w, uint32_t i)
 {
     struct tb *tb = w->tb;
     return i / TB_DIRECTIONS < tb->device_count ? tb->devices[i / TB_DIRECTIONS].of[i % TB_DIRECTIONS].fd : -1;
 }
 
-void tb_woken(struct weft *w)
+void tb_woken(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving); /* a signal may just have ended them (ending.c): then this waits for the end of the process */

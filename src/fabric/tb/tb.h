@@ -131,7 +131,7 @@ struct tb_link {
 };
 
 struct tb {
-    struct weft *w;
+    struct weft_node *w;
     struct fab_look look;    /* for devices */
     struct verbs_guard *guard; /* who owns the devices; NULL: this process */
     struct verbs_device *all; /* as listed; the devices below point into it */
@@ -166,7 +166,7 @@ struct tb {
 };
 
 /* device.c */
-void tb_regions(struct weft *w, uint32_t *used, uint32_t *budget);
+void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
 int tb_devices_find(struct tb *tb, bool *thunderbolt); /* thunderbolt: there are such ports, and only they are used */
 int tb_devices_take(struct tb *tb, bool thunderbolt);  /* what is needed of each */
 void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
@@ -266,30 +266,30 @@ struct tb_cable *tb_link_cable(const struct tb_link *l); /* one that is ready; o
 /* message.c */
 /* Of tb_endpoint_env. */
 bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-int tb_message_deliver(struct weft *w, struct tb_link *l, uint32_t most); /* how many */
+int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most); /* how many */
 bool tb_message_none(struct tb *tb); /* none waits to be delivered */
-int tb_progress(struct weft *w);
+int tb_progress(struct weft_node *w);
 
 /* poll.c; the last five: what struct fab_transport says of them */
 int tb_poll(struct tb *tb, bool sends); /* look at the queues, of sends too if that is asked for; under tb->receiving */
 void tb_make_room(struct tb *tb); /* look at the queues, of sends too, unless somebody does; no lock is held */
-int tb_service(struct weft *w);
-int64_t tb_upkeep(struct weft *w, int64_t now);
-bool tb_idle(struct weft *w);
-int tb_fd(struct weft *w, uint32_t i);
-void tb_woken(struct weft *w);
+int tb_service(struct weft_node *w);
+int64_t tb_upkeep(struct weft_node *w, int64_t now);
+bool tb_idle(struct weft_node *w);
+int tb_fd(struct weft_node *w, uint32_t i);
+void tb_woken(struct weft_node *w);
 
 /* operations.c: what struct fab_transport says of them */
-int tb_put(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
-int tb_get(struct weft *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
-int tb_set_system(struct weft *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
-int tb_atomic(struct weft *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+int tb_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
+int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
+int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
+int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
-int tb_put_signal(struct weft *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                   weft_op *op);
-int tb_send(struct weft *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
+int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
             size_t payload_len, weft_op *op);
-bool tb_flushed(struct weft *w, struct fab_link *link, struct fab_flush *f);
-void tb_fence(struct weft *w, struct fab_link *link);
+bool tb_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f);
+void tb_fence(struct weft_node *w, struct fab_link *link);
 
 #endif

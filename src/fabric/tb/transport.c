@@ -15,7 +15,7 @@
 _Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES + TB_MESSAGES * sizeof(struct tb_message) +
                        sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES < 1350u << 10, "the documented memory of a link");
 
-static int tb_open(struct weft *w)
+static int tb_open(struct weft_node *w)
 {
     struct tb *tb = calloc(1, sizeof *tb);
     if (!tb)
@@ -34,7 +34,7 @@ static int tb_open(struct weft *w)
     return err ? err : tb_leave_open(tb);
 }
 
-static int transport_look(struct weft *w)
+static int transport_look(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     bool thunderbolt;
@@ -44,14 +44,14 @@ static int transport_look(struct weft *w)
     return err ? err : tb_devices_take(tb, thunderbolt);
 }
 
-static bool tb_reaches(struct weft *w, const uint8_t *peer_host_id)
+static bool tb_reaches(struct weft_node *w, const uint8_t *peer_host_id)
 {
     struct tb *tb = w->tb;
     (void)peer_host_id;
     return fab_look(w, &tb->look, transport_look);
 }
 
-static void tb_close(struct weft *w)
+static void tb_close(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     if (!tb)
@@ -67,7 +67,7 @@ static void tb_close(struct weft *w)
     w->tb = NULL;
 }
 
-static int transport_connect(struct weft *w, struct fab_link *link, int side_fd, int64_t deadline)
+static int transport_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)
 {
     struct tb_link *l = tb_link_make(w->tb, link);
     if (!l)
@@ -77,7 +77,7 @@ static int transport_connect(struct weft *w, struct fab_link *link, int side_fd,
 }
 
 /* Only what all nodes say of their cables together tells which can be reached. */
-static int tb_settle(struct weft *w, int64_t deadline)
+static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;
     for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
@@ -95,7 +95,7 @@ static int tb_settle(struct weft *w, int64_t deadline)
 }
 
 /* A node that others need on their way stays while they have something to say to each other. */
-static bool tb_needed(struct weft *w)
+static bool tb_needed(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     if (!tb->device_count)
@@ -108,7 +108,7 @@ static bool tb_needed(struct weft *w)
     return waits;
 }
 
-static void tb_side(struct weft *w, struct fab_link *link, const void *bytes, size_t len)
+static void tb_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
 {
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving);
@@ -127,7 +127,7 @@ static void tb_side(struct weft *w, struct fab_link *link, const void *bytes, si
     base_spin_unlock(&tb->receiving);
 }
 
-static const char *tb_broken(struct weft *w, struct fab_link *link)
+static const char *tb_broken(struct weft_node *w, struct fab_link *link)
 {
     struct tb_link *l = link->impl;
     (void)w;
@@ -153,7 +153,7 @@ static void take_all(struct tb *tb)
 
 /* All that a peer has sent and that has come, after it is gone: that is what it had credit for, at most. What a peer that lives all the
  * same sends as these are taken is not heard any more. */
-static void tb_last_words(struct weft *w, struct fab_link *link)
+static void tb_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
     struct tb_link *l = link->impl;
@@ -168,7 +168,7 @@ static void tb_last_words(struct weft *w, struct fab_link *link)
 
 /* First nobody sends over its cables any more, also not to others; then the queue pairs go, and nothing of the peer's is written
  * here any more; then what is pending fails. */
-static void tb_disconnect(struct weft *w, struct fab_link *link)
+static void tb_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
     struct tb_link *l = link->impl;
@@ -196,7 +196,7 @@ static void tb_disconnect(struct weft *w, struct fab_link *link)
     base_spin_unlock(&tb->receiving);
 }
 
-static void tb_release(struct weft *w, struct fab_link *link)
+static void tb_release(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
     struct tb_link *l = link->impl;
@@ -212,7 +212,7 @@ static void tb_release(struct weft *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-static void *tb_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
+static void *tb_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
 {
     (void)w;
     (void)l;
@@ -221,13 +221,13 @@ static void *tb_pointer(struct weft *w, struct fab_link *l, uint64_t offset)
 }
 
 /* What changes memory and may have sleepers at the other end comes as a frame, which wakes them. */
-static void tb_wake(struct weft *w, struct fab_link *l)
+static void tb_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     (void)l;
 }
 
-static void tb_stat(struct weft *w, struct fab_link *link, weft_link_stats *out)
+static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
 {
     struct tb_link *l = link->impl;
     struct tb *tb = w->tb;
