@@ -63,11 +63,11 @@ void cli_warn_linked(const char *program)
 {
     int saved = errno, fd = open_program(program);
     if (fd >= 0 && is_static(fd))
-        cli_error("run", "warning: '%s' is statically linked: no library can be put under it, and it sees no devices of "
-                         "softverbs (programs that it starts may). Link it dynamically", program);
+        cli_error("run", "warning: '%s' is statically linked: it does not load softverbs' library, and sees none of its "
+                         "devices (programs that it starts may). Link it dynamically", program);
     else if (fd >= 0 && gains_rights(fd))
-        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader heeds no LD_PRELOAD "
-                         "for it, and it sees no devices of softverbs. Use a copy without (cp)", program);
+        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD "
+                         "for it, and it sees no softverbs devices. Run a copy without these rights (made with cp)", program);
     if (fd >= 0)
         close(fd);
     errno = saved;

@@ -68,7 +68,7 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
             advance_without(cq, in);
         sf_unlock(v, &cq->lock);
         if (first)
-            sv_log(SV_ERROR, "completion queue overrun: %u completions unpolled, all it has room for", cq->limit);
+            sv_log(SV_ERROR, "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a larger queue", cq->limit);
         return;
     }
     struct sf_cqe *slot = (struct sf_cqe *)sf_at(v, cq->ring) + (produced & (cq->capacity - 1));

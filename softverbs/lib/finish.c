@@ -75,7 +75,7 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed);
     qp->messages++;
     if (status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR) {
-        sv_log(SV_INFO, "queue pair 0x%06x: a request ends with %s", qp->number, ibv_wc_status_str(status));
+        sv_log(SV_INFO, "queue pair 0x%06x: a request failed: %s", qp->number, ibv_wc_status_str(status));
         if (qp->type == IBV_QPT_RC)
             sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
         else { /* unless a peer has brought it to ERR since */
