@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs that no library can be put under: the loader is not asked, or does not heed its variables. They run,
- * and see no device; only we can say why.
+ * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and see
+ * no devices; only the command can tell the user why.
  */
 #include "command.h"
 

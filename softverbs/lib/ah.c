@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Address handles: where a datagram goes. They live in the process; the fabric's file knows nothing of them.
+ * Address handles: where a datagram goes. They exist only in the process; nothing of them is in the fabric's file.
  */
 #include "lib.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Asynchronous events of queues, queue pairs and ports, read by the program. Each opened device has a pipe; context->async_fd is its
- * reading end, and whether reading it waits is the flag that the program sets on it.
+ * Reading asynchronous events of queues, queue pairs and ports. Each opened device has a pipe. context->async_fd is its reading end; the
+ * program decides with O_NONBLOCK on it whether reading waits.
  */
 #include "lib.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion channels. The program's descriptor is an epoll one over a pipe, into which whoever produces a completion
- * writes, and a timer, for work of this process that stands still until a time (a receiver that was not ready, a delay):
- * with no thread of our own, whoever sleeps must be woken to go on with it.
+ * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. Whoever produces a completion writes into the pipe.
+ * The timer is for work of this process that waits for a time (the receiver was not ready, or a fault delays a message): the library has no
+ * thread of its own, so it must wake the program's thread that sleeps.
  */
 #include "lib.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions, written into a queue by whoever executed the request, and the events for which the queue is armed. poll.c takes
- * them out.
+ * Writing completions into a completion queue, by the process that executed the request, and the events for which the queue is armed.
+ * poll.c takes completions out.
  */
 #include "engine.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues: made, resized, destroyed. What goes in is complete.c, what comes out poll.c.
+ * Completion queues: creating, resizing, destroying. complete.c writes completions, poll.c takes them out.
  */
 #include "lib.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices: which there are, opening one, closing it. What they tell about themselves is query.c's.
+ * Devices: listing, opening, closing. query.c has what they report about themselves.
  */
 #include "lib.h"
 #include "entry.h"

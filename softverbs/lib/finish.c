@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How requests end: the completions they leave, and queue pairs that stop over them.
+ * The end of requests: the completions that they leave, and the queue pairs that stop because of an error.
  */
 #include "engine.h"
 

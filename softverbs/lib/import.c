@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Objects of another process, imported through its kernel file: there is no such file here, and context->cmd_fd, which is handed
- * on for that, leads nowhere.
+ * Importing objects of another process, which libibverbs does through the kernel's file. Here there is no such file: context->cmd_fd, which
+ * programs pass on for this purpose, leads to no driver.
  */
 #include "lib.h"
 

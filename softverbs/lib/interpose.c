@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * libc's own functions, behind those of ours that have their names. They are all looked up when the library is loaded, so that a
- * signal handler does not do it; a call that comes even before that looks for itself.
+ * The functions of libc behind those of ours with the same names. All are looked up when the library is loaded, so that no signal handler has
+ * to do it. A call that comes even earlier looks up its own.
  */
 #include "interpose.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * SOFTVERBS_LOG: what the library says, on stderr. Errors alone unless asked for more.
+ * SOFTVERBS_LOG: what the library prints on standard error. By default only errors.
  */
 #include "lib.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions, taken out of a queue by its owner.
+ * Taking completions out of a completion queue, by its owner.
  *
- * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device: a program that
- * never signals fills its send queue, here as there.
+ * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device. A program that never asks for a
+ * completion fills its send queue, here as there.
  */
 #include "engine.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests into the queues. What is wrong with a request is found here, and leaves nothing posted; what is wrong with its memory
- * or its peer ends as a completion.
+ * Posting requests. An error in a request is found here, and nothing is posted. An error in its memory or at its peer is reported by a
+ * completion.
  */
 #include "engine.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a device tells about itself: its limits as the profile has them, its port, its GID and pkey tables.
+ * What a device reports about itself: its limits, from the profile; its port; its GID and P_Key tables.
  */
 #include "entry.h"
 

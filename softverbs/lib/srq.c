@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: made, changed, asked about, destroyed. Requests go in by post.c and out by execute.c.
+ * Shared receive queues: creating, changing, querying, destroying. post.c puts requests in, and execute.c takes them out.
  */
 #include "lib.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that cannot go on: what they wait for, how long, and what becomes of them then.
+ * Requests that cannot be carried out yet: what they wait for, how long, and how they end if it does not come.
  */
 #include "engine.h"
 
