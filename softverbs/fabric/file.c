@@ -93,7 +93,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* Without a name, where the file system has that: of who is killed meanwhile nothing stays. */
+    /* Without a name, if the file system can do that: then a process that is killed meanwhile leaves nothing behind. */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;
@@ -140,7 +140,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
 int sf_create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
 {
     int r = -ENOENT;
-    /* Who takes the last fabric down takes the directory with it, perhaps just now. */
+    /* A process that removes the last fabric also removes the directory, perhaps at this moment. */
     for (int again = 0; again < 3 && r == -ENOENT; again++)
         r = file_create(name, model, seed, why);
     return r;
@@ -195,8 +195,8 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Byte 0: who joins does it alone, so that an entry which is being filled in and has no lock is a dead one's. Not for ever: where
- * one is stopped in the middle, or the file system has no locks, the rest still holds within one namespace. */
+/* Byte 0 is locked while a process joins. So an entry that is being filled in and has no lock belongs to a dead process. The wait for it
+ * ends: if a process is stopped while it joins, or the file system has no locks, the other means still work within one namespace. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
@@ -229,7 +229,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
             continue;
         }
         atomic_store_explicit(&e->space, SF_SPACE_DEAD, memory_order_relaxed);
-        /* release: who sees it in use sees that it is dead */
+        /* release: a process that sees it in use sees that it is dead */
         atomic_compare_exchange_strong_explicit(&e->owner, &owner, 1, memory_order_release, memory_order_relaxed);
     }
     return found;
@@ -276,7 +276,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             uint32_t top = f->process_top;
             while (top < p + 1 && !atomic_compare_exchange_weak(&f->process_top, &top, p + 1))
                 ;
-            /* release: who sees the entry in use sees its cookie */
+            /* release: a process that sees the entry in use sees its cookie */
             atomic_store_explicit(&e->owner, 1, memory_order_release);
             v->process = p + 1;
             return 0;

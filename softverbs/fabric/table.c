@@ -113,7 +113,7 @@ static void table_count(struct sf_device *d, size_t counter, uint32_t by)
                     f->kind##_top = (uint32_t)i + 1;                                                                 \
                 f->kind##_next = (uint32_t)(i + 1) % (total);                                                        \
                 table_count(&f->devices[device], offsetof(struct sf_device, counter), 1);                                  \
-                /* release: who sees the owner sees a clean entry */                                                 \
+                /* release: one that sees the owner sees a clean entry */                                            \
                 atomic_store_explicit(&f->table[i].owner, v->process, memory_order_release);                         \
                 r = (int)i;                                                                                          \
             }                                                                                                        \

@@ -126,8 +126,8 @@ static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_even
     return cq;
 }
 
-/* A signal's handler has interrupted poll(), which the kernel never resumes. A real channel is read(), which it does resume after a
- * handler with SA_RESTART. Whose handler it was nobody tells: as that, where all that the program has ask for it. */
+/* After a signal handler the kernel does not resume poll(). On a real channel the program waits in read(), which is resumed after a handler
+ * with SA_RESTART. Which handler has run cannot be found out, so this resumes if all handlers of the program have SA_RESTART. */
 static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {

@@ -60,7 +60,7 @@ static void cq_publish(struct sv_cq *cq)
     pthread_mutex_lock(&sv_lib.mutex);
     if (cq->channel)
         cq->channel->base.refcnt++;
-    /* release: pairs with the acquire of who looks without the mutex (polling) */
+    /* release: pairs with the acquire in code that reads it without the mutex (polling) */
     __atomic_store_n(&sv_lib.cqs[cq->entry], cq, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
 }
@@ -205,7 +205,7 @@ int sv_destroy_cq(struct ibv_cq *base)
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* Its queue pairs are gone; who came too late finds no room. */
+        /* Its queue pairs are destroyed; a producer that comes too late finds no room. */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -181,7 +181,7 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
 /* A receive that cannot take the message: it ends with `status`, and the rest as deliver_refuse() has it. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (poll_done() in poll.c) */
+    sv_end_receive(j, status, 0); /* if killed after this, the process that polls it does the rest (poll_done() in poll.c) */
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
@@ -560,8 +560,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->hold_ns = 0;
     }
 
-    /* Busy from here: pairs with `live` = 0 and sv_quiesce() of whoever takes memory away, and with a state in which the
-     * target hears nothing and sv_quiesce() of who brought it there. */
+    /* Busy from here. Pairs with `live` = 0 and sv_quiesce() when memory is deregistered, and with sv_quiesce() after the target was
+     * brought to a state in which it does not receive. */
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
     atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
     atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);

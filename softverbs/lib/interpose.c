@@ -15,7 +15,7 @@ uintptr_t sv_next(enum sv_call call)
         [SV_READDIR] = "readdir", [SV_REWINDDIR] = "rewinddir", [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
     };
     static _Atomic(uintptr_t) found[SV_CALLS];
-    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* every thread finds the same value */
 
     if (!function) {
         function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);

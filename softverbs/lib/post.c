@@ -149,7 +149,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
         if ((r = write_send(qp, wr, posted, &lose)) != 0)
             break;
         if (!lose)
-            /* release: who sees the count sees the request (acquire in execute_drain) */
+            /* release: a process that sees the count sees the request (acquire in execute_drain) */
             atomic_store_explicit(&s->send_posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_send);
@@ -235,7 +235,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         if (lose)
             continue;
         write_receive(&qp->receive, wr, posted, length);
-        /* release: who sees the count sees the request (acquire in take_receive) */
+        /* release: a process that sees the count sees the request (acquire in take_receive) */
         atomic_store_explicit(&s->receive.posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_receive);

@@ -183,8 +183,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* An entry of the table. Nobody can reach it before it is in INIT, but who waited for one of its locks in its former life
- * may still be on the way out: they are held while it is filled in. */
+/* Takes an entry of the table. Nobody can reach it before it is in INIT, but a process that waited for one of its locks when it was
+ * another queue pair may still be leaving. So the locks are held while the entry is filled in. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -238,7 +238,7 @@ static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.qps[qp->entry] == qp)
-        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* read with acquire by who polls */
+        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -345,8 +345,8 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
             qp_publish(qp, NULL); /* its owner was written over: still nothing may lead to what is freed */
         goto gone;
     }
-    /* With all its locks ours nobody is in the middle of it; in RESET nobody begins. Pollers look it up with their
-     * completion queue's lock held, which is ours, too: after this they do not find it. */
+    /* While all its locks are held nobody works on it, and in RESET nobody begins to. Pollers look it up under their completion queue's
+     * lock, which is also held: after this they do not find it. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);

@@ -206,7 +206,7 @@ __attribute__((destructor)) static void setup_leave(void)
     leaving = sv_lib.view;
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
-        goto out; /* who next runs into what is left takes it away */
+        goto out; /* the next process that comes across what is left frees it */
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;

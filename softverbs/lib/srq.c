@@ -72,7 +72,7 @@ static void srq_publish(struct sv_srq *srq, struct sv_srq *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.srqs[srq->entry] == srq)
-        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* read with acquire by who polls */
+        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -225,7 +225,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair is on it: nobody is in the middle of it but who has just found that out. */
+    /* No queue pair uses it: only a process that is just finding that out can still be reading it. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

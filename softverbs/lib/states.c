@@ -117,7 +117,7 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
         lock_polls(send_cq(qp), receive_cq(qp)); /* before the queues' locks: a poller runs queues with its own held */
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
-    if (qp->base.srq) /* who takes a receive for this queue pair from there holds that lock */
+    if (qp->base.srq) /* held by whoever takes a receive from there for this queue pair */
         sf_lock_receive(&sv_lib.view, shared_receives(qp), receive_cq(qp)->shared);
 }
 
@@ -137,12 +137,12 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Completions that have not been polled go, as mlx4's, mlx5's and hns's do: who makes the next queue pair, or connects this one
- * anew, finds none of what was before. Nobody writes another: all locks under which one is written are held. */
+/* Completions that have not been polled are removed, as mlx4, mlx5 and hns do, so that none of them is found after the queue pair is
+ * connected again or another is created. No further one is written: all locks under which one is written are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* First of all: who waits for a lock looks at the state when it has it. */
+    /* Before all else: a process that waits for a lock looks at the state when it gets the lock. */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -369,7 +369,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (next == IBV_QPS_RTS)
         sv_run(qp->entry);
     if (was == IBV_QPS_INIT && next == IBV_QPS_RTR && q->type != IBV_QPT_UD) {
-        /* Who was too early need not wait until it looks again. */
+        /* A peer that has posted too early need not wait until it looks again. */
         const struct sf_qp *peer = &sv_lib.fabric->qps[q->peer_qp % SF_QPS];
         if (peer->owner != 0 && peer->number == q->peer_number &&
             atomic_load_explicit(&peer->waiting, memory_order_relaxed))
@@ -422,7 +422,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         sv_reset_qp(qp);
     } else {
         write_attributes(qp, attr, mask, peer);
-        /* release: who finds the state finds the attributes (acquire in deliver_connected()). A peer's request may
+        /* release: a process that sees the state sees the attributes (acquire in deliver_hears()). A peer's request may
          * have brought it to ERR since it was looked at, and there it stays. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)
@@ -432,7 +432,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* Nothing arrives any more. Without the locks: who is in the middle of a message may wait for one. */
+    /* From now on nothing arrives. Without the locks, because a process that is moving a message may wait for one of them. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))
