@@ -29,7 +29,7 @@ static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type t
             continue;
         int error = sf_signal(v, owner, f->contexts[i].async_fd, &event, sizeof event);
         if (error && error != -ESRCH && error != -EINVAL) /* it ended, or is just opening or closing */
-            cli_error("fault", "process %d misses an asynchronous event: %s",
+            cli_error("fault", "process %d did not get an asynchronous event: %s",
                       (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
                       error == -EAGAIN ? "it has not read thousands of earlier ones" : strerror(-error));
     }

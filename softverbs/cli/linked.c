@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs that no library can be put under: the loader is not asked, or does not heed its variables. They run,
- * and see no device; only we can say why.
+ * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and see
+ * no devices; only the command can tell the user why.
  */
 #include "command.h"
 
@@ -63,11 +63,11 @@ void cli_warn_linked(const char *program)
 {
     int saved = errno, fd = open_program(program);
     if (fd >= 0 && is_static(fd))
-        cli_error("run", "warning: '%s' is statically linked: no library can be put under it, and it sees no devices of "
-                         "softverbs (programs that it starts may). Link it dynamically", program);
+        cli_error("run", "warning: '%s' is statically linked: it does not load softverbs' library, and sees none of its "
+                         "devices (programs that it starts may). Link it dynamically", program);
     else if (fd >= 0 && gains_rights(fd))
-        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader heeds no LD_PRELOAD "
-                         "for it, and it sees no devices of softverbs. Use a copy without (cp)", program);
+        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD "
+                         "for it, and it sees no softverbs devices. Run a copy without these rights (made with cp)", program);
     if (fd >= 0)
         close(fd);
     errno = saved;

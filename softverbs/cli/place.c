@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which fabric, host and device the words of a command line mean.
+ * Finding the fabric, host and device that the words of a command line name.
  */
 #include "command.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs profile: the kinds of device there are, and one of them in full.
+ * softverbs profile: lists the profiles, or prints one in full.
  */
 #include "command.h"
 

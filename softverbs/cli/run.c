@@ -65,8 +65,8 @@ static int find_library(char directory[PATH_MAX])
         if (strpbrk(directory, ": ")) /* both separate entries of LD_PRELOAD, which knows no quoting */
             return cli_error(
                 "run",
-                "the library's directory has a space or colon in its name, which LD_PRELOAD cannot "
-                "take: '%s'. Move softverbs, or reach it through a link and an installation elsewhere",
+                "the library's directory has a space or colon in its name, which LD_PRELOAD does not "
+                "allow: '%s'. Move or install softverbs elsewhere",
                 directory);
         return 0;
     }

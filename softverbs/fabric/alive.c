@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which processes of a fabric live.
+ * Which processes of a fabric are alive.
  *
- * A process lives while its memory holds the cookie that its entry names. One read of its memory answers for death,
- * for a number that another process has by now, and for another program started in its place.
+ * A process is alive if its memory holds the cookie, a random number, at the address that its entry names. One read of its memory
+ * decides this. It also tells a process from another one that has got the same number, and from another program started in its place.
  *
- * Where that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the time at which
- * the process began must do. To take a living one for dead would be the end of its queues.
+ * Where that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the start time of the process
+ * decides instead. Taking a living process for dead would destroy its queues.
  */
 #include "shared.h"
 

@@ -62,14 +62,14 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *why)
     if (n < 0 || (size_t)n >= bytes)
         return file_because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has too long a name%s%s", "", "");
     if (make && mkdir(path, 0700) != 0 && errno != EEXIST)
-        return file_because(why, -errno, "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to one that can be written", path,
+        return file_because(why, -errno, "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to a directory that you can write to", path,
                        strerror(errno));
     struct stat s;
     if (lstat(path, &s) != 0)
         return file_because(why, -errno, "there is no directory of fabrics at %s (%s): no fabric has been made yet", path, strerror(errno));
     if (!S_ISDIR(s.st_mode) || s.st_uid != geteuid())
-        return file_because(why, -EACCES, "%s is not a directory of this user: fabrics are not shared between users. "
-                                     "Set SOFTVERBS_DIR to one that is%s", path, "");
+        return file_because(why, -EACCES, "%s does not belong to this user: fabrics are not shared between users. "
+                                     "Set SOFTVERBS_DIR to a directory of this user%s", path, "");
     return 0;
 }
 
@@ -93,7 +93,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* Without a name, where the file system has that: of who is killed meanwhile nothing stays. */
+    /* Without a name, if the file system can do that: then a process that is killed meanwhile leaves nothing behind. */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;
@@ -112,8 +112,8 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         r = -errno;
     if (r != 0) {
         char reason[96];
-        snprintf(reason, sizeof reason, "%s; it begins with %zu KiB", strerror(-r), offsetof(struct sf_fabric, processes) >> 10);
-        file_because(why, r, "no room for fabric %s: %s and grows with use. Free some there, or set SOFTVERBS_DIR to a directory with more", path,
+        snprintf(reason, sizeof reason, "%s; it needs %zu KiB at first", strerror(-r), offsetof(struct sf_fabric, processes) >> 10);
+        file_because(why, r, "no room for fabric %s: %s and grows with use. Free space there, or set SOFTVERBS_DIR to a directory with more", path,
                 reason);
     } else {
         f->magic = SF_MAGIC;
@@ -128,7 +128,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         munmap(f, sizeof *f);
         r = linkat(AT_FDCWD, making, AT_FDCWD, path, nameless ? AT_SYMLINK_FOLLOW : 0) == 0 ? 0 : -errno;
         if (r != 0)
-            file_because(why, r, r == -EEXIST ? "there is a fabric '%s' already (%s): name another, or take it down first" :
+            file_because(why, r, r == -EEXIST ? "there is a fabric '%s' already (%s): use another name, or remove it first with `softverbs down`" :
                                            "cannot make fabric '%s' at %s", name, path);
     }
     if (!nameless)
@@ -140,7 +140,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
 int sf_create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
 {
     int r = -ENOENT;
-    /* Who takes the last fabric down takes the directory with it, perhaps just now. */
+    /* A process that removes the last fabric also removes the directory, perhaps at this moment. */
     for (int again = 0; again < 3 && r == -ENOENT; again++)
         r = file_create(name, model, seed, why);
     return r;
@@ -195,8 +195,8 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Byte 0: who joins does it alone, so that an entry which is being filled in and has no lock is a dead one's. Not for ever: where
- * one is stopped in the middle, or the file system has no locks, the rest still holds within one namespace. */
+/* Byte 0 is locked while a process joins. So an entry that is being filled in and has no lock belongs to a dead process. The wait for it
+ * ends: if a process is stopped while it joins, or the file system has no locks, the other means still work within one namespace. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
@@ -229,7 +229,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
             continue;
         }
         atomic_store_explicit(&e->space, SF_SPACE_DEAD, memory_order_relaxed);
-        /* release: who sees it in use sees that it is dead */
+        /* release: a process that sees it in use sees that it is dead */
         atomic_compare_exchange_strong_explicit(&e->owner, &owner, 1, memory_order_release, memory_order_relaxed);
     }
     return found;
@@ -276,7 +276,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             uint32_t top = f->process_top;
             while (top < p + 1 && !atomic_compare_exchange_weak(&f->process_top, &top, p + 1))
                 ;
-            /* release: who sees the entry in use sees its cookie */
+            /* release: a process that sees the entry in use sees its cookie */
             atomic_store_explicit(&e->owner, 1, memory_order_release);
             v->process = p + 1;
             return 0;
@@ -293,7 +293,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             break;
         }
     }
-    return file_because(why, -EUSERS, "fabric '%s' has its 1024 processes: end some, or make another fabric%s", f->name, "");
+    return file_because(why, -EUSERS, "fabric '%s' already has 1024 processes, the limit: end some, or make another fabric%s", f->name, "");
 }
 
 static int file_join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t started, struct sv_why *why)
@@ -332,25 +332,25 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
     r = -EPROTO;
     if (fstat(v->fd, &s) != 0 || s.st_uid != geteuid() || pread(v->fd, head, sizeof head, 0) != (ssize_t)sizeof head ||
         head[0] != SF_MAGIC || head[1] != sf_layout() || head[2] != file_bytes() || (uint64_t)s.st_size != file_bytes()) {
-        file_because(why, r, "%s is not a fabric of this version of softverbs: take it down (softverbs down --fabric %s) and make it anew", v->path,
+        file_because(why, r, "%s is not a fabric of this version of softverbs: remove it (softverbs down --fabric %s) and make it again", v->path,
                 name);
         goto fail;
     }
     f = mmap(NULL, file_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, v->fd, 0);
     if (f == MAP_FAILED) {
-        r = file_because(why, -errno, "cannot map %s: %s. It takes 4 GiB of address space (ulimit -v), not of memory", v->path, strerror(errno));
+        r = file_because(why, -errno, "cannot map %s: %s. It needs 4 GiB of address space (ulimit -v), though not of memory", v->path, strerror(errno));
         goto fail;
     }
     madvise(f, file_bytes(), MADV_DONTFORK);
     v->fabric = f;
     if (!model_sane(&f->model) || (host >= f->model.topology.host_count && host != SF_NO_HOST)) {
-        r = file_because(why, -EPROTO, "%s is damaged: take it down (softverbs down --fabric %s) and make it anew", v->path, name);
+        r = file_because(why, -EPROTO, "%s is damaged: remove it (softverbs down --fabric %s) and make it again", v->path, name);
         goto fail;
     }
     /* After this nothing in this process can make the model into one that is not sane. */
     file_protect(f, PROT_READ);
     if (atomic_load_explicit(&f->down, memory_order_acquire)) {
-        r = file_because(why, -ENOENT, "fabric '%s' has been taken down%s", name, "");
+        r = file_because(why, -ENOENT, "fabric '%s' has been removed%s", name, "");
         goto fail;
     }
     sf_know_self(&space, &started);
@@ -403,7 +403,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
         char path[256];
         r = file_path(path, sizeof path, name, false, why);
         if (r == 0 && !sf_is_fabric(name))
-            return file_because(why, -EPROTO, "%s is no fabric: it is left alone%s", path, "");
+            return file_because(why, -EPROTO, "%s is not a fabric, and is left alone%s", path, "");
         if (r == 0 && unlink(path) != 0)
             r = -errno;
         remove_directory();

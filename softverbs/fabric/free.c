@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entries of the tables and pages of the arena, marked free: by their owner when it gives them back, or in its place when it has
- * died. The fabric's lock is held.
+ * Marking entries of the tables and pages of the arena as free: when the owner gives them back, or when it has died. The caller holds the
+ * fabric's lock.
  */
 #include "shared.h"
 

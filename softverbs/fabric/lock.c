@@ -149,7 +149,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* The owner, who may be asleep, is to look at what the dead one has begun. One message too many does no harm. */
+/* Wakes the owner, which may be asleep, to look at what the dead process has begun. A superfluous message does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);

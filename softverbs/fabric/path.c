@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who is where, and whether messages get there now.
+ * Which device has a GID or LID, and whether messages get from one device to another.
  */
 #include "shared.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What becomes of what a process has on the fabric when it dies or leaves.
+ * Freeing what a process has on the fabric when it dies or leaves.
  */
 #include "shared.h"
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A fabric: one file in shared memory that every program on it maps. It holds the model, the tables of everything
- * that lives on the devices, the queues, the faults. There is no daemon: who touches an object does its work.
+ * A fabric: one file in shared memory that every program on it maps. It holds the model, the tables of all objects on the
+ * devices, the queues, and the fault rules. There is no daemon: the process that uses an object does the object's work.
  *
  * Trust: all processes of a fabric belong to one user and may attach to each other's memory (that is how data moves).
- * Yet what is read here is checked before it is used as an index or an offset: a program gone wild in one process must
- * not take the others with it.
+ * Nevertheless every value read from the file is checked before it is used as an index or an offset, so that a program which
+ * overwrites the file does not crash the others.
  *
- * Death: an entry names the process that owns it. A lock names its holder. When a process has died, whoever runs into
- * what it left (a lock, a full table, its start) takes it away: sf_reap.
+ * Death: an entry names the process that owns it. A lock names its holder. What a dead process left is freed by the next process
+ * that comes across it: a lock, a full table, or when it joins (sf_reap).
  *
- * Containers: processes find each other by number, so all of a fabric are in one PID namespace. Whoever comes from another
- * one while somebody lives is turned away. The kernel tells who does across namespaces: each process holds a lock on
- * a byte behind the file's end (file.c).
+ * Containers: processes find each other by number, so all processes of a fabric must be in one PID namespace. A process from
+ * another namespace is refused while a process of the first lives. The kernel tells this across namespaces: each process holds a
+ * lock on a byte behind the file's end (file.c).
  *
  * Order of locks (each may be left out): fabric -> send queue -> receive queue or shared receive queue -> completion queue.
  */
@@ -49,11 +49,11 @@ struct sf_lock {
 /* ---- Tables ---------------------------------------------------------------------------------------------------
  * `owner` is 0 (free), or the owning process's number + 1; SF_LEAKED for a protection domain that outlived its process.
  * It is taken by compare-and-swap and is the last word to be cleared. `generation` grows each time an entry is used
- * again: it is a part of queue pair numbers and keys, so that a stale one is seen for what it is. */
+ * again. It is part of queue pair numbers and keys, so that stale ones are recognized. */
 #define SF_LEAKED UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
-#define SF_NO_HOST UINT16_MAX /* of a member that is no program on a device: the command, while it works */
+#define SF_NO_HOST UINT16_MAX /* of a process that is not a program on a host: the command, while it works */
 
 struct sf_process {
     _Atomic uint32_t owner; /* 1 in use; SF_JOINING | pid while it is being filled in */
@@ -62,9 +62,9 @@ struct sf_process {
     uint64_t cookie_address; /* ... that is found at this address of the process as long as it lives */
     uint16_t host;
     char command[30];
-    _Atomic uint64_t space;  /* the PID namespace in which `pid` is its number; SF_SPACE_DEAD: it was another one, and is dead */
-    uint64_t started;        /* when the process began, in /proc/PID/stat's ticks: for where its memory may not be read */
-    _Atomic int32_t thread;  /* by which its memory is reached: `pid`, or another thread of it once the first has ended */
+    _Atomic uint64_t space;  /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace, which is dead */
+    uint64_t started;        /* start time, in the ticks of /proc/PID/stat: used where its memory may not be read */
+    _Atomic int32_t thread;  /* through which its memory is accessed: `pid`, or another thread once the first has ended */
 };
 #define SF_SPACE_DEAD UINT64_MAX
 
@@ -85,10 +85,10 @@ struct sf_pd {
 
 struct sf_mr {
     _Atomic uint32_t owner;
-    _Atomic uint32_t live;  /* 1 from registration to deregistration; an executor reads it after it said it is busy */
+    _Atomic uint32_t live;  /* 1 from registration to deregistration; an executor reads it after it has marked itself busy */
     uint32_t generation;    /* its low 8 bits are the key's */
     uint32_t device, pd, access;
-    uint64_t iova, address, length; /* the range's name in requests, and where it is in the owner's memory */
+    uint64_t iova, address, length; /* the start in requests, and in the owner's memory */
     uint64_t reserved;
 };
 
@@ -108,15 +108,16 @@ struct sf_cqe {
     uint16_t source_lid;    /* of a received message on InfiniBand: the sender's port */
     uint16_t srq;           /* entry number + 1 where the receive came from a shared queue */
     uint32_t vendor_error;
-    uint64_t turn;          /* its position + 1, written last: the consumer looks at nothing else, so that the completion
-                             * comes to it in one line of a cache, which is what this structure is long */
+    uint64_t turn;          /* its position + 1, written last. The consumer looks only at this, so that a completion
+                             * reaches it in one cache line, which is the size of this structure */
 };
-_Static_assert(sizeof(struct sf_cqe) == 64, "a completion is a line");
+_Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 
-/* What a dying process was doing when it published a completion, so that the request is not used twice or lost. */
+/* What a process was doing when it published a completion. If it dies, another one finishes it, so that no request is used twice or
+ * lost. */
 struct sf_intent {
-    _Atomic uint32_t kind;  /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, and the completion
-                             * finds no room: nobody will poll it, so its slot is free at once */
+    _Atomic uint32_t kind;  /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, when the
+                             * completion finds no room: nobody will poll it, so the slot is free at once */
     uint32_t index;         /* entry in qps or srqs */
     uint64_t produced;      /* completion queue's count before this completion */
     uint64_t done;          /* the queue's count once it is published */
@@ -128,21 +129,21 @@ struct sf_cq {
     uint32_t generation;
     uint32_t device;
     uint32_t capacity;      /* a power of two */
-    uint32_t limit;         /* entries that may be unpolled: more is an overrun */
+    uint32_t limit;         /* completions that may be unpolled; one more is an overrun */
     _Atomic uint32_t dead;  /* overrun */
     uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; changed by a resize under `lock` */
     int32_t channel_fd;     /* the writing end of its channel in the owner's table, or -1 */
-    int32_t context;        /* entry in contexts: who hears of an overrun */
+    int32_t context;        /* entry in contexts, which gets the event of an overrun */
     uint32_t timed;         /* completions carry the time */
     _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error. Written under `lock` */
-    /* A line for producers, one that the consumer looks at all the time, one for the consumer: looking takes a line away
-     * from who writes to it. */
+    /* Three cache lines: one for producers, one that the consumer reads all the time, one that it writes. Reading a line takes
+     * it away from the processor that writes to it. */
     struct sf_lock lock __attribute__((aligned(64))); /* of producers */
     struct sf_intent intent;
     uint64_t seen;          /* `consumed`, as a producer last looked */
     _Atomic uint64_t produced __attribute__((aligned(64)));
     _Atomic uint64_t consumed __attribute__((aligned(64)));
-    _Atomic uint32_t waiting; /* 1: perhaps a queue pair that completes here waits for time; who looks clears it first */
+    _Atomic uint32_t waiting; /* 1: a queue pair that completes here may be waiting for a time; cleared before looking */
 };
 
 /* Requests, as they lie in a queue. A slot is its header and then room for the most elements, or for inline data. */
@@ -176,7 +177,7 @@ struct sf_send {
     };
 };
 
-/* Of a write: its bytes went past a read before it (SF_FAULT_OVERTAKE). Its completion keeps its place. */
+/* A write whose bytes were moved before those of an earlier read (SF_FAULT_OVERTAKE). Its completion keeps its place. */
 #define SF_SEND_MOVED (UINT32_C(1) << 31)
 
 /* A receive queue, of one queue pair or shared. */
@@ -195,7 +196,7 @@ struct sf_srq {
     uint32_t device, pd;
     int32_t context;        /* entry in contexts */
     _Atomic uint32_t watermark; /* the limit whose crossing is an event; 0 unarmed */
-    _Atomic uint32_t waiting;   /* 1: perhaps a queue pair on it has a sender waiting for a receive; who looks clears it first */
+    _Atomic uint32_t waiting;   /* 1: the sender of a queue pair on it may be waiting for a receive; cleared before looking */
     _Atomic uint64_t dropped;   /* requests that were taken and whose completion found no room. Written under queue.lock */
     struct sf_receive_queue queue __attribute__((aligned(64)));
 };
@@ -206,7 +207,7 @@ struct sf_srq {
 struct sf_qp {
     _Atomic uint32_t owner;
     uint32_t generation;    /* low 8 bits are the number's */
-    /* Atomic: who polls goes over all entries, also over one that another thread has just taken and is filling in. */
+    /* Atomic: polling goes over all entries, also over one that another thread has just taken and is filling in. */
     _Atomic uint32_t number; /* the 24 bits the program sees */
     uint32_t device, pd;
     _Atomic uint32_t type;  /* enum ibv_qp_type */
@@ -234,7 +235,7 @@ struct sf_qp {
     uint32_t broken;        /* its cable was pulled while it was connected */
     uint32_t established;   /* a message came while it was in RTR, and its owner was told */
     _Atomic uint32_t connection; /* grows with each RESET: events and a failure of the last one are not of this one */
-    _Atomic uint32_t failing;    /* the connection that goes to ERR by a peer's hand: its owner finishes that (lib/finish.c) */
+    _Atomic uint32_t failing;    /* the connection that a peer brings to ERR: its owner finishes that (lib/execute.c) */
 
     _Atomic uint64_t send_posted __attribute__((aligned(64))); /* by the owner alone */
 
@@ -254,7 +255,7 @@ struct sf_qp {
     uint64_t messages;      /* executed so far: the faults' dice */
     uint32_t ordinal;       /* queue pairs of the device when it was made: the dice's name for it, the same in each run */
 
-    /* What a peer's sender waits for: a receive of mine. Set by the executor, looked at when I post one. */
+    /* 1: a peer's sender waits for a receive of this queue pair. Set by the executor, read when one is posted. */
     _Atomic uint32_t wanted;
     struct sf_receive_queue receive __attribute__((aligned(64)));
 };
@@ -262,9 +263,9 @@ struct sf_qp {
 enum sf_wait {
     SF_WAIT_NOTHING,
     SF_WAIT_RECEIVE, /* receiver not ready */
-    SF_WAIT_ANSWER,  /* nobody there: retries run */
-    SF_WAIT_DELAY,   /* a fault holds the message up */
-    SF_WAIT_HELD,    /* a fault holds the completion back: the data has moved */
+    SF_WAIT_ANSWER,  /* nobody answers: retries run */
+    SF_WAIT_DELAY,   /* a fault delays the message */
+    SF_WAIT_HELD,    /* a fault delays the completion: the data has moved */
 };
 
 /* ---- Devices, now ---------------------------------------------------------------------------------------------- */
@@ -282,7 +283,7 @@ struct sf_device {
 /* ---- Faults ---------------------------------------------------------------------------------------------------- */
 enum sf_fault_kind {
     SF_FAULT_NONE,
-    SF_FAULT_DROP,     /* the message is lost on its way */
+    SF_FAULT_DROP,     /* the message is lost */
     SF_FAULT_CORRUPT,  /* one byte of it arrives wrong */
     SF_FAULT_DELAY,    /* it starts later, by `nanoseconds` */
     SF_FAULT_WITHHOLD, /* its completions come later, by `nanoseconds` */
@@ -320,11 +321,11 @@ struct sf_fabric {
     uint64_t seed;           /* of the profile's losses and of faults that name none */
     uint64_t created;        /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;   /* `softverbs down` was here: nobody comes in any more */
-    _Atomic uint32_t fault_count; /* live rules: 0 is the quick way past all of them */
-    struct sf_lock lock;     /* of the tables' and the arena's taking */
+    _Atomic uint32_t down;   /* `softverbs down` has removed it: nobody can join */
+    _Atomic uint32_t fault_count; /* rules in force; 0: they need not be looked at */
+    struct sf_lock lock;     /* for taking entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
-    /* Never changes: on pages of its own, which nobody may write who has attached. */
+    /* Never changes. On pages of its own, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
     struct sf_device devices[SV_DEVICES] __attribute__((aligned(4096)));
     struct sf_fault faults[SF_FAULTS];
@@ -348,11 +349,11 @@ struct sf_fabric {
 /* ---- A process's view ------------------------------------------------------------------------------------------ */
 struct sf_view {
     struct sf_fabric *fabric;
-    uint32_t process;        /* my number + 1; 0 for one that only looks on, and takes no lock */
+    uint32_t process;        /* this process's number + 1; 0 for a process that only reads, and takes no lock */
     int fd;                  /* kept open: to give pages back */
     uint64_t cookie;         /* processes[].cookie_address points here: the view must not move */
     char path[256];
-    void (*full)(const struct sf_view *); /* told when the file system has no room for the file to grow; NULL: nobody is */
+    void (*full)(const struct sf_view *); /* called when the file system has no room for the file to grow; may be NULL */
 };
 
 /* file.c: names. The directory is $SOFTVERBS_DIR, else /dev/shm/softverbs-UID, made 0700 and refused when not ours. */
@@ -362,44 +363,44 @@ uint64_t sf_layout(void);
 
 /* Whether there is a file of that name, of this user, that is a fabric of this or another version. */
 bool sf_is_fabric(const char *name);
-/* Makes the file `name`: -EEXIST when there is one. Atomic: others see the whole of it or none. */
-/* Where a device's cable leads from now on: another device, or SV_NO_CABLE. Under the fabric's lock, with both their ports down. */
-int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
+/* Makes the file `name`; -EEXIST when there is one. Atomic: others see all of it or nothing. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
+/* Sets where a device's cable leads: another device, or SV_NO_CABLE. The caller holds the fabric's lock; the ports of both are down. */
+int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 /* Maps it: -ENOENT, -EPROTO (another build's), -EACCES. `join` takes an entry in processes. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
-/* Gives back all this process has on the fabric (domains leak where the profile says so) and unmaps it. */
+/* Gives back all that this process has on the fabric (protection domains leak if the profile says so), and unmaps it. */
 void sf_detach(struct sf_view *);
-/* Takes the name away and marks the file down. -EBUSY with the number of live processes in *live unless `force`. */
+/* Removes the name and marks the file as down. -EBUSY, with the number of live processes in *live, unless `force`. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
-pid_t sf_reach(const struct sf_fabric *, uint32_t process); /* the number by which the memory and descriptors of a process are reached */
-void sf_know_self(uint64_t *space, uint64_t *started); /* this process's; 0 where /proc does not tell */
-/* Who is of another PID namespace, or may not be looked at and has not died for certain, counts as alive. */
-bool sf_alive(struct sf_fabric *, uint32_t process);   /* by number + 1; a few microseconds: a system call */
+pid_t sf_reach(const struct sf_fabric *, uint32_t process); /* the thread through which the memory and descriptors of a process are accessed */
+void sf_know_self(uint64_t *space, uint64_t *started); /* of this process; 0 where /proc does not tell */
+/* A process of another PID namespace, or one that may not be read and is not certainly dead, counts as alive. */
+bool sf_alive(struct sf_fabric *, uint32_t process);   /* by number + 1. Takes a few microseconds: a system call */
 
 /* process.c */
-void sf_reap(struct sf_view *, uint32_t process);      /* everything of a dead one; what is not dead is left alone */
-unsigned sf_reap_all(struct sf_view *);                /* looks for the dead; how many it buried */
-/* Gives back all this process has. Called at its end, perhaps from a signal's handler that interrupted a holder of one of its
- * locks, or while a stopped process holds one: then it does nothing, and the next process that comes by does it. */
+void sf_reap(struct sf_view *, uint32_t process);      /* frees everything of a dead process; a living one is left alone */
+unsigned sf_reap_all(struct sf_view *);                /* the same for all dead processes; returns how many there were */
+/* Gives back all that this process has. Called when it exits. If one of its locks is held by a thread that a signal handler has
+ * interrupted, or by a stopped process, it does nothing; the next process that comes across the objects frees them. */
 void sf_leave(struct sf_view *);
-void sf_inherit(struct sf_view *);                     /* my entry was a dead process's: frees what that one had */
+void sf_inherit(struct sf_view *);                     /* this process's entry was a dead one's: frees what that one had */
 
-/* lock.c. Returns true when the last holder died with it: what it guards may want mending. */
+/* lock.c. True: the last holder died with the lock, so the data under it may have to be repaired. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
-bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: someone holds it; never takes it from the dead */
+bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: it is held; never takes it over from a dead holder */
 void sf_unlock(struct sf_view *, struct sf_lock *);
 void sf_recount(struct sf_fabric *); /* the devices' counts, from the tables; the fabric's lock is held */
-/* The locks whose data can be mended without more ado, mended where the last holder died. */
+/* Take a lock, and repair the data under it if the last holder died. */
 void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* its owner, who may be asleep, is to look at what a dead one has left */
-void sf_advance(struct sf_fabric *, const struct sf_intent *); /* the queue that a completion is of; doing it twice does no harm */
-void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* for who holds the lock in a dead one's place */
+void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* wakes the owner, to look at what a dead process has begun */
+void sf_advance(struct sf_fabric *, const struct sf_intent *); /* advances the work queue of a completion; doing it twice does no harm */
+void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
 /* table.c: takes a free entry of a table for this process, or returns -ENOMEM after looking for the dead. The entry's
@@ -430,8 +431,8 @@ static inline uint64_t sf_page_offset(uint32_t page) /* in the file */
     return sizeof(struct sf_fabric) + (uint64_t)page * SF_PAGE;
 }
 
-/* arena.c: backs the pages of a part of the file, which else are holes: even to look at a hole of a full /dev/shm is SIGBUS.
- * 0 or -errno. */
+/* arena.c: backs a part of the file with memory. Parts that are not backed are holes, and on a full /dev/shm even reading a hole is
+ * SIGBUS. 0 or -errno. */
 int sf_back(struct sf_view *, const volatile void *at, size_t bytes);
 /* Whole pages for a ring, zeroed and backed (no SIGBUS later). Offset in the file, or 0 with errno ENOMEM/ENOSPC. */
 uint64_t sf_arena_take(struct sf_view *, size_t bytes);
@@ -461,7 +462,7 @@ uint32_t sf_find_gid(const struct sf_fabric *, const uint8_t raw[16], uint32_t *
 /* Which port's local identifier it is on an InfiniBand fabric; device's entry, or SF_NO_DEVICE. And a device's own, 0 on Ethernet. */
 uint32_t sf_find_lid(const struct sf_fabric *, uint16_t lid);
 uint16_t sf_lid(const struct sf_fabric *, uint32_t device);
-/* Whether messages get from one device to another now: cables, switch, ports, removal. */
+/* Whether messages can get from one device to another now: by cables, switch, ports, removed devices. */
 bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
 /* signal.c: what goes through the pipes of channels and contexts, in one write, whole. */
@@ -471,8 +472,8 @@ struct sv_event {
     uint32_t type;  /* enum ibv_event_type: the entry is of a device's port, cq, qp or srq accordingly */
     uint32_t connection; /* of an event of a queue pair: sf_qp.connection when it came */
 };
-/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), this one or another; never blocks,
- * where a pipe of this process does not. 0, -ESRCH (it has died), -EAGAIN (full), or another negative errno. */
+/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), this one or another. Does not block, if this
+ * process's pipes do not. 0, -ESRCH (it has died), -EAGAIN (the pipe is full), or another negative errno. */
 int sf_signal(struct sf_view *, uint32_t process, int fd, const void *event, size_t bytes);
 
 uint64_t sf_now(void); /* CLOCK_MONOTONIC, ns */

@@ -111,7 +111,7 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* Whoever has so many to read looks at the clock without one more; and what tells of a completion must find room. */
+    /* A reader with so many unread messages looks at the clock without another one, and events of completions must find room. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entries of the tables: taken and given back under the fabric's lock. An entry is its owner's from the moment it is taken,
- * so that whatever becomes of the owner, it is found and freed.
+ * Entries of the tables are taken and given back under the fabric's lock. From the moment it is taken an entry names its owner, so that it is
+ * found and freed whatever becomes of the owner.
  *
- * Locks and counts of access inside an entry live on when it changes hands: someone may still be on his way out of it.
+ * Locks and access counters inside an entry keep their values when the entry changes hands: another process may still be using them.
  */
 #include "shared.h"
 
@@ -113,7 +113,7 @@ static void table_count(struct sf_device *d, size_t counter, uint32_t by)
                     f->kind##_top = (uint32_t)i + 1;                                                                 \
                 f->kind##_next = (uint32_t)(i + 1) % (total);                                                        \
                 table_count(&f->devices[device], offsetof(struct sf_device, counter), 1);                                  \
-                /* release: who sees the owner sees a clean entry */                                                 \
+                /* release: one that sees the owner sees a clean entry */                                            \
                 atomic_store_explicit(&f->table[i].owner, v->process, memory_order_release);                         \
                 r = (int)i;                                                                                          \
             }                                                                                                        \

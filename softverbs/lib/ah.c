@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Address handles: where a datagram goes. They live in the process; the fabric's file knows nothing of them.
+ * Address handles: where a datagram goes. They exist only in the process; nothing of them is in the fabric's file.
  */
 #include "lib.h"
 
@@ -22,7 +22,7 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     if (error)
         goto refused;
     if (atomic_fetch_add(&handles, 1) >= p->max_ah && p->max_ah != 0) {
-        error = sv_refuse(ENOMEM, "ibv_create_ah: %u address handles are there already (profile %s, max_ah; "
+        error = sv_refuse(ENOMEM, "ibv_create_ah: the device already has %u address handles, its limit (profile %s, max_ah; "
                           SV_DOCUMENTED ")", p->max_ah, p->name);
         goto uncounted;
     }
@@ -35,7 +35,7 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     ah->attr = *attr;
     ah->device = sv_find_port(attr, NULL);
     if (ah->device == SF_NO_DEVICE)
-        sv_log(SV_INFO, "ibv_create_ah: no port of the fabric has this %s: what is sent there is lost",
+        sv_log(SV_INFO, "ibv_create_ah: no port of the fabric has this %s: messages sent to it are lost",
                p->link_layer == IBV_LINK_LAYER_ETHERNET ? "GID" : attr->is_global ? "LID with this GID" : "LID");
     atomic_fetch_add(&sv_container(pd, struct sv_pd, base)->users, 1);
     atomic_fetch_add(&context->objects, 1);
@@ -105,7 +105,7 @@ SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct
     if (!(wc->wc_flags & IBV_WC_GRH))
         return 0;
     if (read_header(grh, &r))
-        return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the first 40 bytes of the buffer are no global route header"), -1;
+        return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the first 40 bytes of the buffer are not a global route header"), -1;
     for (uint32_t i = 0; i < d->gid_count && i < SV_GIDS; i++) {
         if (memcmp(d->gids[i].raw, r.to, 16) != 0)
             continue;
@@ -117,7 +117,7 @@ SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct
         attr->grh.hop_limit = 0xff;
         return 0;
     }
-    return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the header's destination is no GID of this device"), -1;
+    return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the header's destination is not a GID of this device"), -1;
 }
 
 SV_PUBLIC struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The timers of completion channels: who sleeps on one wakes when a queue pair that completes there is to be looked at again.
+ * The timers of completion channels. A process that sleeps on a channel is woken when one of its queue pairs has to be looked at again.
  */
 #include "lib.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Asynchronous events of queues, queue pairs and ports, written: into the pipe of the device that the program has opened.
- * async_event.c reads them.
+ * Writing asynchronous events of queues, queue pairs and ports into the pipe of the device that the program has opened. async_event.c
+ * reads them.
  */
 #include "lib.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Asynchronous events of queues, queue pairs and ports, read by the program. Each opened device has a pipe; context->async_fd is its
- * reading end, and whether reading it waits is the flag that the program sets on it.
+ * Reading asynchronous events of queues, queue pairs and ports. Each opened device has a pipe. context->async_fd is its reading end; the
+ * program decides with O_NONBLOCK on it whether reading waits.
  */
 #include "lib.h"
 
@@ -83,7 +83,7 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
             continue;
         pthread_mutex_lock(&sv_lib.mutex);
         found = sv_lib.joined && async_event_find(&e, event);
-        /* The program is to find the queue pair in ERR, also if who brings it there was killed behind the event. */
+        /* The program must find the queue pair in ERR, even if the process that was bringing it there was killed after it wrote the event. */
         failing = found && e.type < 32 && (SV_ERROR_EVENTS >> e.type & 1);
         if (failing && e.connection == sv_lib.fabric->qps[e.entry].connection)
             atomic_store_explicit(&sv_lib.fabric->qps[e.entry].failing, e.connection, memory_order_release);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion channels. The program's descriptor is an epoll one over a pipe, into which whoever produces a completion
- * writes, and a timer, for work of this process that stands still until a time (a receiver that was not ready, a delay):
- * with no thread of our own, whoever sleeps must be woken to go on with it.
+ * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. Whoever produces a completion writes into the pipe.
+ * The timer is for work of this process that waits for a time (the receiver was not ready, or a fault delays a message): the library has no
+ * thread of its own, so it must wake the program's thread that sleeps.
  */
 #include "lib.h"
 
@@ -126,8 +126,8 @@ static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_even
     return cq;
 }
 
-/* A signal's handler has interrupted poll(), which the kernel never resumes. A real channel is read(), which it does resume after a
- * handler with SA_RESTART. Whose handler it was nobody tells: as that, where all that the program has ask for it. */
+/* After a signal handler the kernel does not resume poll(). On a real channel the program waits in read(), which is resumed after a handler
+ * with SA_RESTART. Which handler has run cannot be found out, so this resumes if all handlers of the program have SA_RESTART. */
 static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {

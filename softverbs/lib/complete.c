@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions, written into a queue by whoever executed the request, and the events for which the queue is armed. poll.c takes
- * them out.
+ * Writing completions into a completion queue, by the process that executed the request, and the events for which the queue is armed.
+ * poll.c takes completions out.
  */
 #include "engine.h"
 
@@ -28,15 +28,15 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 
 enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
 
-/* Whether a completion is one that the owner wants to be told of. */
+/* Whether the owner wants an event for a completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
 
-/* The event comes before the completion: whoever is killed between the two has done neither, or woken somebody who finds nothing yet,
- * and waits for the lock when he arms again. The other way round a completion could lie there with its owner asleep. cq->lock is
- * held, as by all who arm and disarm. */
+/* Writes the event, before the completion. A process that is killed between the two has at most woken the owner, which finds nothing and
+ * waits for the lock when it arms again. In the other order a completion could be there while its owner sleeps. cq->lock is held, as
+ * wherever `armed` is written. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -68,7 +68,7 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
             advance_without(cq, in);
         sf_unlock(v, &cq->lock);
         if (first)
-            sv_log(SV_ERROR, "completion queue overrun: %u completions unpolled, all it has room for", cq->limit);
+            sv_log(SV_ERROR, "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a larger queue", cq->limit);
         return;
     }
     struct sf_cqe *slot = (struct sf_cqe *)sf_at(v, cq->ring) + (produced & (cq->capacity - 1));
@@ -107,14 +107,14 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
     return found;
 }
 
-/* The event for what was there before the queue was armed, as mlx5's doorbell raises it, which carries the consumer's index. A
- * program may sleep after this without another poll. As there, a second one comes when the first was read: who arms again and
- * again and reads nothing does not fill his channel. */
+/* The event for completions that were there before the queue was armed. mlx5 raises it too, because its doorbell carries the consumer's
+ * index. So a program may sleep after arming without another poll. As there, a second event comes only after the first was read, so that
+ * a program which arms again and again without reading does not fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in channel_deliver() (channel.c): who reads the event that this sees unread polls after this. The
-     * queue stays armed then. */
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c): if this sees the event unread, the program
+     * polls after it has read it. The queue then stays armed. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;
@@ -140,7 +140,7 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
         sched_yield();
     sf_lock_cq(&sv_lib.view, s);
-    /* Who asked for any completion and then for a solicited one still hears of any. */
+    /* A program that armed for any completion, and then for a solicited one, still gets an event for any. */
     if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)
         atomic_store_explicit(&s->armed, solicited_only ? SOLICITED : ANY, memory_order_relaxed);
     tell_of_unpolled(cq);

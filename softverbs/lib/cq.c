@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues: made, resized, destroyed. What goes in is complete.c, what comes out poll.c.
+ * Completion queues: creating, resizing, destroying. complete.c writes completions, poll.c takes them out.
  */
 #include "lib.h"
 
@@ -22,9 +22,9 @@ static int check_size(int64_t cqe)
     const struct sv_profile *p = sv_lib.profile;
 
     if (cqe < 1)
-        return sv_refuse(EINVAL, "ibv_create_cq: %lld entries", (long long)cqe);
+        return sv_refuse(EINVAL, "ibv_create_cq: %lld entries: expected at least 1", (long long)cqe);
     if (cqe > p->max_cqe || cqe > 1 << 30)
-        return sv_refuse(p->cqe_errno, "ibv_create_cq: %lld entries, at most %u (profile %s, max_cqe; " SV_DOCUMENTED ")", (long long)cqe,
+        return sv_refuse(p->cqe_errno, "ibv_create_cq: %lld entries; the limit is %u (profile %s, max_cqe; " SV_DOCUMENTED ")", (long long)cqe,
                          p->max_cqe, p->name);
     return 0;
 }
@@ -38,13 +38,13 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
         return errno = ENODEV; /* a forked child with its parent's device */
     err = sv_refused(SF_VERB_CREATE_CQ, device);
     if (err)
-        return sv_refuse(err, "ibv_create_cq: a rule of `softverbs fault`");
+        return sv_refuse(err, "ibv_create_cq: refused by a rule of `softverbs fault`");
     if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
         return sv_refuse(EIO, "ibv_create_cq: the device was removed");
     if (vector < 0 || vector >= context->num_comp_vectors)
-        return sv_refuse(EINVAL, "ibv_create_cq: completion vector %lld of %d", (long long)vector, context->num_comp_vectors);
+        return sv_refuse(EINVAL, "ibv_create_cq: completion vector %lld; the device has %d", (long long)vector, context->num_comp_vectors);
     if (channel && channel->context != context)
-        return sv_refuse(EINVAL, "ibv_create_cq: the channel is another context's");
+        return sv_refuse(EINVAL, "ibv_create_cq: the channel belongs to another context");
     return check_size(cqe);
 }
 
@@ -60,7 +60,7 @@ static void cq_publish(struct sv_cq *cq)
     pthread_mutex_lock(&sv_lib.mutex);
     if (cq->channel)
         cq->channel->base.refcnt++;
-    /* release: pairs with the acquire of who looks without the mutex (polling) */
+    /* release: pairs with the acquire in code that reads it without the mutex (polling) */
     __atomic_store_n(&sv_lib.cqs[cq->entry], cq, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
 }
@@ -81,7 +81,7 @@ static struct sv_cq *cq_make(struct ibv_context *context, uint32_t cqe, void *cq
     entry = sf_take_cq(&sv_lib.view, ctx->device, p->max_cq);
     if (entry < 0) {
         err = entry == -EBUSY ? p->cq_errno : -entry;
-        sv_refuse(err, "ibv_create_cq: all %u queues of the device are taken (profile %s, max_cq; " SV_DOCUMENTED ")", p->max_cq, p->name);
+        sv_refuse(err, "ibv_create_cq: the device already has %u completion queues, its limit (profile %s, max_cq; " SV_DOCUMENTED ")", p->max_cq, p->name);
         goto memory;
     }
     ring = sf_arena_take(&sv_lib.view, capacity * sizeof(struct sf_cqe));
@@ -177,7 +177,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     sf_unlock(&sv_lib.view, &s->lock);
     pthread_mutex_unlock(&cq->poll);
     sf_arena_give(&sv_lib.view, gone.offset, sv_ring_bytes(&gone));
-    return err ? sv_refuse(err, "ibv_resize_cq: %d entries, but more completions wait to be polled", cqe) : 0;
+    return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled", cqe) : 0;
 }
 
 /* Unread events go with the queue; those that were read must be acknowledged before it may go. */
@@ -205,7 +205,7 @@ int sv_destroy_cq(struct ibv_cq *base)
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* Its queue pairs are gone; who came too late finds no room. */
+        /* Its queue pairs are destroyed; a producer that comes too late finds no room. */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -40,7 +40,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
         return ENODEV; /* a forked child with its parent's queue */
     error = sv_refused(SF_VERB_POLL_CQ, cq->shared->device);
     if (error)
-        return sv_refuse(error, "ibv_start_poll: by a fault's rule");
+        return sv_refuse(error, "ibv_start_poll: refused by a rule of `softverbs fault`");
     pthread_mutex_lock(&cq->poll);
     error = cq_ex_take(cq);
     bool tired = sv_tired(cq, !error);
@@ -197,17 +197,17 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x, flags %#x: not all are known here", attr->comp_mask, flags);
+        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x, flags %#x: some of these are unknown", attr->comp_mask, flags);
         return NULL;
     }
     if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: %s: not there; leave it away",
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: %s is not supported; leave it out",
                   attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD ? "a parent domain (IBV_CQ_INIT_ATTR_MASK_PD)"
                                                              : "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN");
         return NULL;
     }
     if (attr->wc_flags & ~(uint64_t)KNOWN) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: of those there are %#x here",
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: only %#x are supported",
                   (unsigned long long)attr->wc_flags, (unsigned)KNOWN);
         return NULL;
     }

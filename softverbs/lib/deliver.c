@@ -181,7 +181,7 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
 /* A receive that cannot take the message: it ends with `status`, and the rest as deliver_refuse() has it. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0); /* killed after this: whoever polls it does the rest (poll_done() in poll.c) */
+    sv_end_receive(j, status, 0); /* if killed after this, the process that polls it does the rest (poll_done() in poll.c) */
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
@@ -296,7 +296,7 @@ static enum sv_step deliver_send(struct sv_job *j)
     if (!receive_place(j, &target, bytes, &room))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
-        sv_log(SV_INFO, "a SEND of %llu bytes met a RECV of %llu: this device wants as many frames of %u bytes on both sides (" SV_DOCUMENTED ")",
+        sv_log(SV_INFO, "a SEND of %llu bytes met a receive of %llu bytes: on this device both must have the same number of %u-byte frames (" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     }
@@ -560,8 +560,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->hold_ns = 0;
     }
 
-    /* Busy from here: pairs with `live` = 0 and sv_quiesce() of whoever takes memory away, and with a state in which the
-     * target hears nothing and sv_quiesce() of who brought it there. */
+    /* Busy from here. Pairs with `live` = 0 and sv_quiesce() when memory is deregistered, and with sv_quiesce() after the target was
+     * brought to a state in which it does not receive. */
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
     atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
     atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);

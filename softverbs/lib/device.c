@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices: which there are, opening one, closing it. What they tell about themselves is query.c's.
+ * Devices: listing, opening, closing. query.c has what they report about themselves.
  */
 #include "lib.h"
 #include "entry.h"
@@ -148,7 +148,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
     (void)context;
     if ((ex->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && ex->srq_type != IBV_SRQT_BASIC) ||
         ex->comp_mask & ~(uint32_t)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD)) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_srq_ex: only IBV_SRQT_BASIC (comp_mask %#x)", ex->comp_mask);
+        sv_refuse(EOPNOTSUPP, "ibv_create_srq_ex: only IBV_SRQT_BASIC is supported (comp_mask %#x)", ex->comp_mask);
         return NULL;
     }
     if (!(ex->comp_mask & IBV_SRQ_INIT_ATTR_PD)) {
@@ -193,14 +193,14 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     long processors;
 
     if (!sv_lib.joined) {
-        sv_refuse(ENODEV, "ibv_open_device: this process has joined no fabric (a fork's child gets its own device list)");
+        sv_refuse(ENODEV, "ibv_open_device: this process has not joined a fabric (after fork, the child must get its own device list)");
         return NULL;
     }
     error = sv_refused(SF_VERB_OPEN_DEVICE, entry);
     if (!error && device_removed(entry))
         error = ENODEV;
     if (error) {
-        sv_refuse(error, "ibv_open_device: %s: %s", device->name, device_removed(entry) ? "removed" : "by a fault's rule");
+        sv_refuse(error, "ibv_open_device: %s: %s", device->name, device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
         return NULL;
     }
     /* Nobody is asked by it; programs hand it on and look at it, and then it must be a descriptor, and nobody else's. */
@@ -264,7 +264,7 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
     base->cmd_fd = -1;
     context->async_read = context->async_write = -1; /* objects that outlive it have no events any more */
     if (left) {
-        sv_log(SV_INFO, "ibv_close_device: %s: %u objects are still there", base->device->name, left);
+        sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this context still exist", base->device->name, left);
         return 0;
     }
     pthread_mutex_destroy(&base->mutex);

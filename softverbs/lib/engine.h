@@ -29,16 +29,16 @@ static inline void sv_place_begin(struct sv_place *p, uint32_t process)
 
 enum sv_moved {
     SV_MOVED,
-    SV_MOVED_DEAD,   /* the other process is no more */
-    SV_MOVED_SOURCE, /* memory of the source is not there */
-    SV_MOVED_TARGET,
-    SV_MOVED_DENIED, /* this machine does not let processes reach each other's memory */
+    SV_MOVED_DEAD,   /* the other process is dead */
+    SV_MOVED_SOURCE, /* memory of the source is not mapped */
+    SV_MOVED_TARGET, /* memory of the target is not mapped, or not writable */
+    SV_MOVED_DENIED, /* this machine does not let processes access each other's memory */
 };
 
 /* move.c. Adds the range to the place: checks key, owner, domain, liveness, bounds, rights. False: refused. */
 bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes,
                   uint32_t access);
-/* The first `bytes` of the source to the target. One of them is this process. Both places are used up. */
+/* The first `bytes` of the source to the target. One of the two is in this process. Both places are used up. */
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes);
 /* A 64-bit word of the target's memory, under the lock of its device's atomics; the old value goes to *old. */
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add,
@@ -55,8 +55,8 @@ static inline struct sf_receive *sv_receive_slot(const struct sf_receive_queue *
 {
     return sf_at(&sv_lib.view, q->ring + (position & (q->capacity - 1)) * q->stride);
 }
-/* Whether a ring lies in the arena, its size is a power of two, and a slot has room for `least` bytes: these words are in memory
- * that others write. */
+/* Whether a ring lies in the arena, its size is a power of two, and a slot has room for `least` bytes. Checked because other processes can
+ * write these words. */
 static inline bool sv_ring_sane(uint64_t ring, uint32_t capacity, uint32_t stride, size_t least)
 {
     return capacity != 0 && (capacity & (capacity - 1)) == 0 && ring >= sizeof(struct sf_fabric) && ring <= SF_BYTES &&
@@ -86,7 +86,7 @@ static inline bool sv_over_ipv4(const struct sf_send *s)
     return memcmp(s->ud_dgid, mapped, sizeof mapped) == 0;
 }
 
-/* A list of queue pairs to look after once no lock is held. */
+/* Queue pairs to run, to flush, and processes to reap, once no lock is held. */
 struct sv_later {
     int count, flush_count, dead_count;
     uint32_t run[6], flush[6], dead[4];
@@ -106,12 +106,12 @@ static inline void sv_later_flush(struct sv_later *l, uint32_t qp)
         l->flush[l->flush_count++] = qp;
 }
 
-/* A request on its way. */
+/* A request that is being executed. */
 struct sv_job {
     uint32_t q, t;           /* entries of the sender's and the target's queue pair */
     struct sf_qp *qp, *target;
     struct sf_send *s;
-    struct sf_receive_queue *rq; /* locked, where the operation takes a receive */
+    struct sf_receive_queue *rq; /* locked, if the operation takes a receive */
     struct sv_later *later;
 };
 
@@ -120,30 +120,30 @@ static inline bool sv_takes_receive(uint32_t opcode)
     return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-/* deliver.c: one request of a send queue, all the way or not at all. The send queue's lock is held. */
+/* deliver.c: executes one request of a send queue completely, or not at all. The send queue's lock is held. */
 enum sv_step {
     SV_DONE,  /* go on with the next */
     SV_STALL, /* wait: the queue pair's wait_* say for what */
 };
 enum sv_step sv_step(uint32_t qp, struct sv_later *);
 
-/* finish.c. The request at send_done ends with a status; on any but success the queue pair stops as its kind does. */
+/* finish.c. Ends the request at send_done with a status; on any but success the queue pair stops as its type demands. */
 void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
-/* The receive at `done` of the locked receive queue ends. */
+/* Ends the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
-/* Tells the owner of a shared receive queue, whose lock is held, that fewer receives are left than it wants to know of. */
+/* Sends the limit event of a shared receive queue, whose lock is held, if fewer receives are left than the armed limit. */
 void sv_tell_limit(uint32_t srq);
-/* Moves a queue pair to ERR: its events (IBV_EVENT_CQ_ERR stands for none of its own), and what is to be flushed later. */
+/* Brings a queue pair to ERR: sends its events (IBV_EVENT_CQ_ERR means none of its own), and lists what to flush later. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
-/* To ERR. False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
+/* Sets the state to ERR. False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
-enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` counts when it begins to wait for this */
+enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` applies if it did not wait for this before */
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
-enum sv_step sv_lost(struct sv_job *);     /* ends as if it had arrived */
-enum sv_step sv_no_answer(struct sv_job *); /* no such queue pair, not connected to this one, its process dead, no way there */
+enum sv_step sv_lost(struct sv_job *);     /* ends with success, as if it had arrived */
+enum sv_step sv_no_answer(struct sv_job *); /* no such queue pair, not connected to this one, its process is dead, or not reachable */
 enum sv_step sv_not_ready(struct sv_job *); /* no receive is posted there */
-enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process, under our hands */
+enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Send queues, run as far as they go: by their owner when it posts or polls, by the receiver when it posts what a sender
- * waited for. One executor at a time; who comes while it works leaves a kick and goes.
+ * Running send queues as far as they go: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which the
+ * sender waits. One process at a time runs a queue. A process that finds it locked sets `kick` and leaves.
  */
 #include "engine.h"
 
@@ -30,13 +30,13 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
     }
 }
 
-/* Should this process die with the lock, the owner must come and look: nobody else asks it to. Not at once, for it would
- * wait for the lock. */
+/* If this process dies with the lock, the owner must look at the queue, and nobody else asks it to. It does so after a while: at once it
+ * would wait for the lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* release: who sees the flag finds the queue pair waiting (acquire in sv_progress) */
+    /* release: a process that sees the flag also sees the queue pair waiting (acquire in sv_progress) */
     atomic_store_explicit(&sv_lib.fabric->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
 }
 
@@ -45,12 +45,12 @@ static void run_one(uint32_t q, struct sv_later *later)
     struct sf_view *v = &sv_lib.view;
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (!sv_joined())
-        return; /* a thread that goes on while the program ends: what it sees is a copy (setup.c) */
+        return; /* a thread that still runs while the program exits: it sees a copy (setup.c) */
     bool mine = atomic_load_explicit(&qp->owner, memory_order_relaxed) == v->process;
     if (mine)
         sf_lock_send(v, qp);
     else {
-        /* Before the try: whoever holds the lock looks for a kick after letting go. */
+        /* Before trying the lock: its holder looks at `kick` after it has released the lock. */
         atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
         if (!sf_try_lock(v, &qp->lock))
             return;
@@ -100,7 +100,7 @@ void sv_flush_receives(uint32_t q)
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = &f->qps[q];
     if (qp->srq)
-        return; /* what is posted there is for all who share it */
+        return; /* its requests belong to all queue pairs that share it */
     sf_lock_receive(&sv_lib.view, &qp->receive, &f->cqs[qp->receive_cq % SF_CQS]);
     for (;;) {
         uint64_t done = atomic_load_explicit(&qp->receive.done, memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How requests end: the completions they leave, and queue pairs that stop over them.
+ * The end of requests: the completions that they leave, and the queue pairs that stop because of an error.
  */
 #include "engine.h"
 
@@ -17,10 +17,10 @@ bool sv_to_error(struct sf_qp *qp)
     return true;
 }
 
-/* A peer's executor may be killed between any two of these steps, and the owner be asleep. So the owner is told and woken first, and
- * the state changes last: killed before the events are written, it has not happened; from then on, who reads them or is woken does
- * what is left (sv_finish_failing). A peer's executor holds none of the queue pair's locks; the owner, which resets it, waits
- * for it (sv_quiesce). */
+/* A peer that executes this may be killed between any two of these steps, while the owner sleeps. So the events are written and the owner
+ * is woken first, and the state changes last. If the peer is killed before the events are written, nothing has happened. If it is killed
+ * later, the owner does the rest when it reads the events or wakes (sv_finish_failing). A peer holds none of the queue pair's locks here;
+ * the owner waits for it before a reset (sv_quiesce). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -32,7 +32,7 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
                        (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
     if (qp->owner != sv_lib.view.process) {
         struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
-        /* release: who sees it sees that the events are written (acquire in sv_finish_failing and sv_progress) */
+        /* release: a process that sees it also sees the events written (acquire in sv_finish_failing and sv_progress) */
         atomic_store_explicit(&qp->failing, qp->connection, memory_order_release);
         atomic_store_explicit(&sends->waiting, 1, memory_order_release);
         atomic_store_explicit(&receives->waiting, 1, memory_order_release);
@@ -75,7 +75,7 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed);
     qp->messages++;
     if (status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR) {
-        sv_log(SV_INFO, "queue pair 0x%06x: a request ends with %s", qp->number, ibv_wc_status_str(status));
+        sv_log(SV_INFO, "queue pair 0x%06x: a request failed: %s", qp->number, ibv_wc_status_str(status));
         if (qp->type == IBV_QPT_RC)
             sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
         else { /* unless a peer has brought it to ERR since */
@@ -117,8 +117,8 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
 }
 
-/* Whoever takes a receive, or finds none, looks: one that took the last but one above the limit may have been killed before it told.
- * So the event comes first, twice at worst. Its owner arms it under the same lock. */
+/* Called by every process that takes a receive or finds none, because the one that crossed the limit may have been killed before it sent
+ * the event. The event comes before the mark is cleared, so at worst it comes twice. The owner arms the limit under the same lock. */
 void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];

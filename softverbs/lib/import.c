@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Objects of another process, imported through its kernel file: there is no such file here, and context->cmd_fd, which is handed
- * on for that, leads nowhere.
+ * Importing objects of another process, which libibverbs does through the kernel's file. Here there is no such file: context->cmd_fd, which
+ * programs pass on for this purpose, leads to no driver.
  */
 #include "lib.h"
 
@@ -10,7 +10,7 @@
 
 static void *import_refuse(const char *call)
 {
-    sv_refuse(EOPNOTSUPP, "%s: objects are not shared between processes here", call);
+    sv_refuse(EOPNOTSUPP, "%s: not supported: objects cannot be shared between processes", call);
     return NULL;
 }
 
@@ -19,7 +19,7 @@ SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
     struct stat file;
 
     if (fstat(cmd_fd, &file) || !S_ISCHR(file.st_mode)) { /* as rdma-core has it of what can be no device */
-        sv_refuse(EINVAL, "ibv_import_device: %d is no descriptor of a device", cmd_fd);
+        sv_refuse(EINVAL, "ibv_import_device: %d is not the descriptor of a device", cmd_fd);
         return NULL;
     }
     return import_refuse("ibv_import_device");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * libc's own functions, behind those of ours that have their names. They are all looked up when the library is loaded, so that a
- * signal handler does not do it; a call that comes even before that looks for itself.
+ * The functions of libc behind those of ours with the same names. All are looked up when the library is loaded, so that no signal handler has
+ * to do it. A call that comes even earlier looks up its own.
  */
 #include "interpose.h"
 
@@ -15,7 +15,7 @@ uintptr_t sv_next(enum sv_call call)
         [SV_READDIR] = "readdir", [SV_REWINDDIR] = "rewinddir", [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
     };
     static _Atomic(uintptr_t) found[SV_CALLS];
-    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* whoever looks finds the same */
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* every thread finds the same value */
 
     if (!function) {
         function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);

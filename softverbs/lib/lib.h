@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and what its files give each other. Which file does what, and which may call which:
- * the table in docs/design.md.
+ * The library inside the program: its objects, and what its files offer each other. The table in docs/design.md says what each file is
+ * for, and which file may call which.
  *
- * Every object of a program begins with the verbs' own structure, and knows its entry in the fabric's tables.
+ * Every object of a program begins with the structure of libibverbs, and has the number of its entry in the fabric's tables.
  */
 #ifndef SOFTVERBS_LIB_H
 #define SOFTVERBS_LIB_H
@@ -18,9 +18,9 @@
 
 /* ---- The library in this process ------------------------------------------------------------------------------- */
 struct sv_library {
-    pthread_mutex_t mutex;   /* of what follows; taken when objects come and go, never while data moves */
-    bool joined;             /* view is a member of a fabric; read without the mutex, too: sv_joined() */
-    uint32_t life;           /* grows in a forked child: what was made before is its parent's */
+    pthread_mutex_t mutex;   /* protects what follows; taken when objects are made and destroyed, never while data moves */
+    bool joined;             /* this process is on a fabric; also read without the mutex: sv_joined() */
+    uint32_t life;           /* grows in a forked child: objects made before belong to the parent */
     struct sf_view view;
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
@@ -31,16 +31,17 @@ struct sv_library {
 };
 extern struct sv_library sv_lib;
 
-/* setup.c: joins the fabric of $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, once; 0, or an errno with the reason logged.
- * The child of a fork is not joined: it may join anew, and has none of its parent's objects. */
+/* setup.c: joins the fabric $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, once. 0, or an errno; the reason is logged.
+ * A forked child has not joined. It may join as a process of its own, without its parent's objects. */
 int sv_join(void);
 
-/* log.c: SOFTVERBS_LOG=error|info|debug, to stderr. A refusal is `info` and says which limit, whose, where documented. */
+/* log.c: SOFTVERBS_LOG=error|info|debug, to stderr. A refusal is logged at `info`, with the limit, the profile that
+ * sets it, and where it is documented. */
 enum sv_level { SV_ERROR = 1, SV_INFO = 2, SV_DEBUG = 3 };
 extern int sv_level;
 void sv_log_line(enum sv_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define sv_log(level, ...) ((level) <= sv_level ? sv_log_line(level, __VA_ARGS__) : (void)0)
-/* Where the keys of profiles that messages name are explained. */
+/* The page that explains the keys of profiles, for messages. */
 #define SV_DOCUMENTED "softverbs/docs/profiles.md"
 
 /* Logs the refusal and sets errno: `return sv_refuse(ENOMEM, ...), NULL`. Returns the errno. */
@@ -68,16 +69,16 @@ static inline struct sv_context *sv_context_of(struct ibv_context *c)
     return sv_container(c, struct sv_context, verbs.context);
 }
 
-/* Whether an entry of a table, of an object of this context, belongs to this process now. Not so in a forked child, for what its
- * parent made: then only the program's own structure is freed, and nothing on the fabric touched. */
+/* Whether the entry of an object of this context belongs to this process. In a forked child it does not, if the parent made the object:
+ * then only the program's own structure is freed, and nothing on the fabric is changed. */
 static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
 {
     return sv_joined() && sv_context_of(context)->life == sv_lib.life &&
            atomic_load_explicit(owner, memory_order_relaxed) == sv_lib.view.process;
 }
 
-/* Where a queue of this process's own lies. The words on the fabric say the same to the others; whatever is written over those,
- * the owner writes into its own slots only. */
+/* Where a queue of this process lies. The same values are on the fabric for the other processes. The owner uses these, so that it writes
+ * only into its own slots even if somebody overwrites the values on the fabric. */
 struct sv_ring {
     char *base;
     uint64_t offset;          /* in the fabric's file; 0: there is no queue */
@@ -102,7 +103,7 @@ struct sv_pd {
 struct sv_mr {
     struct ibv_mr base;
     uint32_t entry;
-    void *mapped; /* of a dmabuf: ours, to unmap */
+    void *mapped; /* mapping of a dmabuf, which is unmapped at the end */
     size_t mapped_bytes;
 };
 
@@ -110,7 +111,7 @@ struct sv_channel {
     struct ibv_comp_channel base; /* base.fd is an epoll descriptor over the two below: readable when either is */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
-    uint64_t timer_at;   /* when it rings, ns; 0: not set. Under mutex */
+    uint64_t timer_at;   /* when the timer expires, ns; 0: not set. Under mutex */
     uint32_t life;       /* sv_lib.life of when it was made */
 };
 
@@ -124,14 +125,14 @@ struct sv_cq {
     struct sv_ring ring;       /* of struct sf_cqe; changed under `poll` */
     struct sv_channel *channel;
     pthread_mutex_t poll;      /* of consumers */
-    uint64_t look_again;       /* ns; under poll: not before this is time spent on queue pairs that wait */
+    uint64_t look_again;       /* ns; under poll: queue pairs that wait are not looked at before this time */
     struct sf_cqe current;     /* of the extended interface */
     bool reading;
     uint32_t turns;            /* polls that found something */
-    uint32_t idle;             /* polls since that found nothing */
-    uint64_t wc_flags;         /* asked for at ibv_create_cq_ex */
-    uint64_t wall_ahead;       /* ns: the time of day, of the times above */
-    _Atomic uint32_t told;     /* 1: an event for what was there when it was armed was not read yet */
+    uint32_t idle;             /* consecutive polls that found nothing */
+    uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
+    uint64_t wall_ahead;       /* ns: how far the time of day is ahead of CLOCK_MONOTONIC */
+    _Atomic uint32_t told;     /* 1: the event for completions that were there when it was armed has not been read */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     bool failed;               /* its one asynchronous event was delivered; under sv_lib.mutex */
@@ -166,9 +167,9 @@ struct sv_qp {
     pthread_mutex_t post_send, post_receive;
     _Atomic uint64_t send_polled;    /* requests of the send queue whose slots are free: polled, or before one that was */
     _Atomic uint64_t receive_polled;
-    _Atomic uint64_t frames_send, frames_receive; /* outstanding, where the profile counts frames */
+    _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    uint32_t told, told_in;          /* SV_ONCE_EVENTS that the program has read, of which connection; under sv_lib.mutex */
+    uint32_t told, told_in;          /* SV_ONCE_EVENTS that the program has read, and of which connection; under sv_lib.mutex */
     struct ibv_qp_attr attr;         /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
     struct sv_builder *builder;      /* wr.c's, or NULL */
@@ -177,7 +178,7 @@ struct sv_qp {
 struct sv_ah {
     struct ibv_ah base;
     struct ibv_ah_attr attr;
-    uint32_t device; /* the peer's, found when it was made; SF_NO_DEVICE: messages are lost */
+    uint32_t device; /* the peer's device, found when the handle was made; SF_NO_DEVICE: messages are lost */
 };
 
 /* ---- cq.c, complete.c, poll.c ------------------------------------------------------------------------------------------ */
@@ -190,37 +191,38 @@ bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* poll.c: the next completi
                                                      * when there is none. cq->poll is held. False: none */
 /* poll.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
-/* Whether a poll that has found nothing should let others run: one that has found nothing for long, some tens of
- * microseconds, waits for somebody who may be waiting for this core. cq->poll is held; the yield comes after. */
+/* Whether the caller of a poll that found nothing should yield: after some tens of microseconds without a completion, the process it
+ * waits for may be waiting for this core. cq->poll is held; the yield comes after. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
     cq->idle = found ? 0 : cq->idle + 1;
     return cq->idle >= PATIENCE && cq->idle % (PATIENCE / 10) == 0;
 }
-/* Publishes a completion and wakes who sleeps for it; `intent` (its kind, index, done) may be NULL. The queue of the request is
- * advanced in the same step. Called with that queue's lock held, by any process. */
+/* Publishes a completion and wakes the owner if it sleeps. `intent` (its kind, index, done) may be NULL. Advances the queue of the request
+ * in the same step. The caller, any process, holds the lock of that queue. */
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
-/* A pipe that other processes write events into: 0 or an errno. The writing end never blocks, the reading end does. It is given
- * back and used again, never closed: a descriptor found on the fabric names one of these pipes for as long as its process lives. */
+/* A pipe into which other processes write events. 0 or an errno. The writing end never blocks, the reading end does. A pipe that is given
+ * back is used again and never closed, so that a descriptor found on the fabric names one of these pipes as long as the process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
-bool sv_pipe_ours(int write_end); /* whether it is one of these, of this process */
-/* Takes events of an object that goes out of a pipe: `kind` as below, and for kind 3 the types whose bits are in `types`. */
+bool sv_pipe_ours(int write_end); /* whether it is one of these pipes of this process */
+/* Removes the events of an object that is destroyed from a pipe: those of this `kind` (struct sv_event), and for kind 3 of the types whose
+ * bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
-/* sf_signal (fabric/signal.c) of this process's view, its result logged. struct sv_event is declared beside it. False: not sent. */
+/* sf_signal (fabric/signal.c) with this process's view. Failures are logged. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
 bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* with one write, or none */
 /* An asynchronous event for the opener of a context (entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
-/* Events of a queue pair, `types` (bits), all with one write: who is killed has told of all or of none. Those of SV_ONCE_EVENTS reach
- * the program once in a connection, however often they are told. */
+/* Events of a queue pair, `types` (bits), all with one write, so that a process which is killed has sent all or none. The program gets
+ * each of SV_ONCE_EVENTS once in a connection, however often it is sent. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* The same for one of SV_ONCE_EVENTS and a queue pair of this process, which may have been told of it, or have it unread. */
+/* The same for one of SV_ONCE_EVENTS and a queue pair of this process. Not sent if the program has read it; replaces one that is unread. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
-/* An object of this context goes: its unread events go with it. `types`: bits 1 << enum ibv_event_type. */
+/* Bits 1 << enum ibv_event_type. */
 enum {
     SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                      1 << IBV_EVENT_QP_LAST_WQE_REACHED,
@@ -231,27 +233,28 @@ enum {
                    1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
     SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
 };
+/* Removes the unread events of an object of this context that is destroyed. */
 void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
-/* A channel's timer: rings at `at` (ns; 0 and ~0: never) or before. Whether it has rung since it was last asked. */
+/* Sets a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier. Whether it has expired since the last call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* A queue pair that completes on `cq` stands still until `until` (ns): its owner's channel, if any, must wake then. */
+/* A queue pair that completes on `cq` waits until `until` (ns): wakes the owner's channel, if any, at that time. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
 int sv_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **bad);
 int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
 int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
-/* Runs the send queue of an entry as far as it goes, in this process's context; no lock may be held. In ERR it flushes. */
+/* Runs the send queue of an entry as far as it goes, in this process. In ERR it flushes the queue. The caller holds no lock. */
 void sv_run(uint32_t qp);
-/* Brings a queue pair of this process that a peer has begun to fail to ERR, and flushes it. */
+/* Finishes what a peer has begun: brings a queue pair of this process to ERR and flushes it. */
 void sv_finish_failing(uint32_t qp);
 /* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
-/* Runs queue pairs of this process that wait for time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look
- * again (ns), 0 if there is nothing to wait for. */
+/* Runs the queue pairs of this process that wait for a time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look again
+ * (ns), or 0 if nothing waits. */
 uint64_t sv_progress(uint32_t cq);
-/* Returns once nobody is in the middle of an access to this process's memory that began before the call. */
+/* Returns when every access to this process's memory that began before the call has ended. */
 void sv_quiesce(void);
 /* Bytes of a slot: for sf_qp.send_stride, sf_receive_queue.stride. */
 static inline uint32_t sv_send_stride(uint32_t sges, uint32_t inline_bytes)
@@ -275,7 +278,7 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
 bool sv_device_node(const char *name, uint32_t *number);
 
 /* ---- memory.c --------------------------------------------------------------------------------------------------- */
-/* 0, or the errno with which the profile refuses to register this memory. Checks that it is mapped (EFAULT). */
+/* 0, EFAULT if the memory is not mapped, or the errno with which the profile refuses to register it. */
 int sv_memory_check(const void *address, size_t bytes, bool writable);
 
 /* ---- pd.c mr.c ah.c srq.c qp.c states.c ------------------------------------------------------------------------- */
@@ -283,10 +286,10 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *);
 int sv_dealloc_pd(struct ibv_pd *);
 struct ibv_srq *sv_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* both ibv_create_qp and the extended one */
-/* states.c: the locks that shut everybody out of a queue pair: who posts, who executes and, if asked for, who polls. */
+/* states.c: take all locks of a queue pair, so that nobody posts to it, runs it or, with `pollers`, polls its completions. */
 void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
-/* To RESET: what was posted is gone, and completions that were not polled. Between sv_enter_qp and sv_leave_qp, pollers shut out. */
+/* To RESET. Removes posted requests, and unpolled completions. Between sv_enter_qp and sv_leave_qp, with `pollers`. */
 void sv_reset_qp(struct sv_qp *);
 /* states.c: the device an address leads to, or SF_NO_DEVICE; `gid`, which may be NULL: of a global one, its GID's index there. */
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
@@ -297,7 +300,7 @@ void sv_wr_remove(struct sv_qp *);
 void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
 
 /* ---- fault.c ------------------------------------------------------------------------------------------------------ */
-/* What the rules want done to a message of a queue pair; all 0 in the usual case. */
+/* What the fault rules do to a message of a queue pair; all 0 if no rule applies. */
 struct sv_verdict {
     bool drop, corrupt, overtaken;
     uint64_t delay_ns, hold_ns;
@@ -305,14 +308,14 @@ struct sv_verdict {
 };
 void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
 int sv_refused_slow(enum sf_verb, uint32_t device);
-/* A number that looks like chance and is the same for the same four. The profile's loss_ppm is judged by
+/* A pseudo-random number that depends only on the four arguments. The profile's loss_ppm is decided by
  * sv_dice(fabric->seed, qp->device, qp->ordinal | frame << 32, message) % 1000000. */
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 static inline bool sv_rules(void)
 {
     return atomic_load_explicit(&sv_lib.fabric->fault_count, memory_order_relaxed) != 0;
 }
-/* errno with which this call of a verb is to fail, or 0. */
+/* The errno with which a fault rule makes this call fail, or 0. */
 static inline int sv_refused(enum sf_verb verb, uint32_t device)
 {
     return sv_rules() ? sv_refused_slow(verb, device) : 0;

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c each is libc's own,
- * and only where that finds nothing does the path's directory of this host's devices answer (sysfs.c).
- *
- * A stream of ours is one of libc's, on the root directory, so that what is not here (dirfd, telldir) is called with a stream
- * that is one; a slot below says which it is and how far it has been read. Slots are taken and found without a lock: the child
- * of a fork has no use for one that its parent's thread held.
+ * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c, libc's function is called first.
+ * Only if it finds nothing does the directory of this host's devices answer (sysfs.c).
  */
 #include "interpose.h"
 

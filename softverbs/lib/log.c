@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * SOFTVERBS_LOG: what the library says, on stderr. Errors alone unless asked for more.
+ * SOFTVERBS_LOG: what the library prints on standard error. By default only errors.
  */
 #include "lib.h"
 
@@ -75,5 +75,5 @@ __attribute__((constructor)) static void log_start(void)
             return;
         }
     }
-    sv_log(SV_ERROR, "SOFTVERBS_LOG=%s: not one of none, error, info, debug", wanted);
+    sv_log(SV_ERROR, "SOFTVERBS_LOG=%s: expected none, error, info or debug", wanted);
 }

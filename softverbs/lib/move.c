@@ -133,7 +133,7 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes)
 {
-    if (bytes == 0) { /* what is no bytes still is a message, and nobody takes one who is dead */
+    if (bytes == 0) { /* an empty message is a message, too: a dead process does not receive it */
         uint32_t other = source->process == sv_lib.view.process ? target->process : source->process;
         return other == sv_lib.view.process || sf_alive(sv_lib.fabric, other) ? SV_MOVED : SV_MOVED_DEAD;
     }
@@ -222,7 +222,7 @@ void sv_quiesce(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t me = sv_lib.view.process;
-    /* Whoever marks his queue busy after this sees the region gone; whoever did before is waited for. Pairs with the
+    /* A process that marks its queue busy after this sees that the region is gone; one that did so before is waited for. Pairs with the
      * sequentially consistent increment of `busy` and load of `live`. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {

@@ -35,14 +35,14 @@ static int check_access(unsigned int access)
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
     if (access & ~(unsigned int)ACCESS_KNOWN)
-        return sv_refuse(EINVAL, "ibv_reg_mr: access %#x has bits that verbs do not know", access);
+        return sv_refuse(EINVAL, "ibv_reg_mr: access %#x has unknown bits", access);
     if (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !(access & IBV_ACCESS_LOCAL_WRITE))
         return sv_refuse(EINVAL, "ibv_reg_mr: access %#x: remote write and remote atomic need local write", access);
     if (access & IBV_ACCESS_ON_DEMAND)
-        return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not there");
+        return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not supported");
     if (p->full_access && (access & ACCESS_FULL) != ACCESS_FULL)
-        return sv_refuse(p->access_errno, "ibv_reg_mr: access %#x: local write, remote write and remote read must all be "
-                         "asked for (profile %s, full_access; " SV_DOCUMENTED ")", access, p->name);
+        return sv_refuse(p->access_errno, "ibv_reg_mr: access %#x: this device wants local write, remote write and remote read "
+                         "all set (profile %s, full_access; " SV_DOCUMENTED ")", access, p->name);
     return 0;
 }
 
@@ -54,25 +54,25 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     int err;
 
     if (end < start || end + SF_PAGE - 1 < end)
-        return sv_refuse(EINVAL, "ibv_reg_mr: %p and %zu bytes reach beyond the end of memory", address, length);
+        return sv_refuse(EINVAL, "ibv_reg_mr: %p and %zu bytes reach beyond the end of the address space", address, length);
     /* What counts is the pages that it touches, as in the kernel: nothing in the middle of a page is still a page. */
     if (length == 0 && start % SF_PAGE == 0)
-        return sv_refuse(EINVAL, "ibv_reg_mr: length 0");
+        return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0");
     if (length > p->real_mr_size)
-        return sv_refuse(p->mr_size_errno, "ibv_reg_mr: %zu bytes, at most %llu in one region (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
+        return sv_refuse(p->mr_size_errno, "ibv_reg_mr: %zu bytes; the limit for one region is %llu (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
                          (unsigned long long)p->real_mr_size, p->name);
     if (length >> 32 && p->huge_region == SV_HUGE_REFUSE)
-        return sv_refuse(p->huge_region_errno, "ibv_reg_mr: %zu bytes: a region of 4 GiB corrupts data on the real device "
+        return sv_refuse(p->huge_region_errno, "ibv_reg_mr: %zu bytes: a region of 4 GiB or more corrupts data on the real device "
                          "(profile %s, huge_region; " SV_DOCUMENTED ")", length, p->name);
     err = sv_memory_check(address, length ? length : 1, access & ACCESS_WRITES);
     if (err == EFAULT)
-        return sv_refuse(err, "ibv_reg_mr: %p and %zu bytes are not all mapped%s", address, length,
+        return sv_refuse(err, "ibv_reg_mr: the %zu bytes at %p are not all mapped%s", length, address,
                          access & ACCESS_WRITES ? " and writable" : "");
     if (err)
-        return sv_refuse(err, "ibv_reg_mr: memory of this kind at %p does not register%s (profile %s, memory; " SV_DOCUMENTED ")",
-                         address, p->memory.mapping ? "" : ": it is the heap's, of mmap it would", p->name);
+        return sv_refuse(err, "ibv_reg_mr: this device does not register memory like that at %p%s (profile %s, memory; " SV_DOCUMENTED ")",
+                         address, p->memory.mapping ? "" : ": it is heap memory; use mmap", p->name);
     if (length >> 32 && p->huge_region == SV_HUGE_WRAPS)
-        sv_log(SV_INFO, "ibv_reg_mr: %zu bytes: taken, but from 4 GiB on what is meant for an offset goes to that offset modulo "
+        sv_log(SV_INFO, "ibv_reg_mr: %zu bytes: accepted, but as on the real device, data for an offset from 4 GiB on goes to the offset modulo "
                         "4 GiB (profile %s, huge_region; " SV_DOCUMENTED ")", length, p->name);
     return 0;
 }
@@ -117,7 +117,7 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     entry = sf_take_mr(&sv_lib.view, ctx->device, p->real_mr);
     if (entry < 0) {
         if (entry == -EBUSY)
-            sv_refuse(p->mr_errno, "ibv_reg_mr: all %u regions of the device are taken (profile %s, real_mr; " SV_DOCUMENTED ")", p->real_mr,
+            sv_refuse(p->mr_errno, "ibv_reg_mr: the device already has %u regions, its limit (profile %s, real_mr; " SV_DOCUMENTED ")", p->real_mr,
                       p->name);
         else
             errno = -entry;
@@ -155,7 +155,7 @@ static bool mr_refused(struct ibv_pd *pd)
     }
     err = sv_refused(SF_VERB_REG_MR, device);
     if (err)
-        sv_refuse(err, "ibv_reg_mr: a rule of `softverbs fault`");
+        sv_refuse(err, "ibv_reg_mr: refused by a rule of `softverbs fault`");
     else if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
         sv_refuse(err = EIO, "ibv_reg_mr: the device was removed");
     return err;
@@ -166,7 +166,7 @@ static bool same_place(uint64_t a, uint64_t b)
 {
     if ((a ^ b) % SF_PAGE == 0)
         return true;
-    sv_refuse(EINVAL, "ibv_reg_mr_iova: address and iova differ in their place in a page");
+    sv_refuse(EINVAL, "ibv_reg_mr_iova: address and iova must have the same offset within a page");
     return false;
 }
 
@@ -219,13 +219,13 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     if (mr_refused(pd))
         return NULL;
     if (!sv_lib.profile->dmabuf) {
-        sv_refuse(EOPNOTSUPP, "ibv_reg_dmabuf_mr: not there (profile %s, dmabuf; " SV_DOCUMENTED ")", sv_lib.profile->name);
+        sv_refuse(EOPNOTSUPP, "ibv_reg_dmabuf_mr: not supported by this device (profile %s, dmabuf; " SV_DOCUMENTED ")", sv_lib.profile->name);
         return NULL;
     }
     if (!same_place(offset, iova) || check_access((unsigned int)access))
         return NULL;
     if (access & ~allowed || length == 0) {
-        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: access %#x, length %zu", (unsigned int)access, length);
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: access %#x or length %zu is not allowed", (unsigned int)access, length);
         return NULL;
     }
     size = size_of(fd);
@@ -234,7 +234,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
         return NULL;
     }
     if (offset > (uint64_t)size || length > (uint64_t)size - offset) {
-        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at %llu of a buffer of %lld", length, (unsigned long long)offset,
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at offset %llu reach beyond the buffer, which has %lld", length, (unsigned long long)offset,
                   (long long)size);
         return NULL;
     }
@@ -242,7 +242,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
                (off_t)(offset - lead));
     if (map == MAP_FAILED) {
         sv_refuse(errno == KERNELS_ENOTSUPP ? EOPNOTSUPP : errno, "ibv_reg_dmabuf_mr: descriptor %d cannot be mapped%s", fd,
-                  errno == KERNELS_ENOTSUPP ? ": memory of a GPU, as it seems, that no processor reaches" : "");
+                  errno == KERNELS_ENOTSUPP ? ": it seems to be GPU memory that the CPU cannot access" : "");
         return NULL;
     }
     mr = check_memory(map + lead, length, (unsigned int)access) ? NULL
@@ -269,7 +269,7 @@ SV_PUBLIC int ibv_dereg_mr(struct ibv_mr *base)
         int err = sv_refused(SF_VERB_DEREG_MR, ctx->device);
 
         if (err)
-            return sv_refuse(err, "ibv_dereg_mr: a rule of `softverbs fault`");
+            return sv_refuse(err, "ibv_dereg_mr: refused by a rule of `softverbs fault`");
         if (p->error_blocks_dereg &&
             atomic_load_explicit(&sv_lib.fabric->devices[ctx->device].dereg_blocked, memory_order_relaxed))
             return sv_refuse(p->dereg_errno, "ibv_dereg_mr: a queue pair went to the error state before it was destroyed "

@@ -16,7 +16,7 @@ static int pd_allowed(uint32_t device)
     int err = sv_refused(SF_VERB_ALLOC_PD, device);
 
     if (err)
-        return sv_refuse(err, "ibv_alloc_pd: %s: a rule of `softverbs fault`", name);
+        return sv_refuse(err, "ibv_alloc_pd: %s: refused by a rule of `softverbs fault`", name);
     if (atomic_load_explicit(&d->removed, memory_order_relaxed))
         return sv_refuse(EIO, "ibv_alloc_pd: %s was removed", name);
     if (p->down_port_refuses_pd && !atomic_load_explicit(&d->port_up, memory_order_relaxed))
@@ -47,7 +47,7 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *context)
     entry = sf_take_pd(&sv_lib.view, ctx->device, p->real_pd);
     if (entry < 0) {
         if (entry == -EBUSY)
-            sv_refuse(p->pd_errno, "ibv_alloc_pd: all %u domains of the device are taken%s (profile %s, real_pd; " SV_DOCUMENTED ")", p->real_pd,
+            sv_refuse(p->pd_errno, "ibv_alloc_pd: the device already has %u protection domains, its limit%s (profile %s, real_pd; " SV_DOCUMENTED ")", p->real_pd,
                       p->pd_leaks ? "; those of processes that did not free them stay until `softverbs reboot`" : "",
                       p->name);
         else

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completions, taken out of a queue by its owner.
+ * Taking completions out of a completion queue, by its owner.
  *
- * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device: a program that
- * never signals fills its send queue, here as there.
+ * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device. A program that never asks for a
+ * completion fills its send queue, here as there.
  */
 #include "engine.h"
 
@@ -19,7 +19,7 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     /* acquire: pairs with the release in sv_complete */
     if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
         return e;
-    /* Who polls in vain may be waiting for a producer that died between the count and the turn. */
+    /* If nothing comes for long, the producer may have died between writing the count and the turn. */
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
@@ -58,7 +58,7 @@ static void free_slots(const struct sf_cqe *e)
     atomic_store_explicit(polled, to, memory_order_release);
 }
 
-/* A receive that failed took its queue pair with it; it lives on if who wrote the completion was killed behind it. */
+/* A receive that failed brings its queue pair to ERR. If the process that wrote the completion was killed after that, it is done here. */
 __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
 {
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
@@ -83,7 +83,7 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
-    sf_lock_cq(&sv_lib.view, s); /* of who writes slots: and of who reads them without the consumers' lock (wanted_unpolled) */
+    sf_lock_cq(&sv_lib.view, s); /* held by those who write slots, and by those who read them without the consumers' lock (wanted_unpolled) */
     uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
     if (to - from > cq->ring.mask + UINT64_C(1))
@@ -111,7 +111,7 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* Who polls without a pause does not look each time: that would be the work of a look for each of a poll. */
+    /* A program that polls without a pause does not look each time: a look takes longer than a poll. */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests into the queues. What is wrong with a request is found here, and leaves nothing posted; what is wrong with its memory
- * or its peer ends as a completion.
+ * Posting requests. An error in a request is found here, and nothing is posted. An error in its memory or at its peer is reported by a
+ * completion.
  */
 #include "engine.h"
 
@@ -59,22 +59,22 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
     uint32_t op = post_operation(type, wr->opcode);
     if (op == 0)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: operation %d is none of its type", s->number, (int)wr->opcode);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: its type does not have operation %d", s->number, (int)wr->opcode);
     if (!(p->operations & op))
         return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: %d elements in a request, %u granted", s->number, wr->num_sge, qp->send.sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d elements; %u were granted", s->number, wr->num_sge, qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         length += wr->sg_list[i].length;
     if (inlined && (op == SV_OP_READ || atomic || length > most_inline))
-        return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline, %u granted, and none for reads and atomics", s->number,
+        return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline; %u were granted, and reads and atomics take none", s->number,
                          (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno, "queue pair 0x%06x: a message of %llu bytes, the most is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
+        return sv_refuse(p->message_errno, "queue pair 0x%06x: a message of %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
@@ -141,7 +141,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free was read (release in free_slots) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted and no completion polled that covers them",
+            r = sv_refuse(ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
                           s->number, qp->send.limit);
             break;
         }
@@ -149,7 +149,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
         if ((r = write_send(qp, wr, posted, &lose)) != 0)
             break;
         if (!lose)
-            /* release: who sees the count sees the request (acquire in execute_drain) */
+            /* release: a process that sees the count sees the request (acquire in execute_drain) */
             atomic_store_explicit(&s->send_posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_send);
@@ -175,10 +175,10 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
                          uint64_t unpolled, uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "%s 0x%06x: the queue of receives is full: %u are posted, or done and not polled", kind, number,
+        return sv_refuse(ENOMEM, "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled", kind, number,
                          ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "%s 0x%06x: %d elements in a receive, %u granted", kind, number, wr->num_sge, ring->sge_limit);
+        return sv_refuse(EINVAL, "%s 0x%06x: a receive has %d elements; %u were granted", kind, number, wr->num_sge, ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;
@@ -207,11 +207,11 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         *gone = 0;
     }
     if (r == 0 && base->srq)
-        r = sv_refuse(EINVAL, "queue pair 0x%06x receives from a shared queue: post there", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x receives from a shared receive queue: post there", s->number);
     if (r == 0 && state == IBV_QPS_RESET)
-        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET: no receives can be posted", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET, where no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
-        r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not ready to send yet, and this device takes receives only then (profile %s, "
+        r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not in RTS yet, and this device accepts receives only in RTS (profile %s, "
                                         SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
     if (r) {
         *bad = wr;
@@ -235,7 +235,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         if (lose)
             continue;
         write_receive(&qp->receive, wr, posted, length);
-        /* release: who sees the count sees the request (acquire in take_receive) */
+        /* release: a process that sees the count sees the request (acquire in take_receive) */
         atomic_store_explicit(&s->receive.posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_receive);

@@ -96,7 +96,7 @@ static int check_type(enum ibv_qp_type type)
     if (p->transports & bit)
         return 0;
     return sv_refuse(p->transport_errno ? p->transport_errno : EOPNOTSUPP,
-                     "ibv_create_qp: a queue pair of type %d (%s) is not to be had (profile %s, transports; %s)", (int)type,
+                     "ibv_create_qp: this device has no queue pairs of type %d (%s) (profile %s, transports; %s)", (int)type,
                      bit == SV_RC ? "RC" : bit == SV_UC ? "UC" : bit == SV_UD ? "UD" : "another", p->name, DOCUMENTED);
 }
 
@@ -121,12 +121,12 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_PD) || !a->pd)
         return sv_refuse(EINVAL, "ibv_create_qp_ex: no protection domain");
     if (a->comp_mask & ~known)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not there",
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not supported",
                          a->comp_mask & ~known);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) && a->create_flags)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: none is known", a->create_flags);
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: no flag is supported", a->create_flags);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && a->max_tso_header)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: max_tso_header: there is no segmentation offload");
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: max_tso_header: segmentation offload is not supported");
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS))
         return 0;
     uint64_t left = a->send_ops_flags;
@@ -134,7 +134,7 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
         if ((operations[i].types & type) && (sv_lib.profile->operations & operations[i].operation))
             left &= ~operations[i].flag;
     if (left)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: send_ops_flags %#llx: not there for this kind of queue pair (profile %s, "
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: send_ops_flags %#llx: not supported for this type of queue pair (profile %s, "
                          "operations; %s)", (unsigned long long)left, sv_lib.profile->name, DOCUMENTED);
     return 0;
 }
@@ -183,8 +183,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* An entry of the table. Nobody can reach it before it is in INIT, but who waited for one of its locks in its former life
- * may still be on the way out: they are held while it is filled in. */
+/* Takes an entry of the table. Nobody can reach it before it is in INIT, but a process that waited for one of its locks when it was
+ * another queue pair may still be leaving. So the locks are held while the entry is filled in. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -193,7 +193,7 @@ static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp
     int error;
 
     if (entry == -EBUSY)
-        return sv_refuse(p->qp_errno ? p->qp_errno : ENOMEM, "ibv_create_qp: %s has %u queue pairs already, its limit (profile %s, "
+        return sv_refuse(p->qp_errno ? p->qp_errno : ENOMEM, "ibv_create_qp: %s already has %u queue pairs, its limit (profile %s, "
                          "real_qp; %s)", sv_lib.fabric->model.topology.devices[device].name, most, p->name, DOCUMENTED);
     if (entry < 0)
         return sv_refuse(-entry, "ibv_create_qp: no entry is free: the fabric has room for %u queue pairs, or its file system is full", (unsigned)SF_QPS);
@@ -238,7 +238,7 @@ static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.qps[qp->entry] == qp)
-        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* read with acquire by who polls */
+        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -248,7 +248,7 @@ static int check_owners(const struct ibv_context *context, const struct ibv_qp_i
         return sv_refuse(EINVAL, "ibv_create_qp: a completion queue is needed for each direction");
     if (a->pd->context != context || a->send_cq->context != context || a->recv_cq->context != context ||
         (a->srq && a->srq->context != context))
-        return sv_refuse(EINVAL, "ibv_create_qp: domain and queues are not all of one opened device");
+        return sv_refuse(EINVAL, "ibv_create_qp: the protection domain and the queues must all belong to one opened device");
     return 0;
 }
 
@@ -345,8 +345,8 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
             qp_publish(qp, NULL); /* its owner was written over: still nothing may lead to what is freed */
         goto gone;
     }
-    /* With all its locks ours nobody is in the middle of it; in RESET nobody begins. Pollers look it up with their
-     * completion queue's lock held, which is ours, too: after this they do not find it. */
+    /* While all its locks are held nobody works on it, and in RESET nobody begins to. Pollers look it up under their completion queue's
+     * lock, which is also held: after this they do not find it. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);
@@ -399,7 +399,7 @@ SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)
 {
     (void)base, (void)ece;
-    return sv_refuse(EOPNOTSUPP, "ibv_query_ece: there are no enhanced connection options");
+    return sv_refuse(EOPNOTSUPP, "ibv_query_ece: enhanced connection establishment is not supported");
 }
 
 SV_PUBLIC int ibv_set_ece(struct ibv_qp *base, struct ibv_ece *ece)
@@ -407,17 +407,17 @@ SV_PUBLIC int ibv_set_ece(struct ibv_qp *base, struct ibv_ece *ece)
     (void)base;
     if (ece->vendor_id == 0 && ece->options == 0 && ece->comp_mask == 0)
         return 0; /* none are none */
-    return sv_refuse(EOPNOTSUPP, "ibv_set_ece: there are no enhanced connection options");
+    return sv_refuse(EOPNOTSUPP, "ibv_set_ece: enhanced connection establishment is not supported");
 }
 
 SV_PUBLIC int ibv_attach_mcast(struct ibv_qp *base, const union ibv_gid *gid, uint16_t lid)
 {
     (void)base, (void)gid, (void)lid;
-    return sv_refuse(EOPNOTSUPP, "ibv_attach_mcast: softverbs has no multicast");
+    return sv_refuse(EOPNOTSUPP, "ibv_attach_mcast: multicast is not supported");
 }
 
 SV_PUBLIC int ibv_detach_mcast(struct ibv_qp *base, const union ibv_gid *gid, uint16_t lid)
 {
     (void)base, (void)gid, (void)lid;
-    return sv_refuse(EOPNOTSUPP, "ibv_detach_mcast: softverbs has no multicast");
+    return sv_refuse(EOPNOTSUPP, "ibv_detach_mcast: multicast is not supported");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a device tells about itself: its limits as the profile has them, its port, its GID and pkey tables.
+ * What a device reports about itself: its limits, from the profile; its port; its GID and P_Key tables.
  */
 #include "entry.h"
 
@@ -40,11 +40,11 @@ static int query_refused(const char *call, struct ibv_context *context, enum sf_
     int error = sv_refused(verb, device);
 
     if (error)
-        return sv_refuse(error, "%s: %s: by a fault's rule", call, context->device->name);
+        return sv_refuse(error, "%s: %s: refused by a rule of `softverbs fault`", call, context->device->name);
     if (atomic_load_explicit(&now_of(device)->removed, memory_order_relaxed))
         return sv_refuse(EIO, "%s: %s: the device was removed", call, context->device->name);
     if (port != 1)
-        return sv_refuse(EINVAL, "%s: %s: port %u: there is only port 1", call, context->device->name, port);
+        return sv_refuse(EINVAL, "%s: %s: port %u: the device has only port 1", call, context->device->name, port);
     return 0;
 }
 
@@ -210,7 +210,7 @@ SV_PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
         return 0;
     }
     if (error) {
-        sv_refuse(error, "ibv_query_gid: %s: index %d of a table of %d", context->device->name, index, SV_GIDS);
+        sv_refuse(error, "ibv_query_gid: %s: index %d is beyond the table of %d", context->device->name, index, SV_GIDS);
         return -1;
     }
     *gid = entry.gid;
@@ -284,7 +284,7 @@ SV_PUBLIC int ibv_query_pkey(struct ibv_context *context, uint8_t port, int inde
     if (query_refused("ibv_query_pkey", context, SF_VERB_QUERY_PORT, port))
         return -1;
     if (index < 0 || index >= sv_lib.profile->pkeys) {
-        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d of a table of %u", context->device->name, index,
+        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d is beyond the table of %u", context->device->name, index,
                   sv_lib.profile->pkeys);
         return -1;
     }

@@ -63,7 +63,7 @@ static void setup_in_child(void)
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
-        sv_log(SV_INFO, "this process forbids others to trace it (PR_SET_DUMPABLE): allowed again, data cannot move else");
+        sv_log(SV_INFO, "this process does not let others trace it (PR_SET_DUMPABLE); this is allowed again, because data cannot move without it");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
             sv_log(SV_ERROR, "PR_SET_DUMPABLE: %s: peers cannot reach this process's memory", strerror(errno));
     }
@@ -115,7 +115,7 @@ static void no_room(const struct sf_view *view)
     static _Atomic int said;
 
     if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
-        sv_log(SV_ERROR, "%s: its file system is full: calls fail that this device would not refuse. Free some there, or make the fabric in a "
+        sv_log(SV_ERROR, "%s: its file system is full: calls fail that this device would not refuse. Free space there, or make the fabric in a "
                "directory with more room (SOFTVERBS_DIR)", view->path);
 }
 
@@ -132,7 +132,7 @@ static int setup_join(void)
         return -ENODEV;
     }
     if (!sf_name_valid(name)) {
-        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a fabric's name", name);
+        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric", name);
         return -EINVAL;
     }
     /* A process says which host it is on when it takes its place; the hosts' names are on the fabric. */
@@ -206,7 +206,7 @@ __attribute__((destructor)) static void setup_leave(void)
     leaving = sv_lib.view;
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
-        goto out; /* who next runs into what is left takes it away */
+        goto out; /* the next process that comes across what is left frees it */
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;

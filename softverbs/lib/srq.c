@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: made, changed, asked about, destroyed. Requests go in by post.c and out by execute.c.
+ * Shared receive queues: creating, changing, querying, destroying. post.c puts requests in, and execute.c takes them out.
  */
 #include "lib.h"
 
@@ -11,13 +11,13 @@
 static int srq_check(const struct sv_profile *p, const struct ibv_srq_attr *a)
 {
     if (p->max_srq == 0)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_srq: there are no shared receive queues (profile %s, max_srq; "
+        return sv_refuse(EOPNOTSUPP, "ibv_create_srq: this device has no shared receive queues (profile %s, max_srq; "
                          SV_DOCUMENTED ")", p->name);
     if (a->max_wr == 0 || a->max_wr > p->max_srq_wr)
-        return sv_refuse(EINVAL, "ibv_create_srq: max_wr %u: 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", a->max_wr, p->max_srq_wr,
+        return sv_refuse(EINVAL, "ibv_create_srq: max_wr %u: expected 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", a->max_wr, p->max_srq_wr,
                          p->name);
     if (a->max_sge > p->max_srq_sge)
-        return sv_refuse(EINVAL, "ibv_create_srq: max_sge %u: at most %u (profile %s, max_srq_sge; " SV_DOCUMENTED ")", a->max_sge,
+        return sv_refuse(EINVAL, "ibv_create_srq: max_sge %u: expected at most %u (profile %s, max_srq_sge; " SV_DOCUMENTED ")", a->max_sge,
                          p->max_srq_sge, p->name);
     return 0;
 }
@@ -40,7 +40,7 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     int entry = sf_take_srq(&sv_lib.view, device, p->max_srq);
 
     if (entry == -EBUSY)
-        return sv_refuse(ENOMEM, "ibv_create_srq: the device has %u shared receive queues already (profile %s, max_srq; " SV_DOCUMENTED ")",
+        return sv_refuse(ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
                          p->max_srq, p->name);
     if (entry < 0)
         return sv_refuse(-entry, "ibv_create_srq: no entry is free in the fabric");
@@ -72,7 +72,7 @@ static void srq_publish(struct sv_srq *srq, struct sv_srq *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.srqs[srq->entry] == srq)
-        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* read with acquire by who polls */
+        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -131,7 +131,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     int error = 0;
 
     if (most == 0 || most > sv_lib.profile->max_srq_wr)
-        return sv_refuse(EINVAL, "ibv_modify_srq: max_wr %u: 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", most,
+        return sv_refuse(EINVAL, "ibv_modify_srq: max_wr %u: expected 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", most,
                          sv_lib.profile->max_srq_wr, sv_lib.profile->name);
     if (!srq_take_ring(&after, most, srq->ring.stride))
         return sv_refuse(ENOMEM, "ibv_modify_srq: no memory for the queue in the fabric's file");
@@ -225,7 +225,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair is on it: nobody is in the middle of it but who has just found that out. */
+    /* No queue pair uses it: only a process that is just finding that out can still be reading it. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

@@ -117,7 +117,7 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
         lock_polls(send_cq(qp), receive_cq(qp)); /* before the queues' locks: a poller runs queues with its own held */
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
-    if (qp->base.srq) /* who takes a receive for this queue pair from there holds that lock */
+    if (qp->base.srq) /* held by whoever takes a receive from there for this queue pair */
         sf_lock_receive(&sv_lib.view, shared_receives(qp), receive_cq(qp)->shared);
 }
 
@@ -137,12 +137,12 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Completions that have not been polled go, as mlx4's, mlx5's and hns's do: who makes the next queue pair, or connects this one
- * anew, finds none of what was before. Nobody writes another: all locks under which one is written are held. */
+/* Completions that have not been polled are removed, as mlx4, mlx5 and hns do, so that none of them is found after the queue pair is
+ * connected again or another is created. No further one is written: all locks under which one is written are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* First of all: who waits for a lock looks at the state when it has it. */
+    /* Before all else: a process that waits for a lock looks at the state when it gets the lock. */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -186,10 +186,10 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
     const struct sv_device_model *d = &sv_lib.fabric->model.topology.devices[device];
 
     if (ah->port_num != 1)
-        return sv_refuse(EINVAL, "%s: the address is of port %u; a device has port 1 alone", verb, ah->port_num);
+        return sv_refuse(EINVAL, "%s: the address names port %u; a device has only port 1", verb, ah->port_num);
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
-            return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet only GIDs lead anywhere (pingpongs take -g 1, perftest -x 1)", verb);
+            return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet an address needs a GID (pingpongs: -g 1, perftest: -x 1)", verb);
         return 0; /* by LID alone, within the one subnet that a fabric is */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
@@ -241,9 +241,9 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     if (*peer == SF_NO_DEVICE)
         why = "no port has the destination GID";
     else if (sv_lib.fabric->model.topology.devices[*peer].gids[index].unreachable || (p->first_gid_unreachable && index == 0))
-        why = "the destination GID is in its port's table and does not work on this link";
+        why = "the destination GID is in its port's table, but does not work on this link";
     else if (d->gids[ah->grh.sgid_index].unreachable || (p->first_gid_unreachable && ah->grh.sgid_index == 0))
-        why = "the GID at sgid_index is in the table and does not work on this link";
+        why = "the GID at sgid_index is in the table, but does not work on this link";
     else if (!sf_reachable(sv_lib.fabric, device, *peer))
         why = "the destination is not at the other end of this device's cable";
     if (why)
@@ -253,7 +253,7 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
 
 static int too_large(const char *name, uint32_t value, uint32_t most)
 {
-    return sv_refuse(EINVAL, "ibv_modify_qp: %s %u: at most %u", name, value, most);
+    return sv_refuse(EINVAL, "ibv_modify_qp: %s %u: expected at most %u", name, value, most);
 }
 
 static int check_values(const struct ibv_qp_attr *a, int mask)
@@ -261,12 +261,12 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
     const struct sv_profile *p = sv_lib.profile;
 
     if ((mask & IBV_QP_PORT) && a->port_num != 1)
-        return sv_refuse(EINVAL, "ibv_modify_qp: port_num %u: a device has port 1 alone", a->port_num);
+        return sv_refuse(EINVAL, "ibv_modify_qp: port_num %u: a device has only port 1", a->port_num);
     if ((mask & IBV_QP_PKEY_INDEX) && a->pkey_index >= p->pkeys)
-        return sv_refuse(EINVAL, "ibv_modify_qp: pkey_index %u: the table has %u (profile %s, pkeys; " SV_DOCUMENTED ")", a->pkey_index, p->pkeys,
+        return sv_refuse(EINVAL, "ibv_modify_qp: pkey_index %u: the table has %u entries (profile %s, pkeys; " SV_DOCUMENTED ")", a->pkey_index, p->pkeys,
                          p->name);
     if ((mask & IBV_QP_PATH_MTU) && (a->path_mtu < IBV_MTU_256 || (uint32_t)a->path_mtu > p->active_mtu))
-        return sv_refuse(EINVAL, "ibv_modify_qp: path_mtu %d: 1 to %u, the port's active_mtu (profile %s)", (int)a->path_mtu,
+        return sv_refuse(EINVAL, "ibv_modify_qp: path_mtu %d: expected 1 to %u, which is the port's active_mtu (profile %s)", (int)a->path_mtu,
                          p->active_mtu, p->name);
     if ((mask & IBV_QP_DEST_QPN) && a->dest_qp_num > 0xffffff)
         return too_large("dest_qp_num", a->dest_qp_num, 0xffffff);
@@ -283,7 +283,7 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
     if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31)
         return too_large("min_rnr_timer", a->min_rnr_timer, 31);
     if (mask & IBV_QP_ALT_PATH)
-        return sv_refuse(EINVAL, "ibv_modify_qp: an alternate path: a device has one port, and there is none");
+        return sv_refuse(EINVAL, "ibv_modify_qp: an alternate path is not supported: a device has one port");
     if ((mask & IBV_QP_PATH_MIG_STATE) && (uint32_t)a->path_mig_state > IBV_MIG_ARMED)
         return too_large("path_mig_state", (uint32_t)a->path_mig_state, IBV_MIG_ARMED);
     return 0;
@@ -348,15 +348,15 @@ static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const 
     int required = s->required[kind_of(q)], optional = s->optional[kind_of(q)];
 
     if (!s->valid)
-        return sv_refuse(EINVAL, "ibv_modify_qp: there is no step from %s to %s", state_name(now), state_name(next));
+        return sv_refuse(EINVAL, "ibv_modify_qp: a queue pair cannot go from %s to %s", state_name(now), state_name(next));
     if ((mask & required) != required)
         return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: required attributes are missing: mask %#x", state_name(now),
                          state_name(next), required & ~mask);
     if (mask & ~(required | optional | IBV_QP_STATE))
-        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: attributes that this step does not take: mask %#x",
+        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: attributes that this step does not accept: mask %#x",
                          state_name(now), state_name(next), mask & ~(required | optional | IBV_QP_STATE));
     if ((mask & IBV_QP_CUR_STATE) && (uint32_t)a->cur_qp_state != now)
-        return sv_refuse(EINVAL, "ibv_modify_qp: cur_qp_state says %s and the queue pair is in %s",
+        return sv_refuse(EINVAL, "ibv_modify_qp: cur_qp_state is %s, but the queue pair is in %s",
                          state_name((uint32_t)a->cur_qp_state), state_name(now));
     return 0;
 }
@@ -369,7 +369,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (next == IBV_QPS_RTS)
         sv_run(qp->entry);
     if (was == IBV_QPS_INIT && next == IBV_QPS_RTR && q->type != IBV_QPT_UD) {
-        /* Who was too early need not wait until it looks again. */
+        /* A peer that has posted too early need not wait until it looks again. */
         const struct sf_qp *peer = &sv_lib.fabric->qps[q->peer_qp % SF_QPS];
         if (peer->owner != 0 && peer->number == q->peer_number &&
             atomic_load_explicit(&peer->waiting, memory_order_relaxed))
@@ -403,7 +403,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         return sv_refuse(EOPNOTSUPP, "ibv_modify_qp: unknown attributes: mask %#x", mask & ~KNOWN);
     if (((mask & IBV_QP_STATE) && (uint32_t)attr->qp_state > IBV_QPS_ERR) ||
         ((mask & IBV_QP_CUR_STATE) && (uint32_t)attr->cur_qp_state > IBV_QPS_ERR))
-        return sv_refuse(EINVAL, "ibv_modify_qp: a state that is none");
+        return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not a state");
 
     /* Without pollers as a rule: a program may do this between ibv_start_poll and ibv_end_poll. */
     bool reset = (mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET;
@@ -422,7 +422,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         sv_reset_qp(qp);
     } else {
         write_attributes(qp, attr, mask, peer);
-        /* release: who finds the state finds the attributes (acquire in deliver_connected()). A peer's request may
+        /* release: a process that sees the state sees the attributes (acquire in deliver_hears()). A peer's request may
          * have brought it to ERR since it was looked at, and there it stays. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)
@@ -432,7 +432,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* Nothing arrives any more. Without the locks: who is in the middle of a message may wait for one. */
+    /* From now on nothing arrives. Without the locks, because a process that is moving a message may wait for one of them. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))

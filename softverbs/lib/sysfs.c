@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files of /sys, as libibverbs reads them for programs. A device here has none; what programs ask for by these functions
- * is answered from the fabric, all else is read where it is.
+ * Files of /sys, as libibverbs reads them for programs. The devices have no files here. Requests for them are answered from the fabric; all
+ * other files are read where they are.
  */
 #include "lib.h"
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that cannot go on: what they wait for, how long, and what becomes of them then.
+ * Requests that cannot be carried out yet: what they wait for, how long, and how they end if it does not come.
  */
 #include "engine.h"
 
 #define WAIT_FOR_EVER UINT64_MAX
 enum { LOOK_SOON_NS = 20000, LOOK_LATE_NS = 20000000 };
 
-/* Who polls or sleeps on this queue is to look at its queue pairs. */
+/* Makes the process that polls this completion queue, or sleeps on it, look at its queue pairs. */
 static void wait_mark(uint32_t index, bool wake, uint64_t at)
 {
     struct sf_cq *cq = &sv_lib.fabric->cqs[index % SF_CQS];
-    /* release: who sees the flag finds the queue pair waiting (acquire in sv_progress) */
+    /* release: a process that sees the flag also sees the queue pair waiting (acquire in sv_progress) */
     atomic_store_explicit(&cq->waiting, 1, memory_order_release);
     if (wake && cq->channel_fd >= 0)
         sv_wake_at(index, at);
@@ -84,7 +84,7 @@ enum sv_step sv_not_ready(struct sv_job *j)
         return sv_stall(j, SF_WAIT_RECEIVE, WAIT_FOR_EVER);
     if (qp->type != IBV_QPT_RC)
         return sv_lost(j);
-    /* Who has died posts none, and is buried: from then on nobody answers, and the retries run out. */
+    /* A dead process posts none. It is reaped; from then on nobody answers, and the retries run out. */
     bool look = qp->wait_for == SF_WAIT_NOTHING ? qp->rnr_retry == 0 : sf_now() >= qp->next_look;
     if (look && !sf_alive(sv_lib.fabric, j->target->owner))
         return sv_died(j, j->target->owner);

@@ -91,7 +91,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
         goto out;
     /* All or nothing; of a chain, ibv_post_send would take the part that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
-        error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: %zu requests, and less room than that in the send queue",
+        error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests",
                           qp->base.qp_num, builder->requests);
         goto out;
     }
@@ -226,7 +226,7 @@ static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t count, const struct ibv
     if (!one)
         return;
     if (count > sv_container(ex, struct sv_qp, ex)->send.sge_limit) {
-        builder->error = sv_refuse(EINVAL, "ibv_wr_set_sge_list: queue pair 0x%06x: %zu elements, at most %u", ex->qp_base.qp_num,
+        builder->error = sv_refuse(EINVAL, "ibv_wr_set_sge_list: queue pair 0x%06x: %zu elements; %u were granted", ex->qp_base.qp_num,
                                    count, sv_container(ex, struct sv_qp, ex)->send.sge_limit);
         return;
     }
@@ -257,7 +257,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     for (size_t i = 0; i < count && total <= qp->init.cap.max_inline_data; i++)
         total = list[i].length > qp->init.cap.max_inline_data ? SIZE_MAX : total + list[i].length;
     if (total > qp->init.cap.max_inline_data) {
-        builder->error = sv_refuse(EINVAL, "ibv_wr_set_inline_data: queue pair 0x%06x: more than its %u bytes inline",
+        builder->error = sv_refuse(EINVAL, "ibv_wr_set_inline_data: queue pair 0x%06x: more than the %u bytes of inline data that were granted",
                                    ex->qp_base.qp_num, qp->init.cap.max_inline_data);
         return;
     }

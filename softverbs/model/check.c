@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What must be true of a whole topology, wherever it comes from.
+ * Checks of a whole topology, wherever it comes from.
  */
 #include "build.h"
 #include "input.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading what a person wrote: files, JSON, and sentences about what is wrong in them.
+ * Reading files and JSON that a person wrote, and describing what is wrong in them.
  */
 #include "input.h"
 

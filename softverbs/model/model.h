@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a fabric is made of: the profile of its devices and the topology that joins them.
+ * The model of a fabric: the profile of its devices, and the topology that connects them.
  *
  * Both are plain data of fixed size. The command reads them from JSON (profile.c, topology.c), checks them and copies
  * them into the fabric's shared file; the library in the program reads them there and nowhere else, so that no program
- * gets a JSON parser it did not ask for. A file of one version is not read by another: sf_magic (fabric/shared.h)
- * names the version of this layout too.
+ * has to load a JSON parser. A fabric's file is not read by another version: SF_MAGIC and sf_layout() (fabric/shared.h)
+ * also cover the layout of these structures.
  */
 #ifndef SOFTVERBS_MODEL_H
 #define SOFTVERBS_MODEL_H
@@ -50,23 +50,23 @@ enum {
     SV_OP_FADD = 1 << 6,
 };
 
-/* What becomes of a queue pair that has been given more work than its depth (counted in frames where frame_bytes is set). */
+/* What happens to a request beyond the depth of its queue (counted in frames if frame_bytes is set). */
 enum sv_overdepth {
     SV_OVERDEPTH_REFUSE, /* the request is refused: errno overdepth_errno */
-    SV_OVERDEPTH_LOSE,   /* it is taken and never completes */
+    SV_OVERDEPTH_LOSE,   /* it is accepted, and never completes */
 };
 
-/* What a region that reaches 2^32 bytes does. */
+/* What happens with a region of 2^32 bytes or more. */
 enum sv_huge_region {
     SV_HUGE_WORKS,
-    SV_HUGE_WRAPS,  /* registers; what lies beyond 2^32 goes to the offset modulo 2^32 */
+    SV_HUGE_WRAPS,  /* registers; data for an offset beyond 2^32 goes to the offset modulo 2^32 */
     SV_HUGE_REFUSE, /* errno huge_region_errno */
 };
 
-/* What is done by ibv_post_recv after the cable of a connected queue pair was pulled. */
+/* What ibv_post_recv does after the cable of a connected queue pair was pulled. */
 enum sv_unplugged {
     SV_UNPLUGGED_STALLS,  /* nothing arrives */
-    SV_UNPLUGGED_CRASHES, /* touches memory that has gone: SIGSEGV */
+    SV_UNPLUGGED_CRASHES, /* accesses unmapped memory: SIGSEGV */
 };
 
 /* Which memory registers. Told apart by looking at the mapping (lib/memory.c). Each 0, or the errno of a refusal. */

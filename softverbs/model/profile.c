@@ -242,7 +242,7 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
     };
     for (size_t i = 0; i < sizeof errnos / sizeof errnos[0]; i++)
         if (errnos[i].set && !errnos[i].error)
-            return sv_fail(why, EINVAL, "%s: %s is 0; it must be an errno, since %s", origin, errnos[i].name,
+            return sv_fail(why, EINVAL, "%s: %s is 0; it must be an errno, because %s", origin, errnos[i].name,
                            errnos[i].because);
 
     if (p->frame_bytes & (p->frame_bytes - 1))

@@ -139,10 +139,10 @@ static int read_identity(struct reader *r, const json_t *o, const char *where, s
     const uint8_t given[6] = {0x36, 's', 'v', (uint8_t)(d->host >> 8), (uint8_t)d->host, (uint8_t)index};
     memcpy(d->mac, given, 6);
     if (mac && (!json_is_string(mac) || !sv_mac_parse(json_string_value(mac), d->mac)))
-        return topology_wrong(r, where, "mac", mac, "an address of a station as \"36:74:d9:9d:cc:84\"");
+        return topology_wrong(r, where, "mac", mac, "an address of a station such as \"36:74:d9:9d:cc:84\"");
     d->guid = sv_eui64(d->mac);
     if (guid && (!json_is_string(guid) || !sv_guid_parse(json_string_value(guid), &d->guid)))
-        return topology_wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, as \"3474:d9ff:fe9d:cc84\"");
+        return topology_wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, such as \"3474:d9ff:fe9d:cc84\"");
     if (name)
         return read_name(r, name, where, "name", d->name, sizeof d->name);
     if (sv_device_name(r->profile, index, d->interface, d->name))
@@ -186,7 +186,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
                  *gids = json_object_get(o, "gids");
     const json_t *port = json_object_get(o, "port");
     if (gids && (v4 || v6))
-        return sv_fail(r->why, EINVAL, "%s: %s has gids, the whole table, and %s too; say one of them",
+        return sv_fail(r->why, EINVAL, "%s: %s has gids, which is the whole table, and %s too; give only one of them",
                        r->origin, where, v4 ? "ipv4" : "ipv6");
     if (v4)
         rc = read_addresses(r, v4, where, AF_INET, &addresses);
@@ -344,11 +344,11 @@ static int settle_ports(struct reader *r)
         if (d->port_up != 1)
             continue;
         if (d->cable == SV_NO_CABLE)
-            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, and it has no cable", r->origin,
+            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but it has no cable", r->origin,
                            sv_place(t, i, place));
         if (d->cable >= 0 && t->devices[d->cable].port_up == 0)
             return sv_fail(r->why, EINVAL,
-                           "%s: the port of %s is to be up, and that of %s, at its cable's other end, down",
+                           "%s: the port of %s is to be up, but that of %s, at the other end of its cable, is down",
                            r->origin, sv_place(t, i, place), sv_place(t, (uint32_t)d->cable, other));
     }
     for (uint32_t i = 0; i < t->device_count; i++)
@@ -433,7 +433,7 @@ int sv_topology_load(int words, const char *const *word, const struct sv_profile
     size_t bytes;
     memset(t, 0, sizeof *t);
     if (words < 1)
-        return sv_fail(why, EINVAL, "no topology: say switch N, mesh N, ring N, chain N, or a file");
+        return sv_fail(why, EINVAL, "no topology: give switch N, mesh N, ring N, chain N, or a file");
     int rc = sv_topology_builtin(words, word, profile, t, why);
     if (rc != -ENOENT)
         return rc;

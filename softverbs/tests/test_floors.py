@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The floors in docs/design.md are those of the code: every source file of a room stands in the table once; a file calls, and uses data of, files on
-lower floors alone; a room includes its own headers and those of lower rooms, and nothing outside softverbs.
+"""The code follows the table of floors in docs/design.md. Every source file of a room stands in the table once. A file uses functions and data only of
+files on lower floors. A room includes only its own headers and those of lower rooms. The conformance suite includes nothing of softverbs.
 
 Usage: test_floors.py SOURCE-DIRECTORY BUILD-DIRECTORY   (of softverbs, compiled)
 """
@@ -75,6 +75,10 @@ def check_includes(table):
                 to = os.path.relpath(os.path.normpath(os.path.join(os.path.dirname(path), target)), source).split(os.sep)[0]
                 if to not in rooms or rooms.index(to) > rooms.index(room):
                     wrong.append(f"{os.path.relpath(path, source)} includes {target}, which is of no lower room")
+    for path in glob.glob(os.path.join(source, "tests", "conformance", "*.[ch]")):
+        with open(path, encoding="utf-8") as file:
+            wrong += [f"{os.path.relpath(path, source)} includes {target}: it is to run on any device, without softverbs"
+                      for target in re.findall(r'^#include "(.*)"', file.read(), re.M) if target != "conf.h"]
     return seen, wrong
 
 
