@@ -359,6 +359,49 @@ static void test_no_room(void **state)
     assert_int_equal(nodes_failed_with(2, no_room, shared_words(4096), NO_DEADLINE), 0);
 }
 
+/* Node 2 leaves, as node 0 sees it, while node 1 is stopped in a barrier of all three, and has no room for the word that says that node 0
+ * goes on without node 2. Node 1 is to hear of it all the same. */
+static void no_room_for_news(weft *w, void *arg)
+{
+    struct stopped *s = arg;
+    int rc;
+    (void)begin_stopped(w, s);
+    if (weft_rank(w) == 0) {
+        wait_for(&s->through, 1);
+        stop_asleep(s->pid);
+        w->deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_put(w, 1, fab_exchange_offset(3, 0) + 8, 0) == 0; i++)
+            ;
+        w->deadline_ns = 1000 * WEFT_SECOND;
+        s->asked = 1;
+        while (weft_alive(w, 2))
+            usleep(1000);
+        CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
+        CHECK(kill(s->pid, SIGCONT) == 0);
+        s->asked = 2;
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->asked, 1);
+        leave_towards(w, 0);
+        wait_for(&s->asked, 2);
+        leave_towards(w, 1);
+        wait_for(&s->done, 2);
+        return;
+    } else {
+        s->through = 1;
+    }
+    do
+        rc = weft_barrier(w, patience_ns(20));
+    while (rc == -ECONNRESET);
+    OK(rc);
+    meet(&s->done, 2);
+}
+
+static void test_no_room_for_news(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, no_room_for_news, shared_words(4096), NO_DEADLINE), 0);
+}
+
 /* --- given back twice, and in a handler --- */
 
 struct twice {
@@ -526,7 +569,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
         cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped), cmocka_unit_test(test_lock_lasts),
-        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
+        cmocka_unit_test(test_no_room), cmocka_unit_test(test_no_room_for_news), cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
