@@ -610,7 +610,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
         cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped), cmocka_unit_test(test_lock_lasts),
-        cmocka_unit_test(test_no_room), cmocka_unit_test(test_no_room_for_news), cmocka_unit_test(test_inherited_late), cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
+        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_no_room_for_news), cmocka_unit_test(test_inherited_late),
+        cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
