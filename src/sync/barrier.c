@@ -45,6 +45,19 @@ static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, 
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
+/* All others with which set this node has begun. Not all may take it now: one that is stopped has no room when much waits for it. */
+static int tell_newest(struct weft_node *w, struct sync *s)
+{
+    int first = 0;
+    for (uint32_t i = 0; i < s->member_count; i++) {
+        int rc = s->members[i] == w->rank ? 0 : write_word(w, s->members[i], NEWEST_WORD, s->set << 32);
+        if (rc != -ECONNRESET && !first) /* one that is gone need not know */
+            first = rc;
+    }
+    s->untold = first != 0;
+    return first;
+}
+
 static void take_stock(struct weft_node *w, struct sync *s)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
@@ -60,16 +73,14 @@ static void take_stock(struct weft_node *w, struct sync *s)
         hash = (hash ^ i) * UINT64_C(0x100000001b3);
     }
     uint64_t set = (uint64_t)n << 20 | (hash >> 44);
-    if (set != s->set) {
-        bool first = n == w->size;
-        s->set = set;
-        s->generation = 0;
-        for (uint32_t i = 0; !first && i < n; i++)
-            if (s->members[i] != w->rank)
-                (void)write_word(w, s->members[i], NEWEST_WORD, set << 32); /* one that is gone need not know */
-    }
     s->member_count = n;
     s->dead = dead;
+    if (set != s->set) {
+        s->set = set;
+        s->generation = 0;
+        if (n != w->size)
+            (void)tell_newest(w, s); /* who could not be told is when the next barrier begins */
+    }
 }
 
 struct signal_wait {
@@ -334,6 +345,10 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
     /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
     int rc = s->entered ? 0 : enter(w, s);
+    while (rc == 0 && s->untold) {
+        rc = tell_newest(w, s);
+        rc = rc == -ETIMEDOUT && p.lasting ? 0 : rc;
+    }
     if (rc == 0) {
         say_come(w, s, s->generation);
         rc = go_on(w, s, &p, visit);

@@ -4,8 +4,8 @@
  *
  * A claim is one attempt to take a lock and, when that succeeds, the holding of it. A thread is at it while it is WANTED; HELD it is the
  * node's, until some thread gives it back. What cannot be ended within a call is `left` to the progress thread: a swap that is still
- * under way, or of which nobody knows whether it happened. It is undone by one more swap, from this claim to 0: atomics to a
- * node happen in order, so that one finds whatever the first has done, and it changes no other claim.
+ * under way, or of which nobody knows whether it happened. It is undone by one more swap, from this claim to 0, or to LOCK_ORPHAN: atomics
+ * to a node happen in order, so that one finds whatever the first has done, and it changes no other claim.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ struct lock_claim {
     bool inherited, many;
     /* A swap that is under way, to this claim or (`back`) from it: */
     struct fab_now *swap;
-    bool back;
+    bool back; /* `inherited` then: it was from one that died, and has not been used */
 };
 
 static uint64_t value_of(const struct lock_claim *c)
@@ -139,12 +139,12 @@ static void leave(struct sync *s, struct lock_claim *c)
     fab_kick(c->w); /* its tick */
 }
 
-static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, uint64_t ticket)
+static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, uint64_t ticket, bool inherited)
 {
     struct lock_claim *c = malloc(sizeof *c);
     if (!c)
         return -ENOMEM;
-    *c = (struct lock_claim){.w = w, .word = word, .ticket = ticket, .back = true};
+    *c = (struct lock_claim){.w = w, .word = word, .ticket = ticket, .inherited = inherited, .back = true};
     leave(s, c);
     return 0;
 }
@@ -165,10 +165,10 @@ static bool settle(struct weft_node *w, struct lock_claim *c)
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
             return true; /* it is given back, or never was taken */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, false) == 0; /* else all of it again */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* else all of it again */
     }
     c->back = true;
-    return fab_swap_begin(w, c->word, mine, 0, &c->swap) != 0 && !fab_alive(w, home); /* where it fails, next time again */
+    return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 && !fab_alive(w, home); /* where it fails, next time again */
 }
 
 static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
@@ -216,7 +216,7 @@ static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const 
     if (c || m->verb != LOCK_GRANT)
         return;
     /* Its wait timed out just before: give it back. */
-    if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket))
+    if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(BASE_LOG_WARN, "lock %#llx: it was granted after its call had timed out, and cannot be given back: no memory",
                  (unsigned long long)m->word);
 }
@@ -477,7 +477,7 @@ static int unlock_here(struct weft_node *w, struct sync *s, weft_gaddr word, uin
     if (old != (mine | LOCK_WAITERS))
         return not_held(word);
     rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, ticket, false);
-    return rc == 0 || rc == -ECONNRESET || give_back_later(w, s, word, ticket) ? rc : 0;
+    return rc == 0 || rc == -ECONNRESET || give_back_later(w, s, word, ticket, false) ? rc : 0;
 }
 
 static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *c)

@@ -18,6 +18,7 @@ struct sync {
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
     uint32_t *members;
+    bool untold; /* of the present set, not all others know yet that this node has begun with it */
     /* A barrier that was entered and has not ended, since it timed out: the next call goes on with it. */
     bool entered;
     bool put;          /* exchange: the word is on its way */

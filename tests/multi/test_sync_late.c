@@ -360,6 +360,90 @@ static void test_no_room(void **state)
     assert_int_equal(nodes_failed_with(2, no_room, shared_words(4096), NO_DEADLINE), 0);
 }
 
+/* Node 2 leaves, as node 0 sees it, while node 1 is stopped in a barrier of all three, and has no room for the word that says that node 0
+ * goes on without node 2. Node 1 is to hear of it all the same. */
+static void no_room_for_news(weft_node *w, void *arg)
+{
+    struct stopped *s = arg;
+    int rc;
+    (void)begin_stopped(w, s);
+    if (weft_rank(w) == 0) {
+        wait_for(&s->through, 1);
+        stop_asleep(s->pid);
+        w->options.deadline_ns = LITTLE;
+        for (int i = 0; i < 200000 && fab_system_set(w, 1, sync_exchange_offset(3, 0) + 8, 0, false) == 0; i++)
+            ;
+        w->options.deadline_ns = 1000 * WEFT_SECOND;
+        s->asked = 1;
+        while (weft_alive(w, 2))
+            usleep(1000);
+        CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
+        CHECK(kill(s->pid, SIGCONT) == 0);
+        s->asked = 2;
+    } else if (weft_rank(w) == 2) {
+        wait_for(&s->asked, 1);
+        leave_towards(w, 0);
+        wait_for(&s->asked, 2);
+        leave_towards(w, 1);
+        wait_for(&s->done, 2);
+        return;
+    } else {
+        s->through = 1;
+    }
+    do
+        rc = weft_barrier(w, patience_ns(20));
+    while (rc == -ECONNRESET);
+    OK(rc);
+    meet(&s->done, 2);
+}
+
+static void test_no_room_for_news(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, no_room_for_news, shared_words(4096), NO_DEADLINE), 0);
+}
+
+/* --- a grant that comes after its call has timed out --- */
+
+static int takes_nothing(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+                         size_t payload_len, weft_op *op)
+{
+    (void)w, (void)l, (void)id, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)op;
+    return -ENOBUFS;
+}
+
+/* From one that died, and the home takes no message just then: the lock is given back later, and the next is still told of the death. */
+static void inherited_late(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr word = on_node(symmetric_alloc(w, 64), 1);
+    if (weft_rank(w) == 0) {
+        struct fab_link *l = &w->links[1];
+        const struct fab_transport *transport = l->transport;
+        struct fab_transport full = *transport;
+        struct lock_message m = {.word = word, .ticket = 1u << 20, .verb = LOCK_GRANT, .flag = 1};
+        uint64_t value = 1 | m.ticket << 20; /* this node's, and of no call that waits */
+        bool inherited = false;
+        OK(weft_put_blocking(w, word, &value, sizeof value));
+        full.send = takes_nothing;
+        l->transport = &full;
+        w->handlers[SYNC_HANDLER_LOCK].fn(w, 1, &m, sizeof m, NULL, 0, w->handlers[SYNC_HANDLER_LOCK].arg);
+        l->transport = transport;
+        while (read_word(w, word) == value)
+            usleep(1000);
+        OK(weft_lock(w, word, 100 * WEFT_SECOND, &inherited));
+        CHECK(inherited);
+        OK(weft_unlock(w, word));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_inherited_late(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, inherited_late, NULL), 0);
+}
+
 /* --- given back twice, and in a handler --- */
 
 struct twice {
@@ -527,7 +611,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
         cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped), cmocka_unit_test(test_lock_lasts),
-        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
+        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_no_room_for_news), cmocka_unit_test(test_inherited_late),
+        cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
