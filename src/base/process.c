@@ -202,10 +202,11 @@ static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
     return pid;
 }
 
-/* One that nobody will wait for: its parent ends at once. Not the leader of its session, it can get no terminal. */
-static __attribute__((noinline)) pid_t make_orphan(const struct prepared *p)
+/* One that nobody will wait for: its parent ends at once, when it runs. Not the leader of its session, it can get no terminal. fork(): a
+ * vfork() in a child of vfork() is too much for the address sanitizer. */
+static pid_t make_orphan(const struct prepared *p)
 {
-    pid_t pid = NEW_PROCESS();
+    pid_t pid = fork();
     if (pid == 0) {
         pid_t child = setsid() < 0 ? -1 : make_process(p);
         if (child < 0) {
@@ -247,13 +248,15 @@ static int start(const struct base_process *s, pid_t *pid, enum base_process_ste
     pid_t child = s->orphan ? make_orphan(&p) : make_process(&p);
     rc = child < 0 ? -errno : 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc && s->orphan) /* its parent, which has started it then */
+        base_process_reap(child);
     if (!rc) {
         struct report r = hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
         if (rc && s->number) /* while it is still this one's */
             atomic_store_explicit(s->number, 0, memory_order_seq_cst);
-        if (rc || s->orphan)
+        if (rc && !s->orphan)
             base_process_reap(child);
     }
     unprepare(&p);
