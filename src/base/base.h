@@ -145,7 +145,7 @@ int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * All `len` bytes, with at most BASE_FDS_MAX descriptors. What is sent at once must be less than the socket holds. Received
  * descriptors are close-on-exec, and the caller's; those that did not come are -1. Until `deadline` (base_deadline()). 0, or a negative
- * errno without a sentence: then no descriptor is left open. */
+ * errno without a sentence: then no descriptor is left open. -EMFILE: the bytes are there, a descriptor found no room here. */
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);

@@ -60,6 +60,7 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
     uint8_t *at = bytes;
     unsigned got = 0;
     int rc = 0;
+    bool dropped = false;
     for (unsigned i = 0; i < count; i++)
         fds[i] = -1;
     while (len && !rc) {
@@ -84,10 +85,13 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
             take_fds(&m, fds, count, &got);
             at += n;
             len -= (size_t)n;
+            dropped = dropped || (got < count && m.msg_flags & MSG_CTRUNC); /* what does not fit into the table */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
             rc = n == 0 ? -ECONNRESET : -errno;
         }
     }
+    if (!rc && dropped)
+        rc = -EMFILE;
     for (unsigned i = 0; rc && i < got; i++) {
         close(fds[i]);
         fds[i] = -1;

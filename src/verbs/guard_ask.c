@@ -37,9 +37,11 @@ int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *
         rc = base_send_fds(g->fd, c, sizeof *c, fd, gives ? 1 : 0);
         if (!rc)
             rc = base_receive_fds(g->fd, a, sizeof *a, &came, 1, base_deadline(patience(c->verb)));
-        if (rc)
+        if (rc && rc != -EMFILE) {
             guard_lost(g, base_strerror(rc));
-        rc = rc ? -ENODEV : -a->result;
+            rc = -ENODEV;
+        }
+        rc = rc ? rc : -a->result;
     }
     pthread_mutex_unlock(&g->lock);
     if (came >= 0 && (rc || gives || !fd))

@@ -31,12 +31,13 @@ static bool serve_one(struct guard *g, bool *some)
     *some = false;
     if (poll(&ready, 1, 0) <= 0)
         return true;
-    if (base_receive_fds(g->fd, &c, sizeof c, came, 1, base_deadline(WEFT_SECOND)) != 0)
+    int rc = base_receive_fds(g->fd, &c, sizeof c, came, 1, base_deadline(WEFT_SECOND));
+    if (rc && rc != -EMFILE)
         return false;
     *some = true;
     memset(&a, 0, sizeof a);
     fd[0] = came[0];
-    int result = guard_answer_call(g, &c, &a, fd);
+    int result = rc ? -rc : guard_answer_call(g, &c, &a, fd);
     if (came[0] >= 0)
         close(came[0]); /* mapped, if it was any good */
     bool gives = result == 0 && (c.verb == GUARD_CREATE_CHANNEL || c.verb == GUARD_CREATE_CQ || c.verb == GUARD_CREATE_QP);
