@@ -42,7 +42,9 @@ struct base_process {
     const char *path;   /* from base_process_find() */
     char *const *argv;
     char *const *env;   /* NULL: ours */
-    const int *fds;     /* [3]: become 0, 1, 2: a descriptor, BASE_FD_OURS or BASE_FD_NULL. NULL: ours. Of the others it gets those that are not close-on-exec */
+    /* [3]: become 0, 1, 2: a descriptor, BASE_FD_OURS or BASE_FD_NULL. NULL: all ours. Others are passed on unless they are
+     * close-on-exec. */
+    const int *fds;
     enum base_process_group group; /* BASE_GROUP_OWN: it leads one, whose number is its own */
     int end_with;       /* the signal it gets when the thread that starts it ends, where the system knows that; 0: none */
     /* Signals with a handler here have their default there, and ignored ones stay ignored, but these are as they were saved; NULL: none. */
@@ -54,9 +56,9 @@ struct base_process {
      * it is written after. 0 again when it does not start. */
     _Atomic int32_t *number;
 };
-/* Start a program, at a cost that does not grow with the memory mapped here; any thread may, and no handler of ours runs in the new process.
- * Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and `step` (may be NULL) says
- * what failed: making a process, its settings, or executing the program. */
+/* Start a program, at a cost that does not grow with the memory mapped here (that of an orphan does). Any thread may, and no handler of ours
+ * runs in the new process. Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and `step`
+ * (may be NULL) says what failed: making a process, its settings, or executing the program. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
 /* Go on in a new process: as fork(), 0 in it. All signals are blocked there, so that no handler of ours runs. For processes without threads:
