@@ -45,22 +45,19 @@ static void on_word(uint64_t *to, const void *header, size_t len)
     __atomic_store_n(to, word, __ATOMIC_RELEASE);
 }
 
-static void on_turn(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
+static void on_turn(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)payload, (void)payload_len;
     on_word(&((struct bench *)arg)->turn, header, header_len);
 }
 
-static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
+static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)payload, (void)payload_len, (void)arg;
     failed("answer", weft_send(w, from, ON_PONG, header, header_len, NULL, 0, NULL));
 }
 
-static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
+static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)payload, (void)payload_len;
     on_word(&((struct bench *)arg)->ponged, header, header_len);
@@ -193,8 +190,7 @@ static int compare_swap(struct bench *b, uint64_t n, uint64_t first)
         if (failed("compare_swap", weft_compare_swap_blocking(b->w, b->theirs + AT_CSWAP, i, i + 1, &old)))
             return -1;
         if (old != i) {
-            fprintf(stderr, "weft: compare_swap found %llu, not %llu\n", (unsigned long long)old,
-                    (unsigned long long)i);
+            fprintf(stderr, "weft: compare_swap found %llu, not %llu\n", (unsigned long long)old, (unsigned long long)i);
             return -1;
         }
     }
@@ -205,8 +201,8 @@ static int stream(struct bench *b, uint64_t n, size_t len, bool put)
 {
     weft_gaddr far = b->theirs + WORDS;
     for (uint64_t i = 0; i < n; i++)
-        if (failed(put ? "put" : "get", put ? weft_put(b->w, far, b->memory + WORDS, len, NULL)
-                                            : weft_get(b->w, b->memory + WORDS, far, len, NULL)))
+        if (failed(put ? "put" : "get",
+                   put ? weft_put(b->w, far, b->memory + WORDS, len, NULL) : weft_get(b->w, b->memory + WORDS, far, len, NULL)))
             return -1;
     return failed("flush", weft_flush(b->w, b->peer, WEFT_TIMEOUT_DEFAULT)) ? -1 : 0;
 }
@@ -235,8 +231,8 @@ static int copy_limit(const struct spec *spec)
     }
     munmap(from, spec->bytes);
     munmap(to, spec->bytes);
-    printf("{\"test\": \"%s\", \"bytes\": %llu, \"value\": %.6g, \"how\": \"%s\"}\n", spec->test,
-           (unsigned long long)spec->bytes, best, how);
+    printf("{\"test\": \"%s\", \"bytes\": %llu, \"value\": %.6g, \"how\": \"%s\"}\n", spec->test, (unsigned long long)spec->bytes, best,
+           how);
     return 0;
 }
 
@@ -335,8 +331,8 @@ static int test(struct bench *b, const struct spec *spec, uint64_t number)
 
 int main(int argc, char **argv)
 {
-    static const char *known[] = {"put_lat", "line_lat", "msg_lat", "cswap_lat", "put_bw", "get_bw", "copy_bw", "put_rate",
-                                  "put_typical", "get_typical", "msg_typical", "signal_typical", "add_typical"};
+    static const char *known[] = {"put_lat",  "line_lat",    "msg_lat",     "cswap_lat",   "put_bw",         "get_bw",     "copy_bw",
+                                  "put_rate", "put_typical", "get_typical", "msg_typical", "signal_typical", "add_typical"};
     static struct spec specs[64];
     uint64_t largest = 0;
     if (argc < 2 || argc > 65) {
@@ -367,8 +363,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "fabric: needs a cluster of two nodes\n");
         goto out;
     }
-    if (failed("handle", weft_handle(b.w, ON_TURN, on_turn, &b)) ||
-        failed("handle", weft_handle(b.w, ON_PING, on_ping, &b)) ||
+    if (failed("handle", weft_handle(b.w, ON_TURN, on_turn, &b)) || failed("handle", weft_handle(b.w, ON_PING, on_ping, &b)) ||
         failed("handle", weft_handle(b.w, ON_PONG, on_pong, &b)) ||
         failed("alloc", weft_alloc_aligned(b.w, WORDS + largest, 4096, &b.mine)))
         goto out;

@@ -13,8 +13,7 @@ enum { ON_HELLO };
 
 static _Atomic uint32_t heard;
 
-static void on_hello(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                     void *arg)
+static void on_hello(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
     atomic_fetch_add_explicit(&heard, 1, memory_order_relaxed);

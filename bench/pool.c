@@ -180,8 +180,8 @@ static void measure(size_t bytes, bool batch, unsigned threads)
         snprintf(size, sizeof size, "%zu B", bytes);
     else
         snprintf(size, sizeof size, "%zu KiB", bytes / 1024);
-    printf("{\"name\":\"%s %s, %u thread%s\",\"unit\":\"ns\",\"ours\":%.3f,\"peers\":{",
-           batch ? "batch" : "pair", size, threads, threads > 1 ? "s" : "", best[OURS]);
+    printf("{\"name\":\"%s %s, %u thread%s\",\"unit\":\"ns\",\"ours\":%.3f,\"peers\":{", batch ? "batch" : "pair", size, threads,
+           threads > 1 ? "s" : "", best[OURS]);
     const char *comma = "";
     for (unsigned w = OURS + 1; w < WHO; w++) {
         if (peer_alloc[w]) {
@@ -195,8 +195,7 @@ static void measure(size_t bytes, bool batch, unsigned threads)
 
 static void find_mimalloc(void)
 {
-    static const char *const files[] = {"libmimalloc.so.2", "libmimalloc.so", "libmimalloc.so.3",
-                                        "libmimalloc.dylib"};
+    static const char *const files[] = {"libmimalloc.so.2", "libmimalloc.so", "libmimalloc.so.3", "libmimalloc.dylib"};
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++) {
         void *lib = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
         if (!lib)

@@ -44,18 +44,17 @@ static bool load(void)
         fprintf(stderr, "%s\n", dlerror());
         return false;
     }
-#define SYMBOL(name)                                                                                         \
-    {                                                                                                        \
-        "ibv_" #name, (void **)&verbs.name                                                                   \
+#define SYMBOL(name)                       \
+    {                                      \
+        "ibv_" #name, (void **)&verbs.name \
     }
     const struct {
         const char *name;
         void **to;
     } symbols[] = {
-        SYMBOL(get_device_list), SYMBOL(free_device_list), SYMBOL(open_device), SYMBOL(query_gid),
-        SYMBOL(alloc_pd),        SYMBOL(reg_mr),           SYMBOL(create_cq),   SYMBOL(create_qp),
-        SYMBOL(modify_qp),       SYMBOL(destroy_qp),       SYMBOL(destroy_cq),  SYMBOL(dereg_mr),
-        SYMBOL(dealloc_pd),      SYMBOL(close_device),
+        SYMBOL(get_device_list), SYMBOL(free_device_list), SYMBOL(open_device), SYMBOL(query_gid),    SYMBOL(alloc_pd),
+        SYMBOL(reg_mr),          SYMBOL(create_cq),        SYMBOL(create_qp),   SYMBOL(modify_qp),    SYMBOL(destroy_qp),
+        SYMBOL(destroy_cq),      SYMBOL(dereg_mr),         SYMBOL(dealloc_pd),  SYMBOL(close_device),
     };
 #undef SYMBOL
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -106,11 +105,7 @@ static bool make(struct node *n)
         .send_cq = n->cq,
         .recv_cq = n->cq,
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 128,
-                .max_recv_wr = 128,
-                .max_send_sge = 1,
-                .max_recv_sge = 1,
-                .max_inline_data = 64},
+        .cap = {.max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64},
     };
     n->qp = verbs.create_qp(n->pd, &init);
     if (!n->qp) {
@@ -122,8 +117,7 @@ static bool make(struct node *n)
         .port_num = 1,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
     };
-    return !verbs.modify_qp(n->qp, &attr,
-                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    return !verbs.modify_qp(n->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
 static bool join(struct node *n, const struct card *peer)
@@ -137,21 +131,19 @@ static bool join(struct node *n, const struct card *peer)
         .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = peer->gid, .hop_limit = 1}},
     };
     if (verbs.modify_qp(n->qp, &attr,
-                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)) {
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+                            IBV_QP_MIN_RNR_TIMER)) {
         return false;
     }
-    attr = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
     return !verbs.modify_qp(n->qp, &attr,
-                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 static bool finish(struct node *n)
 {
-    return !verbs.destroy_qp(n->qp) && !verbs.destroy_cq(n->cq) && !verbs.dereg_mr(n->mr) &&
-           !verbs.dealloc_pd(n->pd) && !verbs.close_device(n->context);
+    return !verbs.destroy_qp(n->qp) && !verbs.destroy_cq(n->cq) && !verbs.dereg_mr(n->mr) && !verbs.dealloc_pd(n->pd) &&
+           !verbs.close_device(n->context);
 }
 
 static bool whole(ssize_t got, size_t wanted)
@@ -165,13 +157,12 @@ static int side(int from, int to, int out)
     static struct node n;
     struct card peer;
     char word;
-    if (!load() || !whole(write(to, "r", 1), 1) ||
-        !whole(read(from, &word, 1), 1)) { /* both begin together */
+    if (!load() || !whole(write(to, "r", 1), 1) || !whole(read(from, &word, 1), 1)) { /* both begin together */
         return 1;
     }
     uint64_t begin = spec_now_ns();
-    if (!make(&n) || !whole(write(to, &n.card, sizeof(n.card)), sizeof(n.card)) ||
-        !whole(read(from, &peer, sizeof(peer)), sizeof(peer)) || !join(&n, &peer)) {
+    if (!make(&n) || !whole(write(to, &n.card, sizeof(n.card)), sizeof(n.card)) || !whole(read(from, &peer, sizeof(peer)), sizeof(peer)) ||
+        !join(&n, &peer)) {
         perror("connect");
         return 1;
     }

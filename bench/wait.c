@@ -35,8 +35,8 @@ static void must(const char *what, int rc)
     }
 }
 
-static void on_wake(weft_node *node, uint32_t from, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, void *arg)
+static void on_wake(weft_node *node, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    void *arg)
 {
     (void)node, (void)from, (void)payload, (void)payload_len, (void)arg;
     uint64_t sent = 0, now = spec_now_ns();
@@ -77,8 +77,8 @@ static void drive(const struct spec *s, uint64_t round, struct words *far)
     if (strcmp(s->test, "wake_message") == 0) {
         must("send", weft_send(w, 1, ON_WAKE, &now, 8, NULL, 0, NULL));
     } else if (strcmp(s->test, "wake_signal") == 0) {
-        must("put_signal", weft_put_signal(w, at(theirs, offsetof(struct words, sent_ns)), &now, 8,
-                                           at(theirs, offsetof(struct words, go)), 1, NULL));
+        must("put_signal",
+             weft_put_signal(w, at(theirs, offsetof(struct words, sent_ns)), &now, 8, at(theirs, offsetof(struct words, go)), 1, NULL));
     } else {
 #if defined(__linux__)
         __atomic_store_n(&far->sent_ns[0], now, __ATOMIC_RELAXED);
@@ -145,8 +145,7 @@ static void blocked(const struct spec *s)
     must("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     double before = cpu_seconds();
     uint64_t start = spec_now_ns();
-    (void)weft_wait_until(w, at(mine, offsetof(struct words, futex)), WEFT_EQ, UINT64_MAX, NULL,
-                          (int64_t)s->iterations * WEFT_MS);
+    (void)weft_wait_until(w, at(mine, offsetof(struct words, futex)), WEFT_EQ, UINT64_MAX, NULL, (int64_t)s->iterations * WEFT_MS);
     double used = cpu_seconds() - before, took = (double)(spec_now_ns() - start) / 1e9;
     spec_value(s, 100 * used / took);
 }

@@ -41,8 +41,7 @@ static void transfer(weft_node *w, weft_gaddr bank, int64_t amount)
     b.account[1] += amount;
     b.transfers++;
     /* All but the lock, which is not ours to write. */
-    check(weft_put_blocking(w, bank + offsetof(struct bank, transfers), &b.transfers,
-                       sizeof b - offsetof(struct bank, transfers)), "put");
+    check(weft_put_blocking(w, bank + offsetof(struct bank, transfers), &b.transfers, sizeof b - offsetof(struct bank, transfers)), "put");
     check(weft_flush(w, weft_gaddr_node(bank), WEFT_TIMEOUT_DEFAULT), "flush");
     check(weft_unlock(w, bank + offsetof(struct bank, lock)), "unlock");
 }
@@ -67,8 +66,8 @@ int main(void)
 
     if (me == 0) {
         const struct bank *b = weft_ptr(w, bank, sizeof *b);
-        printf("%llu transfers by %u nodes: the accounts hold %lld together, as before\n",
-               (unsigned long long)b->transfers, nodes, (long long)(b->account[0] + b->account[1]));
+        printf("%llu transfers by %u nodes: the accounts hold %lld together, as before\n", (unsigned long long)b->transfers, nodes,
+               (long long)(b->account[0] + b->account[1]));
     }
     check(weft_close(w), "close");
     return 0;

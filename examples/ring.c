@@ -55,15 +55,15 @@ int main(void)
     for (uint64_t lap = 1; lap <= LAPS; lap++) {
         uint64_t hops = 0;
         if (me > 0 || lap > 1) { /* node 0 has it at the start */
-            check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, me > 0 ? lap : lap - 1, NULL,
-                                  WEFT_TIMEOUT_DEFAULT), "wait");
+            check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, me > 0 ? lap : lap - 1, NULL, WEFT_TIMEOUT_DEFAULT),
+                  "wait");
             hops = place->hops;
         }
         hops++;
         printf("hop %u: node %u to node %u\n", (unsigned)hops, me, (me + 1) % nodes);
         fflush(stdout); /* before the next node can print */
-        check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops,
-                              next + offsetof(struct place, signal), 1, NULL), "put");
+        check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops, next + offsetof(struct place, signal), 1, NULL),
+              "put");
         check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* `hops` may go out of scope now */
     }
     if (me == 0) {

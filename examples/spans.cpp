@@ -43,7 +43,7 @@ node open_node()
 /* `count` values of T in this node's pool. */
 template <typename T> class span
 {
-public:
+  public:
     span(weft_node *w, size_t count) : w_(w), count_(count)
     {
         check(weft_alloc(w, count * sizeof(T), &at_), "alloc");
@@ -69,7 +69,7 @@ public:
         return begin() + count_;
     }
 
-private:
+  private:
     weft_node *w_;
     size_t count_;
     weft_gaddr at_ = WEFT_NULL;

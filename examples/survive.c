@@ -49,8 +49,7 @@ static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, vo
 }
 
 /* At the last node: another one has installed its callback. */
-static void on_ready(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                     size_t payload_len, void *arg)
+static void on_ready(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     weft_fetch_add(w, *(weft_gaddr *)arg, 1, NULL, NULL);

@@ -87,8 +87,7 @@ static bool right(struct pair *p, int me, uint64_t bytes)
 enum told { BY_BYTES, BY_LINE, BY_SUM };
 
 /* Turns of one side. at[i], where there is an `at`: when turn i began. */
-static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, enum told told,
-                  uint64_t *at)
+static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, enum told told, uint64_t *at)
 {
     volatile uint8_t *mine = (volatile uint8_t *)p->side[me].buffer + bytes - 1;
     const bool shared = told != BY_BYTES;
@@ -146,8 +145,7 @@ static double latency(struct pair *p, const struct spec *s, enum told told)
 {
     double value = -1;
     uint64_t *at = calloc(s->iterations, sizeof(*at));
-    if (at && turns(p, 0, 0, s->warmup, s->bytes, told, NULL) &&
-        turns(p, 0, s->warmup, s->warmup + s->iterations, s->bytes, told, at)) {
+    if (at && turns(p, 0, 0, s->warmup, s->bytes, told, NULL) && turns(p, 0, s->warmup, s->warmup + s->iterations, s->bytes, told, at)) {
         for (uint64_t i = 0; i + 1 < s->iterations; i++) {
             at[i] = at[i + 1] - at[i];
         }
@@ -290,9 +288,7 @@ int main(int count, char **word)
             return 2;
         }
         const bool large = !strcmp(s.test, "write_bw") || !strcmp(s.test, "check_bw");
-        const uint64_t most = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat") ? LINE
-                              : !strcmp(s.test, "frame_lat")                              ? PAGE
-                                                                                          : 0;
+        const uint64_t most = !strcmp(s.test, "write_lat") || !strcmp(s.test, "send_lat") ? LINE : !strcmp(s.test, "frame_lat") ? PAGE : 0;
         if (!s.bytes || (!large && (s.bytes > most || s.iterations < 2))) {
             spec_missing(&s, "no such test");
             continue;

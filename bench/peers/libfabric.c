@@ -79,14 +79,14 @@ static int progress(struct side *s)
 }
 
 /* Repeat an operation that has no room yet, with progress between. */
-#define RETRY(s, what, call)                                                                                          \
-    do {                                                                                                              \
-        int64_t rc_;                                                                                                  \
-        while ((rc_ = (call)) == -FI_EAGAIN)                                                                          \
-            if (progress(s))                                                                                          \
-                return -1;                                                                                            \
-        if (failed(what, rc_))                                                                                        \
-            return -1;                                                                                                \
+#define RETRY(s, what, call)                 \
+    do {                                     \
+        int64_t rc_;                         \
+        while ((rc_ = (call)) == -FI_EAGAIN) \
+            if (progress(s))                 \
+                return -1;                   \
+        if (failed(what, rc_))               \
+            return -1;                       \
     } while (0)
 
 static int completed(struct side *s, uint64_t n)
@@ -121,15 +121,12 @@ static int side_open(struct side *s)
     struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * WINDOW};
     if (failed("fi_fabric", fi_fabric(s->info->fabric_attr, &s->fabric, NULL)) ||
         failed("fi_domain", fi_domain(s->fabric, s->info, &s->domain, NULL)) ||
-        failed("fi_av_open", fi_av_open(s->domain, &av, &s->av, NULL)) ||
-        failed("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL)) ||
-        failed("fi_endpoint", fi_endpoint(s->domain, s->info, &s->ep, NULL)) ||
-        failed("fi_ep_bind", fi_ep_bind(s->ep, &s->av->fid, 0)) ||
-        failed("fi_ep_bind", fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV)) ||
-        failed("fi_enable", fi_enable(s->ep)) ||
-        failed("fi_mr_reg", fi_mr_reg(s->domain, s->memory, s->memory_len,
-                                      FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_SEND | FI_RECV, 0,
-                                      (uint64_t)s->rank + 1, 0, &s->mr, NULL)))
+        failed("fi_av_open", fi_av_open(s->domain, &av, &s->av, NULL)) || failed("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL)) ||
+        failed("fi_endpoint", fi_endpoint(s->domain, s->info, &s->ep, NULL)) || failed("fi_ep_bind", fi_ep_bind(s->ep, &s->av->fid, 0)) ||
+        failed("fi_ep_bind", fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV)) || failed("fi_enable", fi_enable(s->ep)) ||
+        failed("fi_mr_reg",
+               fi_mr_reg(s->domain, s->memory, s->memory_len, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_SEND | FI_RECV, 0,
+                         (uint64_t)s->rank + 1, 0, &s->mr, NULL)))
         return -1;
 
     struct card mine = {.name_len = NAME_MAX_BYTES, .key = fi_mr_key(s->mr)};
@@ -238,8 +235,8 @@ static int compare_swap(struct side *s, uint64_t n)
         compare = 0;
         operand = 0;
         RETRY(s, "fi_compare_atomic",
-              fi_compare_atomic(s->ep, &operand, 1, NULL, &compare, NULL, &result, NULL, s->peer, theirs(s, 512),
-                                s->theirs.key, FI_UINT64, FI_CSWAP, &context));
+              fi_compare_atomic(s->ep, &operand, 1, NULL, &compare, NULL, &result, NULL, s->peer, theirs(s, 512), s->theirs.key, FI_UINT64,
+                                FI_CSWAP, &context));
         if (completed(s, want))
             return -1;
     }
@@ -257,8 +254,7 @@ static int stream(struct side *s, uint64_t n, size_t len, bool writes)
             return -1;
         struct fi_context *c = &contexts[i % WINDOW];
         if (writes)
-            RETRY(s, "fi_write",
-                  fi_write(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
+            RETRY(s, "fi_write", fi_write(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
         else
             RETRY(s, "fi_read", fi_read(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
     }
@@ -339,8 +335,7 @@ int main(int argc, char **argv)
     }
 
     int socks[2];
-    struct control *control =
-        mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct control *control = mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (control == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM, 0, socks)) {
         perror("libfabric");
         return 1;

@@ -58,33 +58,31 @@ WEFT_API int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len
 /* 64-bit atomics on an 8-byte aligned word (-EINVAL else), atomic against every other weft atomic on that word,
  * the owner's included. The word's former value is stored to `*old` (may be NULL). */
 WEFT_API int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old, weft_op *op);
-WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old,
-                               weft_op *op);
+WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op);
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
 /* Put, then add to the 8-byte word `signal` at the same node: whoever sees the new word sees the bytes. Wakes
  * weft_wait_until() there. `len` may be 0. */
-WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal,
-                             uint64_t add, weft_op *op);
+WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
 
 /* Messages: run the handler `id` at `node` with a small header and a payload. Both are copied before the call
  * returns or, with an op, before it completes. The op completes when the message is on its way. When the node takes
  * no messages the call waits for room, up to the default deadline; in a handler it does not, and the message is kept
  * (-ENOBUFS past 64 MiB). */
-#define WEFT_HANDLERS     128u  /* ids 0 to 127 are the program's */
-#define WEFT_HEADER_MAX   64u   /* bytes */
-#define WEFT_PAYLOAD_MAX  3840u /* bytes */
-WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
-                       const void *payload, size_t payload_len, weft_op *op);
+#define WEFT_HANDLERS    128u  /* ids 0 to 127 are the program's */
+#define WEFT_HEADER_MAX  64u   /* bytes */
+#define WEFT_PAYLOAD_MAX 3840u /* bytes */
+WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                       size_t payload_len, weft_op *op);
 
 /* The same, and -EAGAIN instead of waiting for room, as weft_put_nowait(). */
-WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len,
-                              const void *payload, size_t payload_len, weft_op *op);
+WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                              size_t payload_len, weft_op *op);
 
 /* A handler runs on whichever thread makes progress, one at a time a node. `header` and `payload` are private
  * copies, valid during the call. It may start operations and send; waiting in it is refused (-EDEADLK). */
-typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header, size_t header_len,
-                                const void *payload, size_t payload_len, void *arg);
+typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                                void *arg);
 
 /* Install (or, with NULL, remove) a handler; not from inside one (-EDEADLK). A message for an id without one waits up
  * to the node's deadline for it to be installed, and with it all the program's messages behind it from the same node,
@@ -108,28 +106,27 @@ WEFT_API int weft_progress(weft_node *w);
  * (weft_link_stats.native_atomics), are noticed only at the next look (at most 10 ms later). With WEFT_TIMEOUT_DEFAULT it lasts as long
  * as the other nodes live: see weft/types.h for how, and for its -ECONNRESET. */
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
-WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen,
-                             int64_t timeout_ns);
+WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns);
 
 /* How this node reaches another, and what came of it. */
 typedef struct weft_link_stats {
-    char transport[16];    /* "shm", "rc", "tb" */
-    uint64_t staged_puts;  /* pieces that took one copy more because they were not in this node's pool; small */
-    uint64_t staged_gets;  /* puts travel inside their request, and do not count */
+    char transport[16];      /* "shm", "rc", "tb" */
+    uint64_t staged_puts;    /* pieces that took one copy more because they were not in this node's pool; small */
+    uint64_t staged_gets;    /* puts travel inside their request, and do not count */
     uint64_t native_atomics; /* done by the other node's device, which is atomic with its processor; its waiters are not woken */
-    uint64_t breaks;       /* rc: queue pairs that broke */
-    uint64_t connects;     /* rc: queue pairs made for this peer; 0: none was needed so far */
-    char devices[112];     /* RDMA devices of this node that lead there: "rdma_en2, rdma_en3"; "": none is used */
-    uint32_t via;          /* the next node on the way: itself when that is direct; UINT32_MAX when no way leads there now */
-    uint32_t cables;       /* tb: that lead there; 0: other nodes do, or no cable was found */
+    uint64_t breaks;         /* rc: queue pairs that broke */
+    uint64_t connects;       /* rc: queue pairs made for this peer; 0: none was needed so far */
+    char devices[112];       /* RDMA devices of this node that lead there: "rdma_en2, rdma_en3"; "": none is used */
+    uint32_t via;            /* the next node on the way: itself when that is direct; UINT32_MAX when no way leads there now */
+    uint32_t cables;         /* tb: that lead there; 0: other nodes do, or no cable was found */
     uint64_t frames_sent, frames_retransmitted;    /* tb: control frames, and how often one was sent again */
     uint64_t frames_received, frames_damaged;      /* tb: damaged ones were dropped; their sender sends them again */
     uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that went without a copy */
     uint64_t bulk_rejected, bulk_repairs;          /* tb: pieces that came damaged or out of order, and were sent again; lanes
                                                       repaired after a loss */
-    uint32_t rails;          /* rc: devices that lead there now, together */
-    uint64_t rail_breaks;    /* rc: how often one of them but the first stopped to */
-    uint64_t rail_bytes[4];  /* rc: of puts and gets that were spread over them (WEFT_STRIPE), what went by each */
+    uint32_t rails;                                /* rc: devices that lead there now, together */
+    uint64_t rail_breaks;                          /* rc: how often one of them but the first stopped to */
+    uint64_t rail_bytes[4];                        /* rc: of puts and gets that were spread over them (WEFT_STRIPE), what went by each */
 } weft_link_stats;
 
 /* `bytes`: sizeof *out. What this library does not know is 0. -EFAULT: no such node; -ECONNRESET: it is gone. */

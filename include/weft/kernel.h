@@ -26,11 +26,11 @@ typedef struct weft_span {
 } weft_span;
 
 typedef struct weft_kernel {
-    size_t bytes;       /* sizeof(weft_kernel): tells a later library how many fields there are */
-    const char *name;   /* as given to `weft map --kernel NAME[:ARG]` */
-    const char *help;   /* one line */
-    bool takes_arg;     /* NAME:ARG */
-    bool whole_lines;   /* right only for pieces that end at line ends; other cuts are refused */
+    size_t bytes;     /* sizeof(weft_kernel): tells a later library how many fields there are */
+    const char *name; /* as given to `weft map --kernel NAME[:ARG]` */
+    const char *help; /* one line */
+    bool takes_arg;   /* NAME:ARG */
+    bool whole_lines; /* right only for pieces that end at line ends; other cuts are refused */
     /* One piece. Runs on any node and thread; must not keep state. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
     /* Optional: pieces' outputs are not printed but folded, in input order, into `state` (state_bytes, zero at
@@ -44,8 +44,8 @@ typedef struct weft_kernel {
  * lives as long as the process. Errors: -EINVAL a field is missing or wrong, -EEXIST the name is taken, -ENOSPC 64 were added. */
 WEFT_API int weft_kernel_register(const weft_kernel *kernel);
 
-/* The kernel NAME that a shared object defines: WEFT_API extern const weft_kernel NAME. The object stays loaded; nothing is registered. Errors: -ENOENT
- * the file cannot be loaded, or has no such symbol; -EINVAL as above. */
+/* The kernel NAME that a shared object defines: WEFT_API extern const weft_kernel NAME. The object stays loaded; nothing is registered.
+ * Errors: -ENOENT the file cannot be loaded, or has no such symbol; -EINVAL as above. */
 WEFT_API int weft_kernel_load(const char *file, const char *name, const weft_kernel **out);
 
 /* By name; NULL: there is none. */

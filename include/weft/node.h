@@ -15,12 +15,12 @@ extern "C" {
 #endif
 
 /* Pool flags. */
-#define WEFT_POOL_HUGE      0x1u /* huge pages; refused when the machine has none to give */
-#define WEFT_POOL_LOCK      0x2u /* mlock: never swapped; refused past RLIMIT_MEMLOCK */
-#define WEFT_POOL_PREFAULT  0x4u /* touch every page at open, so that no first use pays for it */
+#define WEFT_POOL_HUGE     0x1u /* huge pages; refused when the machine has none to give */
+#define WEFT_POOL_LOCK     0x2u /* mlock: never swapped; refused past RLIMIT_MEMLOCK */
+#define WEFT_POOL_PREFAULT 0x4u /* touch every page at open, so that no first use pays for it */
 
-/* What weft_open() may be told. Fill it with zeros but for `bytes`: weft_config c = {.bytes = sizeof c}. A field left zero is taken from the environment (WEFT_...),
- * then from the hostfile, then from the default. `weft config` lists them all. */
+/* What weft_open() may be told. Fill it with zeros but for `bytes`: weft_config c = {.bytes = sizeof c}. A field left zero is taken from
+ * the environment (WEFT_...), then from the hostfile, then from the default. `weft config` lists them all. */
 typedef struct weft_config {
     size_t bytes;            /* sizeof(weft_config): later libraries have more fields, and know by this which a program has */
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
@@ -38,9 +38,9 @@ typedef struct weft_config {
 
 /* Join. Blocks until all nodes are connected with all or the join deadline has passed; then the error names the nodes
  * that are missing. It ends at all nodes together: what a program does first meets none that still connects. `config` may be NULL.
- * Errors: -EINVAL a setting is wrong, or `bytes` (weft_error() names it), -E2BIG the program sets fields that this library does not know, -ETIMEDOUT nodes missing, -EACCES refused by the
- * coordinator, -ECONNRESET a node has failed or ended meanwhile, -ENOMEM the pool does not fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a
- * weft of this version. Nothing is left behind. */
+ * Errors: -EINVAL a setting is wrong, or `bytes` (weft_error() names it), -E2BIG the program sets fields that this library does not know,
+ * -ETIMEDOUT nodes missing, -EACCES refused by the coordinator, -ECONNRESET a node has failed or ended meanwhile, -ENOMEM the pool does not
+ * fit, -EHOSTUNREACH no transport to a node, -EPROTO what answered is not a weft of this version. Nothing is left behind. */
 WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
 /* Leave. Waits until what this node has sent is on its way, tells the others, frees everything.

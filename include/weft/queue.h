@@ -20,12 +20,12 @@ extern "C" {
 typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
-    size_t bytes;      /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
-    uint32_t slots;    /* slots in this node's shard, a power of two; 0: 4096 */
-    int64_t lease_ns;  /* how long a claim of a task in this node's shard holds without renewal, at least; 0: 60 s. It ends when
-                        * this node next looks: after up to 50 ms more, with 2^20 slots after a few seconds (a look at them takes
-                        * tens of milliseconds, and they take no more than a hundredth of a processor) */
-    bool submit_only;  /* true: this node serves no shard of its own */
+    size_t bytes;     /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
+    uint32_t slots;   /* slots in this node's shard, a power of two; 0: 4096 */
+    int64_t lease_ns; /* how long a claim of a task in this node's shard holds without renewal, at least; 0: 60 s. It ends when
+                       * this node next looks: after up to 50 ms more, with 2^20 slots after a few seconds (a look at them takes
+                       * tens of milliseconds, and they take no more than a hundredth of a processor) */
+    bool submit_only; /* true: this node serves no shard of its own */
 } weft_queue_config;
 
 /* What travels. 64 bytes, copied into a slot. */
@@ -57,8 +57,9 @@ typedef struct weft_done {
 
 /* Open a queue by name (at most 31 bytes). Collective: every node of the cluster opens it, in any order; it is
  * usable at once, and shards appear as nodes open. `config` may be NULL.
- * Errors: -EINVAL a name, a number of slots, a lease or `bytes` is wrong, -E2BIG fields are set that this library does not know, -ENOMEM no room for the shard in the pool,
- * -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a handler. */
+ * Errors: -EINVAL a name, a number of slots, a lease or `bytes` is wrong, -E2BIG fields are set that this library does not know, -ENOMEM no
+ * room for the shard in the pool, -EALREADY the queue is open on this node already, -ENOSPC 64 queues are open on this node, -EDEADLK in a
+ * handler. */
 WEFT_API int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
 /* Close this node's end. Its own tasks that are not complete are dropped; what it had claimed is ready again, and
@@ -70,8 +71,7 @@ WEFT_API int weft_queue_close(weft_queue *q);
 
 /* Submit `count` tasks. `ids` (may be NULL) receives their ids. Returns how many were submitted, at least 1 (the
  * first ones): what finds room now. Waits, until the deadline, only while there is room for none (-ETIMEDOUT). */
-WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids,
-                         int64_t timeout_ns);
+WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns);
 
 /* Claim up to `max` tasks, from this node's shard first, then from others. Returns how many, at least 1;
  * -ETIMEDOUT when there was none until the deadline; -ESHUTDOWN after weft_queue_shutdown(). To look into a shard on another host
@@ -88,8 +88,7 @@ typedef struct weft_result {
     weft_gaddr result;
     uint64_t result_len;
 } weft_result;
-WEFT_API int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count,
-                           bool *accepted);
+WEFT_API int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted);
 
 /* Start the lease of a claim again, from now. -ESTALE when it is no longer this node's. -ETIMEDOUT, -ECONNABORTED, -ENETDOWN: the home did
  * not answer; the lease may have begun again or not, and the call may be repeated. -EDEADLK as above. The claim changes only on success. */

@@ -30,17 +30,17 @@ typedef struct weft_node weft_node;
  * Space 0 is the node's host pool; 1 to 15 are GPU arenas. */
 typedef uint64_t weft_gaddr;
 
-#define WEFT_NULL            0ull
-#define WEFT_OFFSET_BITS     44
-#define WEFT_SPACE_BITS      4
-#define WEFT_MAX_NODES       1024
-#define WEFT_MAX_POOL_BYTES  17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
+#define WEFT_NULL           0ull
+#define WEFT_OFFSET_BITS    44
+#define WEFT_SPACE_BITS     4
+#define WEFT_MAX_NODES      1024
+#define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
 /* An address of its parts, and the parts of an address. Inline here, and functions of the library as well, for other languages. */
 WEFT_API inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset)
 {
-    return ((weft_gaddr)(node & 0xffffu) << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) |
-           ((weft_gaddr)(space & 0xfu) << WEFT_OFFSET_BITS) | (offset & (WEFT_MAX_POOL_BYTES - 1));
+    return ((weft_gaddr)(node & 0xffffu) << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) | ((weft_gaddr)(space & 0xfu) << WEFT_OFFSET_BITS) |
+           (offset & (WEFT_MAX_POOL_BYTES - 1));
 }
 
 WEFT_API inline uint32_t weft_gaddr_node(weft_gaddr a)
@@ -72,10 +72,10 @@ WEFT_API inline uint64_t weft_gaddr_offset(weft_gaddr a)
  * do: when no other node lives, and this one has claimed nothing of that queue itself. Then the wait goes on for 30 s (the node's
  * deadline), in which others, or a thread of this process, may still end it; after that: -ECONNRESET. In a cluster of one node
  * they last until a thread of the process ends them. */
-#define WEFT_TIMEOUT_DEFAULT    (-1)
-#define WEFT_US         1000ll
-#define WEFT_MS         1000000ll
-#define WEFT_SECOND     1000000000ll
+#define WEFT_TIMEOUT_DEFAULT (-1)
+#define WEFT_US              1000ll
+#define WEFT_MS              1000000ll
+#define WEFT_SECOND          1000000000ll
 
 /* The sentence that explains the last error of the calling thread: what failed, on which object, why,
  * and the remedy. Never NULL; empty when nothing has failed. Valid until this thread's next weft call. */

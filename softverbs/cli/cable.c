@@ -29,8 +29,7 @@ static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type t
             continue;
         int error = sf_signal(v, owner, f->contexts[i].async_fd, &event, sizeof event);
         if (error && error != -ESRCH && error != -EINVAL) /* it ended, or is just opening or closing */
-            cli_error("fault", "process %d did not get an asynchronous event: %s",
-                      (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
+            cli_error("fault", "process %d did not get an asynchronous event: %s", (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
                       error == -EAGAIN ? "it has not read thousands of earlier ones" : strerror(-error));
     }
 }
@@ -42,8 +41,7 @@ static void break_connections(struct sf_view *v, uint32_t device)
     for (uint32_t i = 0, n = cable_top(&f->qp_top, SF_QPS); i < n; i++) {
         struct sf_qp *qp = &f->qps[i];
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
-        if (atomic_load_explicit(&qp->owner, memory_order_acquire) &&
-            (qp->device == device || qp->peer_device == device) &&
+        if (atomic_load_explicit(&qp->owner, memory_order_acquire) && (qp->device == device || qp->peer_device == device) &&
             (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD))
             /* relaxed: it is read alone, nothing else must be seen with it */
             __atomic_store_n(&qp->broken, 1, __ATOMIC_RELAXED);
@@ -97,11 +95,10 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
 {
     int32_t other = v->fabric->model.topology.devices[device].cable;
     if (other == SV_NO_CABLE)
-        return cli_error(
-            "fault",
-            "%s '%s': no cable leads to this device in topology '%s'; `softverbs topo --fabric %s` shows "
-            "what is joined",
-            action, word, v->fabric->model.topology.name, v->fabric->name);
+        return cli_error("fault",
+                         "%s '%s': no cable leads to this device in topology '%s'; `softverbs topo --fabric %s` shows "
+                         "what is joined",
+                         action, word, v->fabric->model.topology.name, v->fabric->name);
     bool far_removed = other >= 0 && other < SV_DEVICES && atomic_load(&v->fabric->devices[other].removed);
     if (up && (far_removed || atomic_load(&v->fabric->devices[device].removed)))
         return cli_error("fault", "%s '%s': %s is removed: `softverbs fault restore` it first", action, word,
@@ -161,9 +158,7 @@ static int take_out(struct sf_view *v, uint32_t device, const char *word)
     struct sf_device *d = &v->fabric->devices[device];
     int32_t other = v->fabric->model.topology.devices[device].cable;
     if (atomic_exchange_explicit(&d->removed, 1, memory_order_acq_rel))
-        return cli_error("fault",
-                         "remove '%s': it is removed already; `softverbs fault restore %s` brings it back",
-                         word, word);
+        return cli_error("fault", "remove '%s': it is removed already; `softverbs fault restore %s` brings it back", word, word);
     atomic_store_explicit(&d->port_up, 0, memory_order_release);
     if (other >= 0 && other < SV_DEVICES)
         set_port(v, (uint32_t)other, false);
@@ -179,8 +174,7 @@ static int bring_back(struct sf_view *v, uint32_t device, const char *word)
     const struct sv_device_model *m = &v->fabric->model.topology.devices[device];
     if (!atomic_exchange_explicit(&d->removed, 0, memory_order_acq_rel))
         return cli_error("fault", "restore '%s': it is not removed", word);
-    bool far_there =
-        m->cable < 0 || m->cable >= SV_DEVICES || !atomic_load(&v->fabric->devices[m->cable].removed);
+    bool far_there = m->cable < 0 || m->cable >= SV_DEVICES || !atomic_load(&v->fabric->devices[m->cable].removed);
     if (!m->port_up || !far_there)
         return 0;
     set_port(v, device, true);

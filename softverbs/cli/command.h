@@ -95,7 +95,7 @@ json_t *cli_fault_json(const struct sf_fabric *, uint32_t entry);
 void cli_warn_linked(const char *program);
 
 /* ---- cable.c ---- */
-int cli_join(struct sf_view *, const char *const devices[2]); /* plug one into the other */
+int cli_join(struct sf_view *, const char *const devices[2]);            /* plug one into the other */
 int cli_cable(const char *action, struct sf_view *, const char *device); /* pull plug remove restore */
 
 #endif

@@ -7,15 +7,14 @@
 #include <errno.h>
 #include <string.h>
 
-static const char help[] =
-    "Usage: softverbs down [--fabric F] [--force]\n"
-    "       softverbs down --all [--force]\n"
-    "\n"
-    "Removes a fabric. A fabric that programs still use is not removed.\n"
-    "\n"
-    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
-    "  --all        all fabrics of this user\n"
-    "  --force      even if it is in use: the programs on it continue to reach each other, and no other can join\n";
+static const char help[] = "Usage: softverbs down [--fabric F] [--force]\n"
+                           "       softverbs down --all [--force]\n"
+                           "\n"
+                           "Removes a fabric. A fabric that programs still use is not removed.\n"
+                           "\n"
+                           "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+                           "  --all        all fabrics of this user\n"
+                           "  --force      even if it is in use: the programs on it continue to reach each other, and no other can join\n";
 
 static int down_one(const char *name, bool force)
 {
@@ -23,11 +22,10 @@ static int down_one(const char *name, bool force)
     unsigned live = 0;
     int error = sf_remove(name, force, &live, &why);
     if (error == -EBUSY)
-        return cli_error(
-            "down",
-            "fabric '%s' is in use by %u process%s, which `softverbs ls` shows: end %s first, or use "
-            "--force",
-            name, live, live == 1 ? "" : "es", live == 1 ? "it" : "them");
+        return cli_error("down",
+                         "fabric '%s' is in use by %u process%s, which `softverbs ls` shows: end %s first, or use "
+                         "--force",
+                         name, live, live == 1 ? "" : "es", live == 1 ? "it" : "them");
     if (error == -ENOENT)
         return cli_error("down", "there is no fabric '%s'; `softverbs ls` shows those that are", name);
     if (error)

@@ -39,9 +39,8 @@ static const char help[] =
     "  softverbs fault pull 0:rdma_en2\n";
 
 static const char *const kinds[] = {
-    [SF_FAULT_DROP] = "drop",         [SF_FAULT_CORRUPT] = "corrupt", [SF_FAULT_DELAY] = "delay",
-    [SF_FAULT_WITHHOLD] = "withhold", [SF_FAULT_REORDER] = "reorder", [SF_FAULT_REFUSE] = "refuse",
-    [SF_FAULT_OVERTAKE] = "overtake",
+    [SF_FAULT_DROP] = "drop",       [SF_FAULT_CORRUPT] = "corrupt", [SF_FAULT_DELAY] = "delay",       [SF_FAULT_WITHHOLD] = "withhold",
+    [SF_FAULT_REORDER] = "reorder", [SF_FAULT_REFUSE] = "refuse",   [SF_FAULT_OVERTAKE] = "overtake",
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -78,8 +77,7 @@ json_t *cli_fault_json(const struct sf_fabric *f, uint32_t entry)
         json_object_set_new(j, "device", json_string(device));
     }
     if (r->host < SV_HOSTS)
-        json_object_set_new(
-            j, "host", json_string(cli_clean(f->model.topology.hosts[r->host].name, SV_NAME, host, SV_NAME)));
+        json_object_set_new(j, "host", json_string(cli_clean(f->model.topology.hosts[r->host].name, SV_NAME, host, SV_NAME)));
     if (kind == SF_FAULT_REFUSE) {
         json_object_set_new(j, "verb", json_string(cli_verb_name(r->verb)));
         json_object_set_new(j, "errno", json_string(cli_errno_name(r->error, name)));
@@ -87,21 +85,15 @@ json_t *cli_fault_json(const struct sf_fabric *f, uint32_t entry)
     const struct {
         const char *name;
         uint64_t value;
-    } numbers[] = {{"qp", r->qp_num},
-                   {"nth", r->first},
-                   {"every", r->every},
-                   {"count", r->count},
-                   {"nanoseconds", r->nanoseconds}};
+    } numbers[] = {{"qp", r->qp_num}, {"nth", r->first}, {"every", r->every}, {"count", r->count}, {"nanoseconds", r->nanoseconds}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         if (numbers[i].value)
             json_object_set_new(j, numbers[i].name, json_integer((json_int_t)numbers[i].value));
     if (r->chance_ppm)
         json_object_set_new(j, "chance", json_real(r->chance_ppm / 1e6));
     json_object_set_new(j, "seed", json_integer((json_int_t)r->seed));
-    json_object_set_new(j, "met",
-                        json_integer((json_int_t)atomic_load_explicit(&r->matches, memory_order_relaxed)));
-    json_object_set_new(j, "struck",
-                        json_integer((json_int_t)atomic_load_explicit(&r->hits, memory_order_relaxed)));
+    json_object_set_new(j, "met", json_integer((json_int_t)atomic_load_explicit(&r->matches, memory_order_relaxed)));
+    json_object_set_new(j, "struck", json_integer((json_int_t)atomic_load_explicit(&r->hits, memory_order_relaxed)));
     return j;
 }
 
@@ -138,8 +130,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
         fprintf(to, " --every %llu", (unsigned long long)r->every);
     if (r->count)
         fprintf(to, " --count %llu", (unsigned long long)r->count);
-    fprintf(to, "; met %llu, struck %llu",
-            (unsigned long long)atomic_load_explicit(&r->matches, memory_order_relaxed),
+    fprintf(to, "; met %llu, struck %llu", (unsigned long long)atomic_load_explicit(&r->matches, memory_order_relaxed),
             (unsigned long long)atomic_load_explicit(&r->hits, memory_order_relaxed));
     fclose(to);
 }
@@ -156,9 +147,7 @@ static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seed
             place = &f->faults[i];
     }
     if (!place)
-        return cli_error("fault",
-                         "fabric '%s' has its %d rules; `softverbs fault clear NUMBER` takes one away",
-                         f->name, SF_FAULTS);
+        return cli_error("fault", "fabric '%s' has its %d rules; `softverbs fault clear NUMBER` takes one away", f->name, SF_FAULTS);
     place->device = rule->device;
     place->host = rule->host;
     place->qp_num = rule->qp_num;
@@ -199,8 +188,7 @@ static int check_rule(const struct request *q, uint32_t kind)
     if (q->seeded && !r->chance_ppm && kind != SF_FAULT_REORDER && kind != SF_FAULT_CORRUPT)
         return cli_usage("fault", "%s: --seed without --chance: nothing is left to chance", kinds[kind]);
     if (q->device && q->host)
-        return cli_usage("fault", "--device '%s' and --host '%s' together: a device has its host", q->device,
-                         q->host);
+        return cli_usage("fault", "--device '%s' and --host '%s' together: a device has its host", q->device, q->host);
     return 0;
 }
 
@@ -211,8 +199,8 @@ static int fault_add(struct request *q, struct sf_view *v, int words, char **wor
     if (kind == SF_FAULT_NONE) {
         const char *near = words ? cli_nearest(word[0], &kinds[1], KINDS - 1, sizeof kinds[0]) : NULL;
         return cli_usage("fault", "add: %s%s%s%s%s%s: drop, corrupt, delay, withhold, reorder, overtake or refuse",
-                         words ? "unknown kind '" : "which kind", words ? word[0] : "", words ? "'" : "",
-                         near ? "; did you mean '" : "", near ? near : "", near ? "'? Kinds are" : "");
+                         words ? "unknown kind '" : "which kind", words ? word[0] : "", words ? "'" : "", near ? "; did you mean '" : "",
+                         near ? near : "", near ? "'? Kinds are" : "");
     }
     if (words > 1)
         return cli_usage("fault", "add: unexpected word '%s' after '%s'", word[1], word[0]);
@@ -276,8 +264,7 @@ static int fault_clear(const struct request *q, struct sf_view *v, int words, ch
     int status;
     for (int i = 0; i < words; i++)
         if (cli_parse_number(word[i], 1, UINT32_MAX, &id))
-            return cli_usage(
-                "fault", "clear '%s': expected a rule's number, as `softverbs fault list` shows it", word[i]);
+            return cli_usage("fault", "clear '%s': expected a rule's number, as `softverbs fault list` shows it", word[i]);
     if ((status = cli_attach("fault", v, q->fabric, true)))
         return status;
     sf_lock_fabric(v);
@@ -285,36 +272,25 @@ static int fault_clear(const struct request *q, struct sf_view *v, int words, ch
         fault_take(v->fabric, 0);
     for (int i = 0; i < words; i++)
         if (cli_parse_number(word[i], 1, UINT32_MAX, &id) == 0 && fault_take(v->fabric, (uint32_t)id) == 0)
-            status = cli_error(
-                "fault", "clear %s: fabric '%s' has no such rule; `softverbs fault list` shows those it has",
-                word[i], v->fabric->name);
+            status = cli_error("fault", "clear %s: fabric '%s' has no such rule; `softverbs fault list` shows those it has", word[i],
+                               v->fabric->name);
     sf_unlock(v, &v->fabric->lock);
     return status;
 }
 
 enum { SEED = 256, NTH, EVERY, COUNT };
-static const struct option longs[] = {{"fabric", required_argument, NULL, 'F'},
-                                      {"device", required_argument, NULL, 'D'},
-                                      {"host", required_argument, NULL, 'H'},
-                                      {"qp", required_argument, NULL, 'q'},
-                                      {"chance", required_argument, NULL, 'c'},
-                                      {"nth", required_argument, NULL, NTH},
-                                      {"every", required_argument, NULL, EVERY},
-                                      {"count", required_argument, NULL, COUNT},
-                                      {"time", required_argument, NULL, 't'},
-                                      {"verb", required_argument, NULL, 'v'},
-                                      {"errno", required_argument, NULL, 'e'},
-                                      {"seed", required_argument, NULL, SEED},
-                                      {"json", no_argument, NULL, 'j'},
-                                      {"help", no_argument, NULL, 'h'},
-                                      {0}};
+static const struct option longs[] = {
+    {"fabric", required_argument, NULL, 'F'},  {"device", required_argument, NULL, 'D'},  {"host", required_argument, NULL, 'H'},
+    {"qp", required_argument, NULL, 'q'},      {"chance", required_argument, NULL, 'c'},  {"nth", required_argument, NULL, NTH},
+    {"every", required_argument, NULL, EVERY}, {"count", required_argument, NULL, COUNT}, {"time", required_argument, NULL, 't'},
+    {"verb", required_argument, NULL, 'v'},    {"errno", required_argument, NULL, 'e'},   {"seed", required_argument, NULL, SEED},
+    {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},          {0}};
 
 static int fault_number(const char *option, uint64_t least, uint64_t most, uint64_t *out)
 {
     if (cli_parse_number(optarg, least, most, out) == 0)
         return 0;
-    return cli_usage("fault", "%s '%s': expected a whole number from %llu%s", option, optarg,
-                     (unsigned long long)least,
+    return cli_usage("fault", "%s '%s': expected a whole number from %llu%s", option, optarg, (unsigned long long)least,
                      most == 0xffffff ? " to 0xffffff, as ibv_qp.qp_num has it" : "");
 }
 
@@ -344,26 +320,20 @@ static int rule_option(int c, struct request *q)
     case 'c':
         return cli_parse_chance(optarg, &r->chance_ppm) == 0
                    ? 0
-                   : cli_usage("fault",
-                               "--chance '%s': expected one from a millionth to 1, as in 0.01, 1%% or 50ppm",
-                               optarg);
+                   : cli_usage("fault", "--chance '%s': expected one from a millionth to 1, as in 0.01, 1%% or 50ppm", optarg);
     case 't':
         q->timed = true;
         return cli_parse_time(optarg, &r->nanoseconds) == 0 && r->nanoseconds
                    ? 0
-                   : cli_usage("fault",
-                               "--time '%s': expected a time with its unit, as in 500us, 20ms or 1.5s",
-                               optarg);
+                   : cli_usage("fault", "--time '%s': expected a time with its unit, as in 500us, 20ms or 1.5s", optarg);
     case 'e':
         return cli_parse_errno(optarg, &r->error) == 0
                    ? 0
-                   : cli_usage("fault", "--errno '%s': expected a name or number, as in ENOMEM or 12",
-                               optarg);
+                   : cli_usage("fault", "--errno '%s': expected a name or number, as in ENOMEM or 12", optarg);
     default:
         return cli_parse_verb(optarg, &q->verb) == 0
                    ? 0
-                   : cli_usage("fault", "--verb '%s': no call that can be refused. These can: %s", optarg,
-                               cli_verbs());
+                   : cli_usage("fault", "--verb '%s': no call that can be refused. These can: %s", optarg, cli_verbs());
     }
 }
 
@@ -386,17 +356,15 @@ static int fault_act(struct request *q, struct sf_view *v, int words, char **wor
             continue;
         bool two = words == 3 && strcmp(action, "plug") == 0;
         if (words != 2 && !two)
-            return cli_usage("fault", "%s: %s", action,
-                             words < 2 ? "which device? HOST:DEVICE or HOST:INTERFACE"
-                                       : "one device at a time");
+            return cli_usage("fault", "%s: %s", action, words < 2 ? "which device? HOST:DEVICE or HOST:INTERFACE" : "one device at a time");
         int status = cli_attach("fault", v, q->fabric, true);
         return status ? status : two ? cli_join(v, (const char *const[]){word[1], word[2]}) : cli_cable(action, v, word[1]);
     }
     if (find_kind(action))
         return cli_usage("fault", "unknown action '%s'; did you mean 'add %s'?", action, action);
     const char *near = cli_nearest(action, actions, sizeof actions / sizeof actions[0], sizeof actions[0]);
-    return cli_usage("fault", "unknown action '%s'%s%s%s", action, near ? "; did you mean '" : "",
-                     near ? near : "", near ? "'?" : ": add, list, clear, pull, plug, remove or restore");
+    return cli_usage("fault", "unknown action '%s'%s%s%s", action, near ? "; did you mean '" : "", near ? near : "",
+                     near ? "'?" : ": add, list, clear, pull, plug, remove or restore");
 }
 
 int cli_fault(int argc, char **argv)

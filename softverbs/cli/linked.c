@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and see
- * no devices; only the command can tell the user why.
+ * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and
+ * see no devices; only the command can tell the user why.
  */
 #include "command.h"
 
@@ -38,12 +38,10 @@ static bool is_static(int fd)
     Elf64_Ehdr head;
     Elf64_Phdr part;
     if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
-        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof part || head.e_phnum == 0 ||
-        head.e_phoff > INT32_MAX)
+        head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof part || head.e_phnum == 0 || head.e_phoff > INT32_MAX)
         return false;
     for (unsigned i = 0; i < head.e_phnum; i++) {
-        if (pread(fd, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != (ssize_t)sizeof part ||
-            part.p_type == PT_INTERP)
+        if (pread(fd, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != (ssize_t)sizeof part || part.p_type == PT_INTERP)
             return false;
     }
     return true;
@@ -63,11 +61,15 @@ void cli_warn_linked(const char *program)
 {
     int saved = errno, fd = open_program(program);
     if (fd >= 0 && is_static(fd))
-        cli_error("run", "warning: '%s' is statically linked: it does not load softverbs' library, and sees none of its "
-                         "devices (programs that it starts may). Link it dynamically", program);
+        cli_error("run",
+                  "warning: '%s' is statically linked: it does not load softverbs' library, and sees none of its "
+                  "devices (programs that it starts may). Link it dynamically",
+                  program);
     else if (fd >= 0 && gains_rights(fd))
-        cli_error("run", "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD "
-                         "for it, and it sees no softverbs devices. Run a copy without these rights (made with cp)", program);
+        cli_error("run",
+                  "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD "
+                  "for it, and it sees no softverbs devices. Run a copy without these rights (made with cp)",
+                  program);
     if (fd >= 0)
         close(fd);
     errno = saved;

@@ -11,15 +11,14 @@
 #include <string.h>
 #include <time.h>
 
-static const char help[] =
-    "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
-    "\n"
-    "Lists the fabrics: their devices with port state and how many objects of each limit are in use, the processes\n"
-    "and what each uses, leaked protection domains, and the fault rules.\n"
-    "\n"
-    "  --fabric F   this fabric only\n"
-    "  --all        idle devices too, on fabrics with many devices\n"
-    "  --json       everything, as JSON\n";
+static const char help[] = "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
+                           "\n"
+                           "Lists the fabrics: their devices with port state and how many objects of each limit are in use, the processes\n"
+                           "and what each uses, leaked protection domains, and the fault rules.\n"
+                           "\n"
+                           "  --fabric F   this fabric only\n"
+                           "  --all        idle devices too, on fabrics with many devices\n"
+                           "  --json       everything, as JSON\n";
 
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};
@@ -47,8 +46,8 @@ static struct usage *ls_look(const struct sf_fabric *f)
     struct usage *u = calloc(1, sizeof *u);
     if (!u)
         return NULL;
-#define EACH(kind, table, reached, most)                                                                     \
-    for (uint32_t i = 0, n = ls_top(&f->reached, most); i < n; i++)                                             \
+#define EACH(kind, table, reached, most)                            \
+    for (uint32_t i = 0, n = ls_top(&f->reached, most); i < n; i++) \
     ls_count(u, atomic_load_explicit(&f->table[i].owner, memory_order_relaxed), kind)
     EACH(0, qps, qp_top, SF_QPS);
     EACH(1, pds, pd_top, SF_PDS);
@@ -57,8 +56,7 @@ static struct usage *ls_look(const struct sf_fabric *f)
     EACH(4, srqs, srq_top, SF_SRQS);
 #undef EACH
     for (uint32_t i = 0, n = ls_top(&f->pd_top, SF_PDS); i < n; i++)
-        if (atomic_load_explicit(&f->pds[i].owner, memory_order_relaxed) == SF_LEAKED &&
-            f->pds[i].device < SV_DEVICES)
+        if (atomic_load_explicit(&f->pds[i].owner, memory_order_relaxed) == SF_LEAKED && f->pds[i].device < SV_DEVICES)
             u->leaked[f->pds[i].device]++;
     return u;
 }
@@ -108,13 +106,11 @@ static json_t *ls_device_json(const struct sf_fabric *f, const struct usage *u, 
     uint32_t now[KINDS], most[KINDS];
     far_end(t, i, far);
     ls_used(f, i, now, most);
-    json_t *j = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s}", "host", cli_clean(t->hosts[m->host].name, SV_NAME, host, SV_NAME),
-        "device", cli_clean(m->name, SV_NAME, name, SV_NAME), "interface",
-        cli_clean(m->interface, sizeof m->interface, interface, SV_NAME), "port", ls_port(d), "cable", far);
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:s}", "host", cli_clean(t->hosts[m->host].name, SV_NAME, host, SV_NAME), "device",
+                          cli_clean(m->name, SV_NAME, name, SV_NAME), "interface",
+                          cli_clean(m->interface, sizeof m->interface, interface, SV_NAME), "port", ls_port(d), "cable", far);
     for (unsigned k = 0; k < KINDS; k++)
-        json_object_set_new(
-            j, kinds[k], json_pack("{s:I, s:I}", "used", (json_int_t)now[k], "limit", (json_int_t)most[k]));
+        json_object_set_new(j, kinds[k], json_pack("{s:I, s:I}", "used", (json_int_t)now[k], "limit", (json_int_t)most[k]));
     json_object_set_new(j, "leaked_pd", json_integer(u->leaked[i]));
     const struct {
         const char *name;
@@ -125,9 +121,7 @@ static json_t *ls_device_json(const struct sf_fabric *f, const struct usage *u, 
                     {"received_bytes", &d->received_bytes},
                     {"dropped", &d->dropped}};
     for (size_t c = 0; c < sizeof counters / sizeof counters[0]; c++)
-        json_object_set_new(
-            j, counters[c].name,
-            json_integer((json_int_t)atomic_load_explicit(counters[c].value, memory_order_relaxed)));
+        json_object_set_new(j, counters[c].name, json_integer((json_int_t)atomic_load_explicit(counters[c].value, memory_order_relaxed)));
     return j;
 }
 
@@ -135,10 +129,9 @@ static json_t *process_json(const struct sf_fabric *f, const struct usage *u, ui
 {
     const struct sf_process *e = &f->processes[p];
     char command[sizeof e->command], host[SV_NAME];
-    json_t *j = json_pack(
-        "{s:i, s:s, s:s}", "pid", (int)e->pid, "host",
-        e->host < SV_HOSTS ? cli_clean(f->model.topology.hosts[e->host].name, SV_NAME, host, SV_NAME) : "?",
-        "command", cli_clean(e->command, sizeof e->command, command, sizeof command));
+    json_t *j = json_pack("{s:i, s:s, s:s}", "pid", (int)e->pid, "host",
+                          e->host < SV_HOSTS ? cli_clean(f->model.topology.hosts[e->host].name, SV_NAME, host, SV_NAME) : "?", "command",
+                          cli_clean(e->command, sizeof e->command, command, sizeof command));
     for (unsigned k = 0; k < KINDS; k++)
         json_object_set_new(j, kinds[k], json_integer(u->of[p][k]));
     return j;
@@ -150,10 +143,9 @@ static json_t *fabric_json(const struct sf_view *v, const struct usage *u)
     const struct sv_topology *t = &f->model.topology;
     char name[SV_NAME], profile[SV_NAME], topology[SV_NAME];
     json_t *j =
-        json_pack("{s:s, s:s, s:s, s:I, s:I, s:i}", "fabric", cli_clean(f->name, SV_NAME, name, SV_NAME),
-                  "profile", cli_clean(f->model.profile.name, SV_NAME, profile, SV_NAME), "topology",
-                  cli_clean(t->name, SV_NAME, topology, SV_NAME), "seed", (json_int_t)f->seed, "created",
-                  (json_int_t)f->created, "hosts", (int)t->host_count);
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:i}", "fabric", cli_clean(f->name, SV_NAME, name, SV_NAME), "profile",
+                  cli_clean(f->model.profile.name, SV_NAME, profile, SV_NAME), "topology", cli_clean(t->name, SV_NAME, topology, SV_NAME),
+                  "seed", (json_int_t)f->seed, "created", (json_int_t)f->created, "hosts", (int)t->host_count);
     json_t *devices = json_array(), *processes = json_array(), *faults = json_array();
     for (uint32_t i = 0; i < t->device_count; i++)
         json_array_append_new(devices, ls_device_json(f, u, i));
@@ -180,8 +172,7 @@ static int print_devices(const struct sf_fabric *f, const struct usage *u, bool 
     for (uint32_t i = 0; i < t->device_count; i++) {
         const struct sf_device *d = &f->devices[i];
         uint32_t now[KINDS], most[KINDS], sum = 0;
-        char name[2 * SV_NAME], far[2 * SV_NAME], cell[KINDS][32], leaked[16], sent[24], received[24],
-            dropped[24];
+        char name[2 * SV_NAME], far[2 * SV_NAME], cell[KINDS][32], leaked[16], sent[24], received[24], dropped[24];
         ls_used(f, i, now, most);
         for (unsigned k = 0; k < KINDS; k++) {
             sum += now[k];
@@ -197,8 +188,8 @@ static int print_devices(const struct sf_fabric *f, const struct usage *u, bool 
         snprintf(sent, sizeof sent, "%llu", (unsigned long long)atomic_load(&d->sent));
         snprintf(received, sizeof received, "%llu", (unsigned long long)atomic_load(&d->received));
         snprintf(dropped, sizeof dropped, "%llu", (unsigned long long)atomic_load(&d->dropped));
-        cli_table_add(table, (const char *[COLUMNS]){name, ls_port(d), far, cell[0], cell[1], leaked, cell[2],
-                                                     cell[3], cell[4], sent, received, dropped});
+        cli_table_add(table, (const char *[COLUMNS]){name, ls_port(d), far, cell[0], cell[1], leaked, cell[2], cell[3], cell[4], sent,
+                                                     received, dropped});
     }
     int status = cli_table_print("ls", table, "  ");
     if (hidden)
@@ -223,8 +214,7 @@ static int print_processes(const struct sf_view *v, const struct usage *u)
             snprintf(cell[k], sizeof cell[k], "%u", u->of[p][k]);
         cli_clean(e->command, sizeof e->command, command, sizeof command);
         cli_clean(e->host < SV_HOSTS ? f->model.topology.hosts[e->host].name : "?", SV_NAME, host, SV_NAME);
-        cli_table_add(table,
-                      (const char *[]){pid, host, command, cell[0], cell[1], cell[2], cell[3], cell[4]});
+        cli_table_add(table, (const char *[]){pid, host, command, cell[0], cell[1], cell[2], cell[3], cell[4]});
     }
     return table ? cli_table_print("ls", table, "  ") : 0;
 }
@@ -239,11 +229,9 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
         cli_time_text((now - f->created) * UINT64_C(1000000000), age, sizeof age);
     else
         snprintf(age, sizeof age, "0s"); /* the clock may have been set back */
-    printf("fabric %s: profile %s, %s; %u host%s, %u device%s, seed %llu; %s old\n",
-           cli_clean(f->name, SV_NAME, name, SV_NAME),
-           cli_clean(f->model.profile.name, SV_NAME, profile, SV_NAME),
-           cli_clean(t->name, SV_NAME, topology, SV_NAME), t->host_count, t->host_count == 1 ? "" : "s",
-           t->device_count, t->device_count == 1 ? "" : "s", (unsigned long long)f->seed, age);
+    printf("fabric %s: profile %s, %s; %u host%s, %u device%s, seed %llu; %s old\n", cli_clean(f->name, SV_NAME, name, SV_NAME),
+           cli_clean(f->model.profile.name, SV_NAME, profile, SV_NAME), cli_clean(t->name, SV_NAME, topology, SV_NAME), t->host_count,
+           t->host_count == 1 ? "" : "s", t->device_count, t->device_count == 1 ? "" : "s", (unsigned long long)f->seed, age);
     int status = print_devices(f, u, all);
     if (!status)
         status = print_processes(v, u);
@@ -257,9 +245,8 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     for (uint32_t i = 0; i < t->device_count; i++)
         leaked += u->leaked[i];
     if (leaked)
-        printf(
-            "  %u domain%s leaked by processes that ended without giving %s back: `softverbs reboot HOST --fabric %s`\n",
-            leaked, leaked == 1 ? " was" : "s were", leaked == 1 ? "it" : "them", name);
+        printf("  %u domain%s leaked by processes that ended without giving %s back: `softverbs reboot HOST --fabric %s`\n", leaked,
+               leaked == 1 ? " was" : "s were", leaked == 1 ? "it" : "them", name);
     return status;
 }
 

@@ -28,32 +28,30 @@ static const struct command commands[] = {
 
 static void print_help(FILE *to)
 {
-    fputs(
-        "Usage: softverbs COMMAND [OPTIONS] [ARGUMENTS]\n"
-        "\n"
-        "A software RDMA device: programs written for libibverbs, or for Apple's librdma, run unchanged on a\n"
-        "machine that has no RDMA hardware, with the limits and errors of the device they are meant for.\n"
-        "\n"
-        "Commands:\n",
-        to);
+    fputs("Usage: softverbs COMMAND [OPTIONS] [ARGUMENTS]\n"
+          "\n"
+          "A software RDMA device: programs written for libibverbs, or for Apple's librdma, run unchanged on a\n"
+          "machine that has no RDMA hardware, with the limits and errors of the device they are meant for.\n"
+          "\n"
+          "Commands:\n",
+          to);
     for (size_t i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-8s  %s\n", commands[i].name, commands[i].help);
-    fputs(
-        "\n"
-        "  softverbs run -- ibv_devinfo                            the device of host 0\n"
-        "  softverbs run --host 0 -- ib_write_bw &                 two hosts of one fabric, which the first `run`\n"
-        "  softverbs run --host 1 -- ib_write_bw 127.0.0.1         makes: a switch with hosts 0 to 7\n"
-        "\n"
-        "  softverbs up --fabric macs --profile tb5 mesh 4         four Macs, a cable between every two\n"
-        "  softverbs run --fabric macs --host 2 -- ./program\n"
-        "  softverbs fault add --fabric macs drop --chance 0.05%   lose some messages, the same ones each time\n"
-        "  softverbs ls; softverbs down --fabric macs\n"
-        "\n"
-        "`softverbs COMMAND --help` explains a command; softverbs(1) is the manual; `softverbs --version` prints the version.\n"
-        "--fabric names the fabric (default: SOFTVERBS_FABRIC, else 'default'), --host the host (default: SOFTVERBS_HOST,\n"
-        "else the first). With SOFTVERBS_LOG=info a program says on standard error why a call was refused.\n"
-        "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n",
-        to);
+    fputs("\n"
+          "  softverbs run -- ibv_devinfo                            the device of host 0\n"
+          "  softverbs run --host 0 -- ib_write_bw &                 two hosts of one fabric, which the first `run`\n"
+          "  softverbs run --host 1 -- ib_write_bw 127.0.0.1         makes: a switch with hosts 0 to 7\n"
+          "\n"
+          "  softverbs up --fabric macs --profile tb5 mesh 4         four Macs, a cable between every two\n"
+          "  softverbs run --fabric macs --host 2 -- ./program\n"
+          "  softverbs fault add --fabric macs drop --chance 0.05%   lose some messages, the same ones each time\n"
+          "  softverbs ls; softverbs down --fabric macs\n"
+          "\n"
+          "`softverbs COMMAND --help` explains a command; softverbs(1) is the manual; `softverbs --version` prints the version.\n"
+          "--fabric names the fabric (default: SOFTVERBS_FABRIC, else 'default'), --host the host (default: SOFTVERBS_HOST,\n"
+          "else the first). With SOFTVERBS_LOG=info a program says on standard error why a call was refused.\n"
+          "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n",
+          to);
 }
 
 static int main_unknown(const char *word)

@@ -23,11 +23,10 @@ int cli_fabric_name(const char *sub, const char *option, const struct sv_profile
         word = profile ? profile->name : "default";
     }
     if (!sf_name_valid(word))
-        return cli_error(
-            sub,
-            "%s: '%s' cannot name a fabric: at most %d letters, digits, '-', '_' and '.', and no '.' at the "
-            "start",
-            from, word, SV_NAME - 1);
+        return cli_error(sub,
+                         "%s: '%s' cannot name a fabric: at most %d letters, digits, '-', '_' and '.', and no '.' at the "
+                         "start",
+                         from, word, SV_NAME - 1);
     *name = word;
     return 0;
 }
@@ -39,11 +38,10 @@ int cli_attach(const char *sub, struct sf_view *view, const char *name, bool joi
     if (error == 0)
         return 0;
     if (error == -ENOENT)
-        return cli_error(
-            sub,
-            "there is no fabric '%s'. `softverbs ls` shows those that are; `softverbs up --fabric %s "
-            "switch 8` makes this one, and so does `softverbs run --fabric %s -- PROGRAM`",
-            name, name, name);
+        return cli_error(sub,
+                         "there is no fabric '%s'. `softverbs ls` shows those that are; `softverbs up --fabric %s "
+                         "switch 8` makes this one, and so does `softverbs run --fabric %s -- PROGRAM`",
+                         name, name, name);
     if (error == -EPROTO)
         return cli_error(sub, "fabric '%s': %s. `softverbs down --force --fabric %s` removes it", name,
                          why.text[0] ? why.text : "it was made by another version of softverbs", name);
@@ -65,12 +63,11 @@ int cli_find_host(const char *sub, const struct sf_view *view, const char *word,
     const char *near = cli_nearest(word, names, count, sizeof names[0]);
     if (count == 0)
         return cli_error(sub, "fabric '%s' has no hosts", view->fabric->name);
-    return cli_error(
-        sub,
-        "fabric '%s' (%s) has no host '%s'; %s'%s'%s It has %u: '%s' to '%s'; `softverbs topo --fabric %s` "
-        "lists them",
-        view->fabric->name, t->name, word, near ? "did you mean " : "its first is ", near ? near : names[0],
-        near ? "?" : ".", count, names[0], names[count - 1], view->fabric->name);
+    return cli_error(sub,
+                     "fabric '%s' (%s) has no host '%s'; %s'%s'%s It has %u: '%s' to '%s'; `softverbs topo --fabric %s` "
+                     "lists them",
+                     view->fabric->name, t->name, word, near ? "did you mean " : "its first is ", near ? near : names[0], near ? "?" : ".",
+                     count, names[0], names[count - 1], view->fabric->name);
 }
 
 void cli_device_text(const struct sv_topology *t, uint32_t device, char text[2 * SV_NAME])
@@ -78,8 +75,7 @@ void cli_device_text(const struct sv_topology *t, uint32_t device, char text[2 *
     if (device >= SV_DEVICES || t->devices[device].host >= SV_HOSTS)
         snprintf(text, 2 * SV_NAME, "?");
     else
-        snprintf(text, 2 * SV_NAME, "%.*s:%.*s", SV_NAME - 1, t->hosts[t->devices[device].host].name,
-                 SV_NAME - 1, t->devices[device].name);
+        snprintf(text, 2 * SV_NAME, "%.*s:%.*s", SV_NAME - 1, t->hosts[t->devices[device].host].name, SV_NAME - 1, t->devices[device].name);
 }
 
 int cli_find_device(const char *sub, const struct sf_view *view, const char *word, uint32_t *device)
@@ -93,8 +89,7 @@ int cli_find_device(const char *sub, const struct sf_view *view, const char *wor
         size_t h = strnlen(host, SV_NAME);
         bool here = strncmp(word, host, h) == 0 && word[h] == ':';
         const char *rest = here ? word + h + 1 : word;
-        if (strncmp(rest, d->name, sizeof d->name) != 0 &&
-            (!here || strncmp(rest, d->interface, sizeof d->interface) != 0))
+        if (strncmp(rest, d->name, sizeof d->name) != 0 && (!here || strncmp(rest, d->interface, sizeof d->interface) != 0))
             continue;
         *device = i;
         found++;
@@ -103,15 +98,14 @@ int cli_find_device(const char *sub, const struct sf_view *view, const char *wor
     if (found == 1)
         return 0;
     if (found > 1)
-        return cli_error(sub, "'%s' names %u devices of fabric '%s', '%s' among them: say HOST:DEVICE", word,
-                         found, view->fabric->name, last);
+        return cli_error(sub, "'%s' names %u devices of fabric '%s', '%s' among them: say HOST:DEVICE", word, found, view->fabric->name,
+                         last);
     if (count)
         cli_device_text(t, 0, last);
-    return cli_error(
-        sub,
-        "fabric '%s' (%s) has no device '%s'. A device is HOST:DEVICE or HOST:INTERFACE, as in '%s'; "
-        "`softverbs ls` lists them",
-        view->fabric->name, t->name, word, last);
+    return cli_error(sub,
+                     "fabric '%s' (%s) has no device '%s'. A device is HOST:DEVICE or HOST:INTERFACE, as in '%s'; "
+                     "`softverbs ls` lists them",
+                     view->fabric->name, t->name, word, last);
 }
 
 int cli_profile_load(const char *sub, const char *word, struct sv_profile *profile)
@@ -125,8 +119,8 @@ int cli_profile_load(const char *sub, const char *word, struct sv_profile *profi
     while (names[count])
         count++;
     const char *near = strpbrk(word, "./") ? NULL : cli_nearest(word, names, count, sizeof names[0]);
-    return cli_error(sub, "profile '%s': %s%s%s%s", word, why.text[0] ? why.text : strerror(-error),
-                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+    return cli_error(sub, "profile '%s': %s%s%s%s", word, why.text[0] ? why.text : strerror(-error), near ? "; did you mean '" : "",
+                     near ? near : "", near ? "'?" : "");
 }
 
 int cli_model(const char *sub, const char *profile, int words, char *const *word, struct sv_model **out)
@@ -136,11 +130,10 @@ int cli_model(const char *sub, const char *profile, int words, char *const *word
     if (!m)
         return cli_error(sub, "out of memory");
     int status = cli_profile_load(sub, profile, &m->profile);
-    int error =
-        status ? 0 : sv_topology_load(words, (const char *const *)word, &m->profile, &m->topology, &why);
+    int error = status ? 0 : sv_topology_load(words, (const char *const *)word, &m->profile, &m->topology, &why);
     if (error)
-        status = cli_error(sub, "topology '%s%s%s': %s", word[0], words > 1 ? " " : "",
-                           words > 1 ? word[1] : "", why.text[0] ? why.text : strerror(-error));
+        status = cli_error(sub, "topology '%s%s%s': %s", word[0], words > 1 ? " " : "", words > 1 ? word[1] : "",
+                           why.text[0] ? why.text : strerror(-error));
     if (status)
         free(m);
     else

@@ -35,8 +35,7 @@ static int profile_list(bool json)
             json_decref(all);
             if (t)
                 cli_table_print("profile", t, "");
-            return cli_error("profile", "built-in profile '%s': %s", names[i],
-                             why.text[0] ? why.text : strerror(-error));
+            return cli_error("profile", "built-in profile '%s': %s", names[i], why.text[0] ? why.text : strerror(-error));
         }
         if (json) {
             json_array_append_new(all, json_pack("{s:s, s:s}", "name", p.name, "summary", p.summary));
@@ -56,8 +55,7 @@ static int profile_list(bool json)
 
 int cli_profile(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
+    static const struct option longs[] = {{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
     bool json = false, started = false;
     int c;
     while ((c = cli_option("profile", argc, argv, false, longs, &started)) != -1) {
@@ -74,8 +72,7 @@ int cli_profile(int argc, char **argv)
     if (optind == argc)
         return profile_list(json);
     if (optind + 1 < argc)
-        return cli_usage("profile", "unexpected word '%s' after '%s': one profile at a time",
-                         argv[optind + 1], argv[optind]);
+        return cli_usage("profile", "unexpected word '%s' after '%s': one profile at a time", argv[optind + 1], argv[optind]);
     struct sv_profile p;
     int status = cli_profile_load("profile", argv[optind], &p);
     if (status)

@@ -48,11 +48,8 @@ static int reboot_refuse(const struct sf_view *v, uint32_t host, const char *nam
     }
     if (live == 0)
         return 0;
-    return cli_error(
-        "reboot",
-        "host '%s' of fabric '%s' is in use by %u process%s: %s. End %s, or use --force, which kills %s",
-        name, v->fabric->name, live, live == 1 ? "" : "es", list, live == 1 ? "it" : "them",
-        live == 1 ? "it" : "them");
+    return cli_error("reboot", "host '%s' of fabric '%s' is in use by %u process%s: %s. End %s, or use --force, which kills %s", name,
+                     v->fabric->name, live, live == 1 ? "" : "es", list, live == 1 ? "it" : "them", live == 1 ? "it" : "them");
 }
 
 /* Kills the programs of a host and waits until they are gone. */
@@ -76,9 +73,7 @@ static int clear_host(const struct sf_view *v, uint32_t host)
             return 0;
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    return cli_error(
-        "reboot",
-        "processes of the host did not end within five seconds of SIGKILL; `softverbs ls` shows them");
+    return cli_error("reboot", "processes of the host did not end within five seconds of SIGKILL; `softverbs ls` shows them");
 }
 
 static void reboot_reset(struct sf_view *v, uint32_t host)
@@ -89,13 +84,12 @@ static void reboot_reset(struct sf_view *v, uint32_t host)
     uint32_t pds = atomic_load_explicit(&f->pd_top, memory_order_acquire);
     for (uint32_t i = 0; i < pds && i < SF_PDS; i++) {
         uint32_t device = f->pds[i].device;
-        if (atomic_load_explicit(&f->pds[i].owner, memory_order_acquire) == SF_LEAKED &&
-            device < SV_DEVICES && f->model.topology.devices[device].host == host)
+        if (atomic_load_explicit(&f->pds[i].owner, memory_order_acquire) == SF_LEAKED && device < SV_DEVICES &&
+            f->model.topology.devices[device].host == host)
             sf_free_pd(f, i);
     }
     const struct sv_host_model *h = &f->model.topology.hosts[host];
-    for (uint32_t i = h->first_device; i < (uint32_t)h->first_device + h->device_count && i < SV_DEVICES;
-         i++) {
+    for (uint32_t i = h->first_device; i < (uint32_t)h->first_device + h->device_count && i < SV_DEVICES; i++) {
         atomic_store_explicit(&f->devices[i].dereg_blocked, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&f->devices[i].reboots, 1, memory_order_relaxed);
     }
@@ -104,10 +98,8 @@ static void reboot_reset(struct sf_view *v, uint32_t host)
 
 int cli_reboot(int argc, char **argv)
 {
-    static const struct option longs[] = {{"fabric", required_argument, NULL, 'F'},
-                                          {"force", no_argument, NULL, 'f'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"fabric", required_argument, NULL, 'F'}, {"force", no_argument, NULL, 'f'}, {"help", no_argument, NULL, 'h'}, {0}};
     const char *fabric = NULL, *name = NULL;
     bool force = false, started = false;
     int c, status;
@@ -130,8 +122,7 @@ int cli_reboot(int argc, char **argv)
                          optind < argc ? argv[optind + 1] : "");
     struct sf_view view;
     uint32_t host;
-    if ((status = cli_fabric_name("reboot", fabric, NULL, &name)) ||
-        (status = cli_attach("reboot", &view, name, true)))
+    if ((status = cli_fabric_name("reboot", fabric, NULL, &name)) || (status = cli_attach("reboot", &view, name, true)))
         return status;
     if ((status = cli_find_host("reboot", &view, argv[optind], &host)))
         goto out;

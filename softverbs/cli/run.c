@@ -46,13 +46,11 @@ static bool is_ours(const char *directory, char path[PATH_MAX])
 /* Beside this command as it was installed, or in the tree where it was built. */
 static int find_library(char directory[PATH_MAX])
 {
-    static const char *const places[] = {"../" SOFTVERBS_LIBDIR "/softverbs", "../lib/softverbs",
-                                         "../lib/verbs"};
+    static const char *const places[] = {"../" SOFTVERBS_LIBDIR "/softverbs", "../lib/softverbs", "../lib/verbs"};
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n <= 0)
-        return cli_error("run", "cannot tell where this command is: /proc/self/exe: %s. Is /proc mounted?",
-                         strerror(errno));
+        return cli_error("run", "cannot tell where this command is: /proc/self/exe: %s. Is /proc mounted?", strerror(errno));
     self[n] = 0;
     char *slash = strrchr(self, '/');
     if (slash)
@@ -63,18 +61,16 @@ static int find_library(char directory[PATH_MAX])
         if (!is_ours(place, directory))
             continue;
         if (strpbrk(directory, ": ")) /* both separate entries of LD_PRELOAD, which knows no quoting */
-            return cli_error(
-                "run",
-                "the library's directory has a space or colon in its name, which LD_PRELOAD does not "
-                "allow: '%s'. Move or install softverbs elsewhere",
-                directory);
+            return cli_error("run",
+                             "the library's directory has a space or colon in its name, which LD_PRELOAD does not "
+                             "allow: '%s'. Move or install softverbs elsewhere",
+                             directory);
         return 0;
     }
-    return cli_error(
-        "run",
-        "there is no libibverbs.so.1 in %s/%s, nor in %s/%s beside it: reinstall softverbs, or build all "
-        "of it",
-        self, places[0], self, places[2]);
+    return cli_error("run",
+                     "there is no libibverbs.so.1 in %s/%s, nor in %s/%s beside it: reinstall softverbs, or build all "
+                     "of it",
+                     self, places[0], self, places[2]);
 }
 
 /* The runtime of a sanitizer must be the first library of a process. This command was built as the library
@@ -82,8 +78,7 @@ static int find_library(char directory[PATH_MAX])
 static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
 {
     (void)size;
-    static const char *const runtimes[] = {"libasan.so", "libtsan.so", "libclang_rt.asan",
-                                           "libclang_rt.tsan"};
+    static const char *const runtimes[] = {"libasan.so", "libtsan.so", "libclang_rt.asan", "libclang_rt.tsan"};
     const char *base = strrchr(info->dlpi_name, '/');
     for (size_t i = 0; base && i < sizeof runtimes / sizeof runtimes[0]; i++)
         if (strncmp(base + 1, runtimes[i], strlen(runtimes[i])) == 0) {
@@ -138,8 +133,7 @@ static int set_environment(const char *fabric, const char *host)
         return status;
     const char *runtime = NULL;
     dl_iterate_phdr(note_runtime, &runtime);
-    snprintf(preload, sizeof preload, "%s%s%s/libibverbs.so.1", runtime ? runtime : "", runtime ? ":" : "",
-             directory);
+    snprintf(preload, sizeof preload, "%s%s%s/libibverbs.so.1", runtime ? runtime : "", runtime ? ":" : "", directory);
     if (fix_directory() || calm_sanitizer() || setenv("SOFTVERBS_FABRIC", fabric, 1) || setenv("SOFTVERBS_HOST", host, 1) ||
         run_prepend("LD_LIBRARY_PATH", directory) || run_prepend("LD_PRELOAD", preload))
         return cli_error("run", "cannot set the program's environment: %s", strerror(errno));
@@ -154,12 +148,11 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
     if (!is || !asked)
         status = cli_error("run", "out of memory");
     else if (strcmp(is, asked) != 0)
-        status = cli_error(
-            "run",
-            "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "
-            "--fabric %s` removes it; or name another with --fabric",
-            f->name, f->model.profile.name,
-            strcmp(f->model.profile.name, wanted->name) == 0 ? " of other content" : "", word, f->name);
+        status = cli_error("run",
+                           "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "
+                           "--fabric %s` removes it; or name another with --fabric",
+                           f->name, f->model.profile.name, strcmp(f->model.profile.name, wanted->name) == 0 ? " of other content" : "",
+                           word, f->name);
     free(is);
     free(asked);
     return status;
@@ -174,8 +167,7 @@ static int run_enter(struct sf_view *view, const char *name, const struct sv_mod
             break;
         int error = sf_create(name, model, CLI_SEED, &why);
         if (error && error != -EEXIST)
-            return cli_error("run", "cannot make fabric '%s': %s", name,
-                             why.text[0] ? why.text : strerror(-error));
+            return cli_error("run", "cannot make fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
     }
     return view->fabric ? 0 : cli_attach("run", view, name, false);
 }
@@ -190,8 +182,7 @@ static int run_prepare(const char *fabric, const char *host, const char *profile
     int status = cli_model("run", profile ? profile : "generic", 2, words, &model);
     if (status)
         return status;
-    if ((status = cli_fabric_name("run", fabric, profile ? &model->profile : NULL, &name)) ||
-        (status = run_enter(&view, name, model)) ||
+    if ((status = cli_fabric_name("run", fabric, profile ? &model->profile : NULL, &name)) || (status = run_enter(&view, name, model)) ||
         (profile && (status = check_profile(view.fabric, &model->profile, profile))))
         goto out;
     if (!host && (host = getenv("SOFTVERBS_HOST")) && !*host)
@@ -200,8 +191,7 @@ static int run_prepare(const char *fabric, const char *host, const char *profile
         goto out;
     char host_name[SV_NAME], fabric_name[SV_NAME];
     snprintf(host_name, sizeof host_name, "%.*s", SV_NAME - 1, view.fabric->model.topology.hosts[h].name);
-    snprintf(fabric_name, sizeof fabric_name, "%s",
-             name); /* `name` may be in the environment, or in the model */
+    snprintf(fabric_name, sizeof fabric_name, "%s", name); /* `name` may be in the environment, or in the model */
     status = set_environment(fabric_name, host_name);
 out:
     if (view.fabric)
@@ -247,7 +237,6 @@ int cli_run(int argc, char **argv)
     execvp(argv[optind], argv + optind);
     int error = errno;
     cli_error("run", "cannot start '%s': %s", argv[optind],
-              error == ENOENT && !strchr(argv[optind], '/') ? "there is no such program in PATH"
-                                                            : strerror(error));
+              error == ENOENT && !strchr(argv[optind], '/') ? "there is no such program in PATH" : strerror(error));
     return error == ENOENT ? RUN_NOT_FOUND : RUN_CANNOT;
 }

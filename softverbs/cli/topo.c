@@ -9,20 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char help[] =
-    "Usage: softverbs topo [--fabric F] [--json | --dot | --matrix]\n"
-    "       softverbs topo [--profile P] [--json | --dot | --matrix] TOPOLOGY\n"
-    "\n"
-    "Prints the topology of a fabric, or the one that `softverbs up TOPOLOGY` would make, without making it.\n"
-    "\n"
-    "  --fabric F    the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
-    "  --profile P   the profile that gives devices their names and addresses (default: generic)\n"
-    "  --json        as JSON, which you can edit and give to `softverbs up` (default)\n"
-    "  --dot         as a graph for Graphviz\n"
-    "  --matrix      as MLX's hostfile: for each pair of hosts, the device that connects them, or null\n"
-    "\n"
-    "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
-    "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
+static const char help[] = "Usage: softverbs topo [--fabric F] [--json | --dot | --matrix]\n"
+                           "       softverbs topo [--profile P] [--json | --dot | --matrix] TOPOLOGY\n"
+                           "\n"
+                           "Prints the topology of a fabric, or the one that `softverbs up TOPOLOGY` would make, without making it.\n"
+                           "\n"
+                           "  --fabric F    the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+                           "  --profile P   the profile that gives devices their names and addresses (default: generic)\n"
+                           "  --json        as JSON, which you can edit and give to `softverbs up` (default)\n"
+                           "  --dot         as a graph for Graphviz\n"
+                           "  --matrix      as MLX's hostfile: for each pair of hosts, the device that connects them, or null\n"
+                           "\n"
+                           "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
+                           "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
 
 static char *topo_matrix(const struct sv_topology *t)
 {
@@ -38,11 +37,13 @@ static char *topo_matrix(const struct sv_topology *t)
 
 int cli_topo(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"fabric", required_argument, NULL, 'F'}, {"profile", required_argument, NULL, 'P'},
-        {"json", no_argument, NULL, 'j'},         {"dot", no_argument, NULL, 'd'},
-        {"matrix", no_argument, NULL, 'm'},       {"help", no_argument, NULL, 'h'},
-        {0}};
+    static const struct option longs[] = {{"fabric", required_argument, NULL, 'F'},
+                                          {"profile", required_argument, NULL, 'P'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"dot", no_argument, NULL, 'd'},
+                                          {"matrix", no_argument, NULL, 'm'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     const char *fabric = NULL, *profile = NULL, *name = NULL;
     bool json = false, dot = false, mlx = false, started = false;
     int c, status;
@@ -73,8 +74,7 @@ int cli_topo(int argc, char **argv)
     if (json + dot + mlx > 1)
         return cli_usage("topo", "two of --json, --dot and --matrix together: use one of them");
     if (planned && fabric)
-        return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric,
-                         argv[optind]);
+        return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric, argv[optind]);
     if (profile && !planned)
         return cli_usage("topo", "--profile '%s' without a topology: a live fabric has its own", profile);
     struct sv_model *model = NULL;
@@ -85,8 +85,7 @@ int cli_topo(int argc, char **argv)
             return status;
         t = &model->topology;
     } else {
-        if ((status = cli_fabric_name("topo", fabric, NULL, &name)) ||
-            (status = cli_attach("topo", &view, name, false)))
+        if ((status = cli_fabric_name("topo", fabric, NULL, &name)) || (status = cli_attach("topo", &view, name, false)))
             return status;
         t = &view.fabric->model.topology;
     }

@@ -65,14 +65,12 @@ int cli_up(int argc, char **argv)
         goto out;
     int error = sf_create(name, model, seed, &why);
     if (error == -EEXIST)
-        status = cli_error(
-            "up",
-            "there is a fabric '%s' already. `softverbs down --fabric %s` removes it; or name another with "
-            "--fabric",
-            name, name);
+        status = cli_error("up",
+                           "there is a fabric '%s' already. `softverbs down --fabric %s` removes it; or name another with "
+                           "--fabric",
+                           name, name);
     else if (error)
-        status =
-            cli_error("up", "cannot make fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
+        status = cli_error("up", "cannot make fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
 out:
     free(model);
     return status;

@@ -66,13 +66,9 @@ int cli_parse_chance(const char *text, uint32_t *ppm)
     const char *unit;
     if (parse_real(text, &n, &unit))
         return -EINVAL;
-    double scale = strcmp(unit, "") == 0      ? 1e6
-                   : strcmp(unit, "%") == 0   ? 1e4
-                   : strcmp(unit, "ppm") == 0 ? 1
-                                              : 0;
+    double scale = strcmp(unit, "") == 0 ? 1e6 : strcmp(unit, "%") == 0 ? 1e4 : strcmp(unit, "ppm") == 0 ? 1 : 0;
     double scaled = n * scale + 0.5;
-    if (scale == 0 || scaled < 1 ||
-        scaled >= 1e6 + 1) /* less than one in a million is no chance that can be counted */
+    if (scale == 0 || scaled < 1 || scaled >= 1e6 + 1) /* less than one in a million is no chance that can be counted */
         return -EINVAL;
     *ppm = (uint32_t)scaled;
     return 0;

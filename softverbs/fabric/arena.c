@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory for queues: whole pages of the file, each marked with its owner. Pages are backed when they are allocated, so that a full /dev/shm is
- * an error then, and not a SIGBUS later. They are returned to the system when they are given back.
+ * Memory for queues: whole pages of the file, each marked with its owner. Pages are backed when they are allocated, so that a full /dev/shm
+ * is an error then, and not a SIGBUS later. They are returned to the system when they are given back.
  */
 #include "shared.h"
 

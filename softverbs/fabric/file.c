@@ -35,9 +35,11 @@ static uint64_t file_bytes(void)
 
 uint64_t sf_layout(void)
 {
-    const uint64_t sizes[] = {sizeof(struct sf_fabric), sizeof(struct sv_profile), sizeof(struct sv_topology), sizeof(struct sf_qp),
-                              sizeof(struct sf_cq),     sizeof(struct sf_cqe),     sizeof(struct sf_send),     sizeof(struct sf_mr),
-                              sizeof(struct sf_fault),  offsetof(struct sf_fabric, pages)};
+    const uint64_t sizes[] = {sizeof(struct sf_fabric),   sizeof(struct sv_profile),
+                              sizeof(struct sv_topology), sizeof(struct sf_qp),
+                              sizeof(struct sf_cq),       sizeof(struct sf_cqe),
+                              sizeof(struct sf_send),     sizeof(struct sf_mr),
+                              sizeof(struct sf_fault),    offsetof(struct sf_fabric, pages)};
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         h = (h ^ sizes[i]) * UINT64_C(0x100000001b3);
@@ -62,22 +64,25 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *why)
     if (n < 0 || (size_t)n >= bytes)
         return file_because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has too long a name%s%s", "", "");
     if (make && mkdir(path, 0700) != 0 && errno != EEXIST)
-        return file_because(why, -errno, "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to a directory that you can write to", path,
-                       strerror(errno));
+        return file_because(why, -errno,
+                            "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to a directory that you can write to", path,
+                            strerror(errno));
     struct stat s;
     if (lstat(path, &s) != 0)
         return file_because(why, -errno, "there is no directory of fabrics at %s (%s): no fabric has been made yet", path, strerror(errno));
     if (!S_ISDIR(s.st_mode) || s.st_uid != geteuid())
-        return file_because(why, -EACCES, "%s does not belong to this user: fabrics are not shared between users. "
-                                     "Set SOFTVERBS_DIR to a directory of this user%s", path, "");
+        return file_because(why, -EACCES,
+                            "%s does not belong to this user: fabrics are not shared between users. "
+                            "Set SOFTVERBS_DIR to a directory of this user%s",
+                            path, "");
     return 0;
 }
 
 static int file_path(char *path, size_t bytes, const char *name, bool make, struct sv_why *why)
 {
     if (!sf_name_valid(name))
-        return file_because(why, -EINVAL, "'%s' cannot name a fabric: letters, digits, '-', '_' and '.', at most 31, not beginning with '.'%s",
-                       name, "");
+        return file_because(why, -EINVAL,
+                            "'%s' cannot name a fabric: letters, digits, '-', '_' and '.', at most 31, not beginning with '.'%s", name, "");
     int r = sf_directory(path, bytes, make, why);
     if (r != 0)
         return r;
@@ -113,8 +118,9 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     if (r != 0) {
         char reason[96];
         snprintf(reason, sizeof reason, "%s; it needs %zu KiB at first", strerror(-r), offsetof(struct sf_fabric, processes) >> 10);
-        file_because(why, r, "no room for fabric %s: %s and grows with use. Free space there, or set SOFTVERBS_DIR to a directory with more", path,
-                reason);
+        file_because(why, r,
+                     "no room for fabric %s: %s and grows with use. Free space there, or set SOFTVERBS_DIR to a directory with more", path,
+                     reason);
     } else {
         f->magic = SF_MAGIC;
         f->layout = sf_layout();
@@ -128,8 +134,10 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         munmap(f, sizeof *f);
         r = linkat(AT_FDCWD, making, AT_FDCWD, path, nameless ? AT_SYMLINK_FOLLOW : 0) == 0 ? 0 : -errno;
         if (r != 0)
-            file_because(why, r, r == -EEXIST ? "there is a fabric '%s' already (%s): use another name, or remove it first with `softverbs down`" :
-                                           "cannot make fabric '%s' at %s", name, path);
+            file_because(why, r,
+                         r == -EEXIST ? "there is a fabric '%s' already (%s): use another name, or remove it first with `softverbs down`"
+                                      : "cannot make fabric '%s' at %s",
+                         name, path);
     }
     if (!nameless)
         unlink(making);
@@ -165,8 +173,7 @@ static bool model_sane(const struct sv_model *m)
         if ((uint32_t)t->hosts[h].first_device + t->hosts[h].device_count > t->device_count)
             return false;
     for (uint32_t d = 0; d < t->device_count; d++)
-        if (t->devices[d].gid_count > SV_GIDS || t->devices[d].host >= t->host_count ||
-            t->devices[d].cable >= (int32_t)t->device_count)
+        if (t->devices[d].gid_count > SV_GIDS || t->devices[d].host >= t->host_count || t->devices[d].cable >= (int32_t)t->device_count)
             return false;
     return m->profile.depth_step_count <= SV_STEPS;
 }
@@ -180,7 +187,8 @@ int sf_set_cable(struct sf_fabric *f, uint32_t device, int32_t cable)
 {
     struct sv_device_model *d = &f->model.topology.devices[device];
     int err = device >= f->model.topology.device_count || cable >= (int32_t)f->model.topology.device_count
-                  ? -EINVAL : file_protect(f, PROT_READ | PROT_WRITE);
+                  ? -EINVAL
+                  : file_protect(f, PROT_READ | PROT_WRITE);
     if (err)
         return err;
     /* relaxed, as all that read it do: with the port down nothing is sent from there */
@@ -200,8 +208,7 @@ static struct flock byte_of(uint32_t process, short type)
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
-    for (int turn = 0; turn < 1000 && fcntl(v->fd, F_OFD_SETLK, &l) != 0 && (errno == EAGAIN || errno == EACCES || errno == EINTR);
-         turn++)
+    for (int turn = 0; turn < 1000 && fcntl(v->fd, F_OFD_SETLK, &l) != 0 && (errno == EAGAIN || errno == EACCES || errno == EINTR); turn++)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
@@ -284,8 +291,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
         /* Full. Only a member can bury the dead: this one takes a dead one's entry, and then everything that was its. */
         for (uint32_t p = 1; p <= SF_PROCESSES; p++) {
             uint32_t in_use = 1;
-            if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use,
-                                                                  SF_JOINING | (uint32_t)getpid()))
+            if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use, SF_JOINING | (uint32_t)getpid()))
                 continue;
             v->process = p;
             sf_inherit(v);
@@ -299,14 +305,18 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
 static int file_join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t started, struct sv_why *why)
 {
     if (!proc_is_ours())
-        return file_because(why, -EOPNOTSUPP, "/proc is not mounted, or is another PID namespace's: processes could not find each other. "
-                                         "Mount it (unshare --mount-proc, or mount -t proc proc /proc)%s%s", "", "");
+        return file_because(why, -EOPNOTSUPP,
+                            "/proc is not mounted, or is another PID namespace's: processes could not find each other. "
+                            "Mount it (unshare --mount-proc, or mount -t proc proc /proc)%s%s",
+                            "", "");
     int r = 0;
     lock_byte(v, 0);
     if (find_stranger(v, space))
-        r = file_because(why, -EXDEV, "fabric '%s' is in use by a program in another PID namespace (inside or outside of a container): programs "
-                                 "that do not see each other's process numbers cannot share a fabric. Start all of them in one "
-                                 "container, or share its PID namespace, or name another fabric (--fabric)%s", v->fabric->name, "");
+        r = file_because(why, -EXDEV,
+                         "fabric '%s' is in use by a program in another PID namespace (inside or outside of a container): programs "
+                         "that do not see each other's process numbers cannot share a fabric. Start all of them in one "
+                         "container, or share its PID namespace, or name another fabric (--fabric)%s",
+                         v->fabric->name, "");
     else
         r = take_place(v, host, space, started, why);
     unlock_joining(v);
@@ -324,21 +334,24 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
         return r;
     v->fd = open(v->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (v->fd < 0)
-        return file_because(why, -errno, errno == ENOENT ? "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it"
-                                                    : "cannot open fabric '%s' at %s", name, v->path);
+        return file_because(why, -errno,
+                            errno == ENOENT ? "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it"
+                                            : "cannot open fabric '%s' at %s",
+                            name, v->path);
     struct stat s;
     struct sf_fabric *f = MAP_FAILED;
     uint64_t head[3], space, started;
     r = -EPROTO;
     if (fstat(v->fd, &s) != 0 || s.st_uid != geteuid() || pread(v->fd, head, sizeof head, 0) != (ssize_t)sizeof head ||
         head[0] != SF_MAGIC || head[1] != sf_layout() || head[2] != file_bytes() || (uint64_t)s.st_size != file_bytes()) {
-        file_because(why, r, "%s is not a fabric of this version of softverbs: remove it (softverbs down --fabric %s) and make it again", v->path,
-                name);
+        file_because(why, r, "%s is not a fabric of this version of softverbs: remove it (softverbs down --fabric %s) and make it again",
+                     v->path, name);
         goto fail;
     }
     f = mmap(NULL, file_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, v->fd, 0);
     if (f == MAP_FAILED) {
-        r = file_because(why, -errno, "cannot map %s: %s. It needs 4 GiB of address space (ulimit -v), though not of memory", v->path, strerror(errno));
+        r = file_because(why, -errno, "cannot map %s: %s. It needs 4 GiB of address space (ulimit -v), though not of memory", v->path,
+                         strerror(errno));
         goto fail;
     }
     madvise(f, file_bytes(), MADV_DONTFORK);
@@ -386,8 +399,7 @@ bool sf_is_fabric(const char *name)
     uint64_t magic = 0;
     int fd = file_path(path, sizeof path, name, false, NULL) == 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
     bool is = fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid() &&
-              pread(fd, &magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
-              (magic & SF_MAGIC_FAMILY) == (SF_MAGIC & SF_MAGIC_FAMILY);
+              pread(fd, &magic, sizeof magic, 0) == (ssize_t)sizeof magic && (magic & SF_MAGIC_FAMILY) == (SF_MAGIC & SF_MAGIC_FAMILY);
     if (fd >= 0)
         close(fd);
     return is;

@@ -8,12 +8,12 @@
 #include <fcntl.h>
 #include <string.h>
 
-#define FREE(kind, table)                                                                                            \
-    void sf_free_##kind(struct sf_fabric *f, uint32_t i)                                                             \
-    {                                                                                                                \
-        if (f->table[i].device < SV_DEVICES)                                                                         \
-            atomic_fetch_sub_explicit(&f->devices[f->table[i].device].table, 1, memory_order_relaxed);               \
-        atomic_store_explicit(&f->table[i].owner, 0, memory_order_release);                                          \
+#define FREE(kind, table)                                                                              \
+    void sf_free_##kind(struct sf_fabric *f, uint32_t i)                                               \
+    {                                                                                                  \
+        if (f->table[i].device < SV_DEVICES)                                                           \
+            atomic_fetch_sub_explicit(&f->devices[f->table[i].device].table, 1, memory_order_relaxed); \
+        atomic_store_explicit(&f->table[i].owner, 0, memory_order_release);                            \
     }
 
 FREE(pd, pds)

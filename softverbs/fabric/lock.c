@@ -36,8 +36,7 @@ bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t free = 0;
     /* acquire: pairs with the release of sf_unlock. It is also the full barrier between a queue's `kick` and this. */
-    return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst,
-                                                   memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst, memory_order_relaxed);
 }
 
 static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
@@ -55,8 +54,8 @@ static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
         uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
         if (word == 0) {
             /* With the mark of a sleeper: others may sleep too, and only a marked word is woken. */
-            if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED,
-                                                        memory_order_seq_cst, memory_order_relaxed))
+            if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
+                                                        memory_order_relaxed))
                 return false;
             continue;
         }
@@ -97,10 +96,10 @@ void sf_recount(struct sf_fabric *f)
         struct sf_device *dev = &f->devices[d];
         dev->qps = dev->pds = dev->mrs = dev->cqs = dev->srqs = 0;
     }
-#define COUNT(table, top, total, member)                                                                              \
-    for (uint32_t i = 0; i < f->top && i < (total); i++)                                                             \
-        if (atomic_load_explicit(&f->table[i].owner, memory_order_relaxed) != 0 && f->table[i].device < SV_DEVICES)  \
-        f->devices[f->table[i].device].member++
+#define COUNT(table, top, total, member)                                                                            \
+    for (uint32_t i = 0; i < f->top && i < (total); i++)                                                            \
+        if (atomic_load_explicit(&f->table[i].owner, memory_order_relaxed) != 0 && f->table[i].device < SV_DEVICES) \
+    f->devices[f->table[i].device].member++
     COUNT(qps, qp_top, SF_QPS, qps);
     COUNT(pds, pd_top, SF_PDS, pds);
     COUNT(mrs, mr_top, SF_MRS, mrs);
@@ -141,8 +140,8 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     /* The last completion that counts may not have been told to its consumer, who looks at its turn. */
     uint64_t last = atomic_load_explicit(&cq->produced, memory_order_relaxed);
     uint32_t capacity = cq->capacity;
-    if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) &&
-        cq->ring <= f->bytes && cq->ring % 64 == 0 && capacity <= (f->bytes - cq->ring) / sizeof(struct sf_cqe)) {
+    if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) && cq->ring <= f->bytes &&
+        cq->ring % 64 == 0 && capacity <= (f->bytes - cq->ring) / sizeof(struct sf_cqe)) {
         struct sf_cqe *slot = (struct sf_cqe *)((char *)f + cq->ring) + ((last - 1) & (capacity - 1));
         /* release: pairs with the acquire in poll_next() (lib/poll.c) */
         __atomic_store_n(&slot->turn, last, __ATOMIC_RELEASE);

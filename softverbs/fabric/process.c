@@ -12,8 +12,8 @@
 static void release_locks(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
-#define TAKEN(l)                                                                                                      \
-    ((atomic_load_explicit(&(l).word, memory_order_relaxed) & ~SF_LOCK_WAITED) == process &&                         \
+#define TAKEN(l)                                                                             \
+    ((atomic_load_explicit(&(l).word, memory_order_relaxed) & ~SF_LOCK_WAITED) == process && \
      (process == v->process || sf_lock(v, &(l)) || true))
     for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
         if (TAKEN(f->cqs[i].lock)) {
@@ -99,8 +99,7 @@ void sf_reap(struct sf_view *v, uint32_t process)
         return;
     sf_lock_fabric(v);
     /* Looked at again under the lock: another may have been here, and the number may have a new owner. */
-    if (atomic_load_explicit(&v->fabric->processes[process - 1].owner, memory_order_acquire) != 0 &&
-        !sf_alive(v->fabric, process)) {
+    if (atomic_load_explicit(&v->fabric->processes[process - 1].owner, memory_order_acquire) != 0 && !sf_alive(v->fabric, process)) {
         release_locks(v, process);
         process_bury(v, process);
     }
@@ -111,8 +110,7 @@ unsigned sf_reap_all(struct sf_view *v)
 {
     unsigned buried = 0;
     for (uint32_t p = 1; p <= v->fabric->process_top && p <= SF_PROCESSES; p++) {
-        if (atomic_load_explicit(&v->fabric->processes[p - 1].owner, memory_order_acquire) == 0 ||
-            sf_alive(v->fabric, p))
+        if (atomic_load_explicit(&v->fabric->processes[p - 1].owner, memory_order_acquire) == 0 || sf_alive(v->fabric, p))
             continue;
         sf_reap(v, p);
         buried++;

@@ -37,7 +37,7 @@ enum {
     SF_PAGE = 4096,
     SF_PAGES = 1 << 20, /* of the arena that queues are cut from: 4 GiB of file, used where it is touched */
 };
-#define SF_MAGIC UINT64_C(0x3330626146765331) /* version 3 of the layout, for this build of it: see sf_layout */
+#define SF_MAGIC        UINT64_C(0x3330626146765331) /* version 3 of the layout, for this build of it: see sf_layout */
 #define SF_MAGIC_FAMILY UINT64_C(0x0000ffffffffffff) /* what all versions have in common: the rest is the version */
 
 /* ---- Locks ---------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ struct sf_lock {
  * `owner` is 0 (free), or the owning process's number + 1; SF_LEAKED for a protection domain that outlived its process.
  * It is taken by compare-and-swap and is the last word to be cleared. `generation` grows each time an entry is used
  * again. It is part of queue pair numbers and keys, so that stale ones are recognized. */
-#define SF_LEAKED UINT32_C(0xffffffff)
+#define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
 #define SF_NO_HOST UINT16_MAX /* of a process that is not a program on a host: the command, while it works */
@@ -62,9 +62,9 @@ struct sf_process {
     uint64_t cookie_address; /* ... that is found at this address of the process as long as it lives */
     uint16_t host;
     char command[30];
-    _Atomic uint64_t space;  /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace, which is dead */
-    uint64_t started;        /* start time, in the ticks of /proc/PID/stat: used where its memory may not be read */
-    _Atomic int32_t thread;  /* through which its memory is accessed: `pid`, or another thread once the first has ended */
+    _Atomic uint64_t space; /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace, which is dead */
+    uint64_t started;       /* start time, in the ticks of /proc/PID/stat: used where its memory may not be read */
+    _Atomic int32_t thread; /* through which its memory is accessed: `pid`, or another thread once the first has ended */
 };
 #define SF_SPACE_DEAD UINT64_MAX
 
@@ -85,8 +85,8 @@ struct sf_pd {
 
 struct sf_mr {
     _Atomic uint32_t owner;
-    _Atomic uint32_t live;  /* 1 from registration to deregistration; an executor reads it after it has marked itself busy */
-    uint32_t generation;    /* its low 8 bits are the key's */
+    _Atomic uint32_t live; /* 1 from registration to deregistration; an executor reads it after it has marked itself busy */
+    uint32_t generation;   /* its low 8 bits are the key's */
     uint32_t device, pd, access;
     uint64_t iova, address, length; /* the start in requests, and in the owner's memory */
     uint64_t reserved;
@@ -95,33 +95,33 @@ struct sf_mr {
 /* Entries of a completion queue. */
 struct sf_cqe {
     uint64_t wr_id;
-    uint64_t timestamp;     /* CLOCK_MONOTONIC, ns */
-    uint32_t qp;            /* entry number in qps */
+    uint64_t timestamp; /* CLOCK_MONOTONIC, ns */
+    uint32_t qp;        /* entry number in qps */
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
-    uint32_t imm;           /* as on the wire */
-    uint32_t slot;          /* low bits of the request's position in its queue: what it frees when polled */
+    uint32_t imm;                              /* as on the wire */
+    uint32_t slot;                             /* low bits of the request's position in its queue: what it frees when polled */
     uint8_t status, opcode, wc_flags, receive; /* enum ibv_wc_status; enum ibv_wc_opcode less its receive bit; 1 of a receive queue */
     uint8_t solicited;
-    uint8_t service_level;  /* of a datagram: what the device tells there (lib/finish.c) */
+    uint8_t service_level; /* of a datagram: what the device tells there (lib/finish.c) */
     uint8_t pad[2];
-    uint16_t source_lid;    /* of a received message on InfiniBand: the sender's port */
-    uint16_t srq;           /* entry number + 1 where the receive came from a shared queue */
+    uint16_t source_lid; /* of a received message on InfiniBand: the sender's port */
+    uint16_t srq;        /* entry number + 1 where the receive came from a shared queue */
     uint32_t vendor_error;
-    uint64_t turn;          /* its position + 1, written last. The consumer looks only at this, so that a completion
-                             * reaches it in one cache line, which is the size of this structure */
+    uint64_t turn; /* its position + 1, written last. The consumer looks only at this, so that a completion
+                    * reaches it in one cache line, which is the size of this structure */
 };
 _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 
 /* What a process was doing when it published a completion. If it dies, another one finishes it, so that no request is used twice or
  * lost. */
 struct sf_intent {
-    _Atomic uint32_t kind;  /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, when the
-                             * completion finds no room: nobody will poll it, so the slot is free at once */
-    uint32_t index;         /* entry in qps or srqs */
-    uint64_t produced;      /* completion queue's count before this completion */
-    uint64_t done;          /* the queue's count once it is published */
-    uint64_t dropped;       /* kind 4: sf_srq.dropped after it */
+    _Atomic uint32_t kind; /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, when the
+                            * completion finds no room: nobody will poll it, so the slot is free at once */
+    uint32_t index;        /* entry in qps or srqs */
+    uint64_t produced;     /* completion queue's count before this completion */
+    uint64_t done;         /* the queue's count once it is published */
+    uint64_t dropped;      /* kind 4: sf_srq.dropped after it */
 };
 
 struct sf_cq {
@@ -140,7 +140,7 @@ struct sf_cq {
      * it away from the processor that writes to it. */
     struct sf_lock lock __attribute__((aligned(64))); /* of producers */
     struct sf_intent intent;
-    uint64_t seen;          /* `consumed`, as a producer last looked */
+    uint64_t seen; /* `consumed`, as a producer last looked */
     _Atomic uint64_t produced __attribute__((aligned(64)));
     _Atomic uint64_t consumed __attribute__((aligned(64)));
     _Atomic uint32_t waiting; /* 1: a queue pair that completes here may be waiting for a time; cleared before looking */
@@ -160,16 +160,16 @@ struct sf_receive {
 enum { SF_UD_GLOBAL = 1 << 28 }; /* in ud_hop: the datagram has a global header */
 struct sf_send {
     uint64_t wr_id;
-    uint32_t opcode;        /* enum ibv_wr_opcode */
-    uint32_t flags;         /* enum ibv_send_flags, and SF_SEND_MOVED */
+    uint32_t opcode; /* enum ibv_wr_opcode */
+    uint32_t flags;  /* enum ibv_send_flags, and SF_SEND_MOVED */
     uint32_t imm;
-    uint32_t length;        /* of all elements */
+    uint32_t length; /* of all elements */
     uint32_t sge_count;
     uint32_t rkey;
     uint64_t remote;
     uint64_t compare_add, swap;
     uint32_t ud_device, ud_qp, ud_qkey; /* of an address handle's peer, looked up when it was posted */
-    uint32_t ud_hop;        /* sgid index | traffic class << 8 | hop limit << 16 | service level << 24 | SF_UD_GLOBAL */
+    uint32_t ud_hop;                    /* sgid index | traffic class << 8 | hop limit << 16 | service level << 24 | SF_UD_GLOBAL */
     uint8_t ud_dgid[16];
     union {
         struct sf_sge sge[1];
@@ -182,9 +182,9 @@ struct sf_send {
 
 /* A receive queue, of one queue pair or shared. */
 struct sf_receive_queue {
-    uint64_t ring;          /* offset in the file */
-    uint32_t capacity, stride; /* slots (a power of two), bytes of one */
-    uint32_t limit, sge_limit; /* requests that may be unpolled, elements of one */
+    uint64_t ring;                                        /* offset in the file */
+    uint32_t capacity, stride;                            /* slots (a power of two), bytes of one */
+    uint32_t limit, sge_limit;                            /* requests that may be unpolled, elements of one */
     _Atomic uint64_t posted __attribute__((aligned(64))); /* by the owner alone */
     struct sf_lock lock __attribute__((aligned(64)));     /* of whoever takes requests */
     _Atomic uint64_t done;
@@ -194,26 +194,26 @@ struct sf_srq {
     _Atomic uint32_t owner;
     uint32_t generation;
     uint32_t device, pd;
-    int32_t context;        /* entry in contexts */
+    int32_t context;            /* entry in contexts */
     _Atomic uint32_t watermark; /* the limit whose crossing is an event; 0 unarmed */
     _Atomic uint32_t waiting;   /* 1: the sender of a queue pair on it may be waiting for a receive; cleared before looking */
     _Atomic uint64_t dropped;   /* requests that were taken and whose completion found no room. Written under queue.lock */
     struct sf_receive_queue queue __attribute__((aligned(64)));
 };
 
-#define SF_NO_DEVICE UINT32_C(0xffffffff)
+#define SF_NO_DEVICE   UINT32_C(0xffffffff)
 #define SF_LOCK_WAITED UINT32_C(0x80000000)
 
 struct sf_qp {
     _Atomic uint32_t owner;
-    uint32_t generation;    /* low 8 bits are the number's */
+    uint32_t generation; /* low 8 bits are the number's */
     /* Atomic: polling goes over all entries, also over one that another thread has just taken and is filling in. */
     _Atomic uint32_t number; /* the 24 bits the program sees */
     uint32_t device, pd;
-    _Atomic uint32_t type;  /* enum ibv_qp_type */
+    _Atomic uint32_t type;                /* enum ibv_qp_type */
     _Atomic uint32_t send_cq, receive_cq; /* entries */
-    _Atomic uint32_t srq;   /* entry + 1, or 0 */
-    int32_t context;        /* entry in contexts */
+    _Atomic uint32_t srq;                 /* entry + 1, or 0 */
+    int32_t context;                      /* entry in contexts */
     uint32_t signal_all;
     uint32_t inline_limit;
     uint64_t send_ring;
@@ -226,14 +226,14 @@ struct sf_qp {
     _Atomic uint32_t access;
     _Atomic uint32_t qkey;
     _Atomic uint32_t peer_number;
-    _Atomic uint32_t peer_device;   /* found from the destination's address; SF_NO_DEVICE when that leads nowhere */
-    _Atomic uint32_t peer_qp;       /* entry of peer_number in qps */
+    _Atomic uint32_t peer_device; /* found from the destination's address; SF_NO_DEVICE when that leads nowhere */
+    _Atomic uint32_t peer_qp;     /* entry of peer_number in qps */
     _Atomic uint32_t send_psn, receive_psn;
-    uint32_t mtu;           /* bytes */
+    uint32_t mtu;                                               /* bytes */
     _Atomic uint8_t timeout, retry_count, rnr_retry, rnr_timer; /* encoded as in ibv_qp_attr */
     _Atomic uint8_t rd_atomic, dest_rd_atomic, sgid_index, port;
-    uint32_t broken;        /* its cable was pulled while it was connected */
-    uint32_t established;   /* a message came while it was in RTR, and its owner was told */
+    uint32_t broken;             /* its cable was pulled while it was connected */
+    uint32_t established;        /* a message came while it was in RTR, and its owner was told */
     _Atomic uint32_t connection; /* grows with each RESET: events and a failure of the last one are not of this one */
     _Atomic uint32_t failing;    /* the connection that a peer brings to ERR: its owner finishes that (lib/execute.c) */
 
@@ -241,19 +241,19 @@ struct sf_qp {
 
     /* Execution of the send queue, by whoever holds the lock: the owner, or the peer that has just posted a receive. */
     struct sf_lock lock __attribute__((aligned(64)));
-    _Atomic uint32_t kick;  /* someone wanted it executed while the lock was held */
-    _Atomic uint64_t busy;  /* grows by 1 before and after each access to memory: odd while there is one */
+    _Atomic uint32_t kick;      /* someone wanted it executed while the lock was held */
+    _Atomic uint64_t busy;      /* grows by 1 before and after each access to memory: odd while there is one */
     _Atomic uint32_t busy_with; /* the other process of that access, number + 1 */
     _Atomic uint64_t send_done;
-    uint64_t wait_since, wait_until; /* CLOCK_MONOTONIC ns; wait_until ~0: for ever */
-    _Atomic uint64_t next_look;     /* when to try again without being asked */
-    _Atomic uint32_t wait_for;      /* enum sf_wait; 0: not waiting */
-    uint32_t attempts;      /* of the message at send_done that were lost on purpose */
+    uint64_t wait_since, wait_until;           /* CLOCK_MONOTONIC ns; wait_until ~0: for ever */
+    _Atomic uint64_t next_look;                /* when to try again without being asked */
+    _Atomic uint32_t wait_for;                 /* enum sf_wait; 0: not waiting */
+    uint32_t attempts;                         /* of the message at send_done that were lost on purpose */
     uint32_t judged, drop, corrupt, overtaken; /* the faults' verdict on it, once judged */
     uint64_t hold_ns, dice;
     _Atomic uint32_t waiting; /* 1 with wait_for set: its completion queue's `waiting` is set too */
-    uint64_t messages;      /* executed so far: the faults' dice */
-    uint32_t ordinal;       /* queue pairs of the device when it was made: the dice's name for it, the same in each run */
+    uint64_t messages;        /* executed so far: the faults' dice */
+    uint32_t ordinal;         /* queue pairs of the device when it was made: the dice's name for it, the same in each run */
 
     /* 1: a peer's sender waits for a receive of this queue pair. Set by the executor, read when one is posted. */
     _Atomic uint32_t wanted;
@@ -274,7 +274,7 @@ struct sf_device {
     _Atomic uint32_t qps, pds, mrs, cqs, srqs; /* in use; pds with what has leaked. Kept by sf_take and sf_give */
     _Atomic uint32_t dereg_blocked;            /* profile: error_blocks_dereg */
     _Atomic uint32_t reboots;
-    struct sf_lock atomics;  /* of remote atomics on this device's memory */
+    struct sf_lock atomics;                             /* of remote atomics on this device's memory */
     _Atomic uint64_t sent __attribute__((aligned(64))); /* messages and bytes that left it; messages lost */
     _Atomic uint64_t sent_bytes, dropped;
     _Atomic uint64_t received __attribute__((aligned(64))), received_bytes; /* written by the senders: a line apart */
@@ -292,20 +292,35 @@ enum sf_fault_kind {
     SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes behind it go first, up to one with the fence bit */
 };
 enum sf_verb { /* what can be refused */
-    SF_VERB_OPEN_DEVICE, SF_VERB_QUERY_DEVICE, SF_VERB_QUERY_PORT, SF_VERB_QUERY_GID, SF_VERB_ALLOC_PD, SF_VERB_REG_MR,
-    SF_VERB_DEREG_MR, SF_VERB_CREATE_CHANNEL, SF_VERB_CREATE_CQ, SF_VERB_CREATE_QP, SF_VERB_MODIFY_QP, SF_VERB_DESTROY_QP, SF_VERB_CREATE_SRQ,
-    SF_VERB_CREATE_AH, SF_VERB_POST_SEND, SF_VERB_POST_RECV, SF_VERB_POLL_CQ, SF_VERB_REQ_NOTIFY,
-    SF_VERBS,
+               SF_VERB_OPEN_DEVICE,
+               SF_VERB_QUERY_DEVICE,
+               SF_VERB_QUERY_PORT,
+               SF_VERB_QUERY_GID,
+               SF_VERB_ALLOC_PD,
+               SF_VERB_REG_MR,
+               SF_VERB_DEREG_MR,
+               SF_VERB_CREATE_CHANNEL,
+               SF_VERB_CREATE_CQ,
+               SF_VERB_CREATE_QP,
+               SF_VERB_MODIFY_QP,
+               SF_VERB_DESTROY_QP,
+               SF_VERB_CREATE_SRQ,
+               SF_VERB_CREATE_AH,
+               SF_VERB_POST_SEND,
+               SF_VERB_POST_RECV,
+               SF_VERB_POLL_CQ,
+               SF_VERB_REQ_NOTIFY,
+               SF_VERBS,
 };
 struct sf_fault {
-    _Atomic uint32_t kind;   /* written last, with release: the rule counts from then on */
-    uint32_t device;         /* entry, or SF_NO_DEVICE for all (of `host`) */
-    uint32_t host;           /* entry, or SF_NO_DEVICE for all */
-    uint32_t qp_num;         /* 0: all */
-    uint32_t chance_ppm;     /* of a million; 0: not by chance */
+    _Atomic uint32_t kind; /* written last, with release: the rule counts from then on */
+    uint32_t device;       /* entry, or SF_NO_DEVICE for all (of `host`) */
+    uint32_t host;         /* entry, or SF_NO_DEVICE for all */
+    uint32_t qp_num;       /* 0: all */
+    uint32_t chance_ppm;   /* of a million; 0: not by chance */
     uint32_t verb;
     int32_t error;
-    uint32_t id;             /* what `softverbs fault` calls it */
+    uint32_t id;                  /* what `softverbs fault` calls it */
     uint64_t first, every, count; /* by turn: the first-th match (from 1), then every so many (0: never again), at most count (0: no end) */
     uint64_t nanoseconds;
     uint64_t seed;
@@ -316,14 +331,14 @@ struct sf_fault {
 _Static_assert(SF_SRQS < UINT16_MAX, "sf_cqe.srq");
 struct sf_fabric {
     uint64_t magic;
-    uint64_t layout;         /* sf_layout(): sizes of all this, so that another build's file is refused */
+    uint64_t layout; /* sf_layout(): sizes of all this, so that another build's file is refused */
     uint64_t bytes;
-    uint64_t seed;           /* of the profile's losses and of faults that name none */
-    uint64_t created;        /* CLOCK_REALTIME seconds */
+    uint64_t seed;    /* of the profile's losses and of faults that name none */
+    uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;   /* `softverbs down` has removed it: nobody can join */
+    _Atomic uint32_t down;        /* `softverbs down` has removed it: nobody can join */
     _Atomic uint32_t fault_count; /* rules in force; 0: they need not be looked at */
-    struct sf_lock lock;     /* for taking entries of tables and pages of the arena */
+    struct sf_lock lock;          /* for taking entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
     /* Never changes. On pages of its own, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
@@ -349,9 +364,9 @@ struct sf_fabric {
 /* ---- A process's view ------------------------------------------------------------------------------------------ */
 struct sf_view {
     struct sf_fabric *fabric;
-    uint32_t process;        /* this process's number + 1; 0 for a process that only reads, and takes no lock */
-    int fd;                  /* kept open: to give pages back */
-    uint64_t cookie;         /* processes[].cookie_address points here: the view must not move */
+    uint32_t process; /* this process's number + 1; 0 for a process that only reads, and takes no lock */
+    int fd;           /* kept open: to give pages back */
+    uint64_t cookie;  /* processes[].cookie_address points here: the view must not move */
     char path[256];
     void (*full)(const struct sf_view *); /* called when the file system has no room for the file to grow; may be NULL */
 };
@@ -375,18 +390,19 @@ void sf_detach(struct sf_view *);
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
-pid_t sf_reach(const struct sf_fabric *, uint32_t process); /* the thread through which the memory and descriptors of a process are accessed */
+pid_t sf_reach(const struct sf_fabric *,
+               uint32_t process);                      /* the thread through which the memory and descriptors of a process are accessed */
 void sf_know_self(uint64_t *space, uint64_t *started); /* of this process; 0 where /proc does not tell */
 /* A process of another PID namespace, or one that may not be read and is not certainly dead, counts as alive. */
-bool sf_alive(struct sf_fabric *, uint32_t process);   /* by number + 1. Takes a few microseconds: a system call */
+bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a few microseconds: a system call */
 
 /* process.c */
-void sf_reap(struct sf_view *, uint32_t process);      /* frees everything of a dead process; a living one is left alone */
-unsigned sf_reap_all(struct sf_view *);                /* the same for all dead processes; returns how many there were */
+void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; a living one is left alone */
+unsigned sf_reap_all(struct sf_view *);           /* the same for all dead processes; returns how many there were */
 /* Gives back all that this process has. Called when it exits. If one of its locks is held by a thread that a signal handler has
  * interrupted, or by a stopped process, it does nothing; the next process that comes across the objects frees them. */
 void sf_leave(struct sf_view *);
-void sf_inherit(struct sf_view *);                     /* this process's entry was a dead one's: frees what that one had */
+void sf_inherit(struct sf_view *); /* this process's entry was a dead one's: frees what that one had */
 
 /* lock.c. True: the last holder died with the lock, so the data under it may have to be repaired. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
@@ -398,9 +414,9 @@ void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *);   /* wakes the owner, to look at what a dead process has begun */
+void sf_wake_cq(struct sf_view *, struct sf_cq *);             /* wakes the owner, to look at what a dead process has begun */
 void sf_advance(struct sf_fabric *, const struct sf_intent *); /* advances the work queue of a completion; doing it twice does no harm */
-void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
+void sf_mend_cq(struct sf_fabric *, struct sf_cq *);           /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
 /* table.c: takes a free entry of a table for this process, or returns -ENOMEM after looking for the dead. The entry's
@@ -467,9 +483,9 @@ bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
 /* signal.c: what goes through the pipes of channels and contexts, in one write, whole. */
 struct sv_event {
-    uint32_t kind;  /* 1 a completion event of cq `entry`, 2 look at the clock, 3 an asynchronous event of type `type` */
+    uint32_t kind; /* 1 a completion event of cq `entry`, 2 look at the clock, 3 an asynchronous event of type `type` */
     uint32_t entry, generation;
-    uint32_t type;  /* enum ibv_event_type: the entry is of a device's port, cq, qp or srq accordingly */
+    uint32_t type;       /* enum ibv_event_type: the entry is of a device's port, cq, qp or srq accordingly */
     uint32_t connection; /* of an event of a queue pair: sf_qp.connection when it came */
 };
 /* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), this one or another. Does not block, if this

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Entries of the tables are taken and given back under the fabric's lock. From the moment it is taken an entry names its owner, so that it is
- * found and freed whatever becomes of the owner.
+ * Entries of the tables are taken and given back under the fabric's lock. From the moment it is taken an entry names its owner, so that it
+ * is found and freed whatever becomes of the owner.
  *
  * Locks and access counters inside an entry keep their values when the entry changes hands: another process may still be using them.
  */
@@ -11,15 +11,15 @@
 #include <string.h>
 
 /* A free entry from `next` on, around the table, from `first`; -1 if there is none. */
-#define FIND(f, table, total, first, next)                                                                           \
-    ({                                                                                                               \
-        int64_t found_ = -1;                                                                                         \
-        for (uint32_t n_ = 0; n_ < (total) && found_ < 0; n_++) {                                                    \
-            int64_t i_ = ((f)->next + n_) % (total);                                                                 \
-            if (i_ >= (first) && atomic_load_explicit(&(f)->table[i_].owner, memory_order_acquire) == 0)             \
-                found_ = i_;                                                                                         \
-        }                                                                                                            \
-        found_;                                                                                                      \
+#define FIND(f, table, total, first, next)                                                               \
+    ({                                                                                                   \
+        int64_t found_ = -1;                                                                             \
+        for (uint32_t n_ = 0; n_ < (total) && found_ < 0; n_++) {                                        \
+            int64_t i_ = ((f)->next + n_) % (total);                                                     \
+            if (i_ >= (first) && atomic_load_explicit(&(f)->table[i_].owner, memory_order_acquire) == 0) \
+                found_ = i_;                                                                             \
+        }                                                                                                \
+        found_;                                                                                          \
     })
 
 /* How far a search may look: all of a table's entries below `top` are backed, and it looks at `top` itself at most. Where that
@@ -35,8 +35,7 @@ static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_
 #define REACH(v, table, total, first, top) table_reach(v, (v)->fabric->table, sizeof *(v)->fabric->table, total, first, (v)->fabric->top)
 
 /* Between `from` and `to` (exclusive), members of a struct. */
-#define CLEAR(entry, type, from, to)                                                                                 \
-    memset((char *)(entry) + offsetof(type, from), 0, offsetof(type, to) - offsetof(type, from))
+#define CLEAR(entry, type, from, to) memset((char *)(entry) + offsetof(type, from), 0, offsetof(type, to) - offsetof(type, from))
 
 static void clear_pd(struct sf_pd *e, uint32_t number, uint32_t before)
 {
@@ -94,47 +93,47 @@ static void table_count(struct sf_device *d, size_t counter, uint32_t by)
     atomic_fetch_add_explicit((_Atomic uint32_t *)((char *)d + counter), by, memory_order_relaxed);
 }
 
-#define TABLE(kind, table, total, first, counter)                                                                    \
-    static int try_##kind(struct sf_view *v, uint32_t device, uint32_t limit)                                        \
-    {                                                                                                                \
-        struct sf_fabric *f = v->fabric;                                                                             \
-        int r = -EBUSY;                                                                                              \
-        sf_lock_fabric(v);                                                                                           \
-        uint32_t before = table_count_of(&f->devices[device], offsetof(struct sf_device, counter));                        \
-        if (before < limit) {                                                                                        \
-            uint32_t far = REACH(v, table, total, first, kind##_top);                                                \
-            int64_t i = FIND(f, table, far, first, kind##_next);                                                     \
-            r = -ENOMEM;                                                                                             \
-            if (i >= 0) {                                                                                            \
-                f->table[i].generation++;                                                                            \
-                clear_##kind(&f->table[i], sf_number((uint32_t)i, f->table[i].generation), before);                  \
-                f->table[i].device = device;                                                                         \
-                if ((uint32_t)i >= f->kind##_top)                                                                    \
-                    f->kind##_top = (uint32_t)i + 1;                                                                 \
-                f->kind##_next = (uint32_t)(i + 1) % (total);                                                        \
-                table_count(&f->devices[device], offsetof(struct sf_device, counter), 1);                                  \
-                /* release: one that sees the owner sees a clean entry */                                            \
-                atomic_store_explicit(&f->table[i].owner, v->process, memory_order_release);                         \
-                r = (int)i;                                                                                          \
-            }                                                                                                        \
-        }                                                                                                            \
-        sf_unlock(v, &f->lock);                                                                                      \
-        return r;                                                                                                    \
-    }                                                                                                                \
-    int sf_take_##kind(struct sf_view *v, uint32_t device, uint32_t limit)                                           \
-    {                                                                                                                \
-        if (device >= SV_DEVICES)                                                                                    \
-            return -EINVAL;                                                                                          \
-        int r = try_##kind(v, device, limit);                                                                        \
-        return r < 0 && sf_reap_all(v) > 0 ? try_##kind(v, device, limit) : r;                                       \
-    }                                                                                                                \
-    void sf_give_##kind(struct sf_view *v, uint32_t i)                                                               \
-    {                                                                                                                \
-        sf_lock_fabric(v);                                                                                           \
-        /* A fork's child may destroy its copy of an object that is its parent's. */                                 \
-        if (atomic_load_explicit(&v->fabric->table[i].owner, memory_order_relaxed) == v->process)                    \
-            sf_free_##kind(v->fabric, i);                                                                            \
-        sf_unlock(v, &v->fabric->lock);                                                                              \
+#define TABLE(kind, table, total, first, counter)                                                   \
+    static int try_##kind(struct sf_view *v, uint32_t device, uint32_t limit)                       \
+    {                                                                                               \
+        struct sf_fabric *f = v->fabric;                                                            \
+        int r = -EBUSY;                                                                             \
+        sf_lock_fabric(v);                                                                          \
+        uint32_t before = table_count_of(&f->devices[device], offsetof(struct sf_device, counter)); \
+        if (before < limit) {                                                                       \
+            uint32_t far = REACH(v, table, total, first, kind##_top);                               \
+            int64_t i = FIND(f, table, far, first, kind##_next);                                    \
+            r = -ENOMEM;                                                                            \
+            if (i >= 0) {                                                                           \
+                f->table[i].generation++;                                                           \
+                clear_##kind(&f->table[i], sf_number((uint32_t)i, f->table[i].generation), before); \
+                f->table[i].device = device;                                                        \
+                if ((uint32_t)i >= f->kind##_top)                                                   \
+                    f->kind##_top = (uint32_t)i + 1;                                                \
+                f->kind##_next = (uint32_t)(i + 1) % (total);                                       \
+                table_count(&f->devices[device], offsetof(struct sf_device, counter), 1);           \
+                /* release: one that sees the owner sees a clean entry */                           \
+                atomic_store_explicit(&f->table[i].owner, v->process, memory_order_release);        \
+                r = (int)i;                                                                         \
+            }                                                                                       \
+        }                                                                                           \
+        sf_unlock(v, &f->lock);                                                                     \
+        return r;                                                                                   \
+    }                                                                                               \
+    int sf_take_##kind(struct sf_view *v, uint32_t device, uint32_t limit)                          \
+    {                                                                                               \
+        if (device >= SV_DEVICES)                                                                   \
+            return -EINVAL;                                                                         \
+        int r = try_##kind(v, device, limit);                                                       \
+        return r < 0 && sf_reap_all(v) > 0 ? try_##kind(v, device, limit) : r;                      \
+    }                                                                                               \
+    void sf_give_##kind(struct sf_view *v, uint32_t i)                                              \
+    {                                                                                               \
+        sf_lock_fabric(v);                                                                          \
+        /* A fork's child may destroy its copy of an object that is its parent's. */                \
+        if (atomic_load_explicit(&v->fabric->table[i].owner, memory_order_relaxed) == v->process)   \
+            sf_free_##kind(v->fabric, i);                                                           \
+        sf_unlock(v, &v->fabric->lock);                                                             \
     }
 
 TABLE(pd, pds, SF_PDS, 0, pds)
@@ -172,6 +171,5 @@ int sf_take_context(struct sf_view *v, uint32_t device)
 void sf_give_context(struct sf_view *v, uint32_t i)
 {
     uint32_t mine = v->process; /* else it is of a fork's parent */
-    atomic_compare_exchange_strong_explicit(&v->fabric->contexts[i].owner, &mine, 0, memory_order_release,
-                                            memory_order_relaxed);
+    atomic_compare_exchange_strong_explicit(&v->fabric->contexts[i].owner, &mine, 0, memory_order_release, memory_order_relaxed);
 }

@@ -22,8 +22,9 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     if (error)
         goto refused;
     if (atomic_fetch_add(&handles, 1) >= p->max_ah && p->max_ah != 0) {
-        error = sv_refuse(ENOMEM, "ibv_create_ah: the device already has %u address handles, its limit (profile %s, max_ah; "
-                          SV_DOCUMENTED ")", p->max_ah, p->name);
+        error =
+            sv_refuse(ENOMEM, "ibv_create_ah: the device already has %u address handles, its limit (profile %s, max_ah; " SV_DOCUMENTED ")",
+                      p->max_ah, p->name);
         goto uncounted;
     }
     error = ENOMEM;
@@ -36,7 +37,9 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     ah->device = sv_find_port(attr, NULL);
     if (ah->device == SF_NO_DEVICE)
         sv_log(SV_INFO, "ibv_create_ah: no port of the fabric has this %s: messages sent to it are lost",
-               p->link_layer == IBV_LINK_LAYER_ETHERNET ? "GID" : attr->is_global ? "LID with this GID" : "LID");
+               p->link_layer == IBV_LINK_LAYER_ETHERNET ? "GID"
+               : attr->is_global                        ? "LID with this GID"
+                                                        : "LID");
     atomic_fetch_add(&sv_container(pd, struct sv_pd, base)->users, 1);
     atomic_fetch_add(&context->objects, 1);
     return &ah->base;
@@ -69,7 +72,7 @@ struct route {
 
 static int read_header(const struct ibv_grh *grh, struct route *r)
 {
-    static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     uint8_t b[40];
 
     memcpy(b, grh, sizeof b);
@@ -91,8 +94,7 @@ static int read_header(const struct ibv_grh *grh, struct route *r)
     return 0;
 }
 
-SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh,
-                                  struct ibv_ah_attr *attr)
+SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct ibv_wc *wc, struct ibv_grh *grh, struct ibv_ah_attr *attr)
 {
     const struct sv_device_model *d = &sv_lib.fabric->model.topology.devices[sv_context_of(base)->device];
     struct route r;

@@ -15,8 +15,7 @@ void sv_async(uint32_t context, enum ibv_event_type type, uint32_t entry, uint32
     c = &sv_lib.fabric->contexts[context];
     owner = atomic_load_explicit(&c->owner, memory_order_acquire);
     if (owner)
-        sv_signal(owner, c->async_fd,
-                  &(struct sv_event){.kind = 3, .entry = entry, .generation = generation, .type = (uint32_t)type});
+        sv_signal(owner, c->async_fd, &(struct sv_event){.kind = 3, .entry = entry, .generation = generation, .type = (uint32_t)type});
 }
 
 void sv_async_qp(uint32_t q, uint32_t types)
@@ -31,8 +30,8 @@ void sv_async_qp(uint32_t q, uint32_t types)
         return;
     for (uint32_t type = 0; type < 32; type++) {
         if (types >> type & 1)
-            events[count++] = (struct sv_event){.kind = 3, .entry = q, .generation = qp->generation, .type = type,
-                                                .connection = qp->connection};
+            events[count++] =
+                (struct sv_event){.kind = 3, .entry = q, .generation = qp->generation, .type = type, .connection = qp->connection};
     }
     c = &sv_lib.fabric->contexts[qp->context];
     owner = atomic_load_explicit(&c->owner, memory_order_acquire);

@@ -83,7 +83,8 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
             continue;
         pthread_mutex_lock(&sv_lib.mutex);
         found = sv_lib.joined && async_event_find(&e, event);
-        /* The program must find the queue pair in ERR, even if the process that was bringing it there was killed after it wrote the event. */
+        /* The program must find the queue pair in ERR, even if the process that was bringing it there was killed after it wrote the event.
+         */
         failing = found && e.type < 32 && (SV_ERROR_EVENTS >> e.type & 1);
         if (failing && e.connection == sv_lib.fabric->qps[e.entry].connection)
             atomic_store_explicit(&sv_lib.fabric->qps[e.entry].failing, e.connection, memory_order_release);

@@ -68,7 +68,10 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
             advance_without(cq, in);
         sf_unlock(v, &cq->lock);
         if (first)
-            sv_log(SV_ERROR, "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a larger queue", cq->limit);
+            sv_log(SV_ERROR,
+                   "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a "
+                   "larger queue",
+                   cq->limit);
         return;
     }
     struct sf_cqe *slot = (struct sf_cqe *)sf_at(v, cq->ring) + (produced & (cq->capacity - 1));
@@ -120,8 +123,7 @@ static void tell_of_unpolled(struct sv_cq *cq)
         return;
     atomic_store_explicit(&s->armed, 0, memory_order_relaxed);
     atomic_store_explicit(&cq->told, 1, memory_order_seq_cst);
-    if (!sv_signal(sv_lib.view.process, s->channel_fd,
-                   &(struct sv_event){.kind = 1, .entry = cq->entry, .generation = cq->generation}))
+    if (!sv_signal(sv_lib.view.process, s->channel_fd, &(struct sv_event){.kind = 1, .entry = cq->entry, .generation = cq->generation}))
         atomic_store_explicit(&cq->told, 0, memory_order_seq_cst);
 }
 

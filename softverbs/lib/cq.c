@@ -24,8 +24,8 @@ static int check_size(int64_t cqe)
     if (cqe < 1)
         return sv_refuse(EINVAL, "ibv_create_cq: %lld entries: expected at least 1", (long long)cqe);
     if (cqe > p->max_cqe || cqe > 1 << 30)
-        return sv_refuse(p->cqe_errno, "ibv_create_cq: %lld entries; the limit is %u (profile %s, max_cqe; " SV_DOCUMENTED ")", (long long)cqe,
-                         p->max_cqe, p->name);
+        return sv_refuse(p->cqe_errno, "ibv_create_cq: %lld entries; the limit is %u (profile %s, max_cqe; " SV_DOCUMENTED ")",
+                         (long long)cqe, p->max_cqe, p->name);
     return 0;
 }
 
@@ -50,8 +50,7 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
 
 static struct sv_ring ring_at(uint64_t offset, uint32_t capacity)
 {
-    return (struct sv_ring){.base = sf_at(&sv_lib.view, offset), .offset = offset, .mask = capacity - 1,
-                            .stride = sizeof(struct sf_cqe)};
+    return (struct sv_ring){.base = sf_at(&sv_lib.view, offset), .offset = offset, .mask = capacity - 1, .stride = sizeof(struct sf_cqe)};
 }
 
 /* From here on events and progress find the queue by its entry. */
@@ -81,7 +80,8 @@ static struct sv_cq *cq_make(struct ibv_context *context, uint32_t cqe, void *cq
     entry = sf_take_cq(&sv_lib.view, ctx->device, p->max_cq);
     if (entry < 0) {
         err = entry == -EBUSY ? p->cq_errno : -entry;
-        sv_refuse(err, "ibv_create_cq: the device already has %u completion queues, its limit (profile %s, max_cq; " SV_DOCUMENTED ")", p->max_cq, p->name);
+        sv_refuse(err, "ibv_create_cq: the device already has %u completion queues, its limit (profile %s, max_cq; " SV_DOCUMENTED ")",
+                  p->max_cq, p->name);
         goto memory;
     }
     ring = sf_arena_take(&sv_lib.view, capacity * sizeof(struct sf_cqe));
@@ -122,8 +122,7 @@ memory:
     return NULL;
 }
 
-struct ibv_cq *sv_create_cq(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel,
-                            int vector)
+struct ibv_cq *sv_create_cq(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, int vector)
 {
     struct sv_cq *cq;
 

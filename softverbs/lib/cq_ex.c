@@ -207,8 +207,8 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     }
     if (attr->wc_flags & ~(uint64_t)KNOWN) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: only %#x are supported",
-                  (unsigned long long)attr->wc_flags, (unsigned)KNOWN);
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: only %#x are supported", (unsigned long long)attr->wc_flags,
+                  (unsigned)KNOWN);
         return NULL;
     }
     if (attr->cqe > INT_MAX || attr->comp_vector > INT_MAX) {
@@ -220,8 +220,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     cq = sv_container(base, struct sv_cq, base);
     cq->wc_flags = attr->wc_flags;
-    cq->shared->timed = (attr->wc_flags & (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
-                                           IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)) != 0;
+    cq->shared->timed = (attr->wc_flags & (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)) != 0;
     sv_cq_ex_install(cq);
     return &cq->ex;
 }

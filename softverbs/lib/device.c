@@ -21,7 +21,7 @@ static struct devices {
     const struct sf_fabric *fabric;
     uint32_t count;
     struct sv_device device[];
-} *devices;
+} * devices;
 
 static const struct sv_device_model *model_of(uint32_t entry)
 {
@@ -142,7 +142,7 @@ static int dealloc_mw(struct ibv_mw *mw)
 
 static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *ex)
 {
-    struct ibv_srq_init_attr attr = { .srq_context = ex->srq_context, .attr = ex->attr };
+    struct ibv_srq_init_attr attr = {.srq_context = ex->srq_context, .attr = ex->attr};
     struct ibv_srq *srq;
 
     (void)context;
@@ -189,7 +189,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     struct sv_context *context = NULL;
     struct ibv_context *base;
     struct sf_context *shared;
-    int ends[2] = { -1, -1 }, command, error, taken;
+    int ends[2] = {-1, -1}, command, error, taken;
     long processors;
 
     if (!sv_lib.joined) {
@@ -200,7 +200,8 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
     if (!error && device_removed(entry))
         error = ENODEV;
     if (error) {
-        sv_refuse(error, "ibv_open_device: %s: %s", device->name, device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
+        sv_refuse(error, "ibv_open_device: %s: %s", device->name,
+                  device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
         return NULL;
     }
     /* Nobody is asked by it; programs hand it on and look at it, and then it must be a descriptor, and nobody else's. */

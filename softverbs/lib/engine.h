@@ -36,13 +36,12 @@ enum sv_moved {
 };
 
 /* move.c. Adds the range to the place: checks key, owner, domain, liveness, bounds, rights. False: refused. */
-bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes,
-                  uint32_t access);
+bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access);
 /* The first `bytes` of the source to the target. One of the two is in this process. Both places are used up. */
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes);
 /* A 64-bit word of the target's memory, under the lock of its device's atomics; the old value goes to *old. */
-enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add,
-                             uint64_t swap, uint64_t *old);
+enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
+                             uint64_t *old);
 /* Flips a bit of the byte at `offset` of a place that has not been used up. */
 void sv_flip(const struct sv_place *, uint64_t offset);
 
@@ -59,8 +58,8 @@ static inline struct sf_receive *sv_receive_slot(const struct sf_receive_queue *
  * write these words. */
 static inline bool sv_ring_sane(uint64_t ring, uint32_t capacity, uint32_t stride, size_t least)
 {
-    return capacity != 0 && (capacity & (capacity - 1)) == 0 && ring >= sizeof(struct sf_fabric) && ring <= SF_BYTES &&
-           stride >= least && ((stride | ring) & 7) == 0 && (uint64_t)capacity * stride <= SF_BYTES - ring;
+    return capacity != 0 && (capacity & (capacity - 1)) == 0 && ring >= sizeof(struct sf_fabric) && ring <= SF_BYTES && stride >= least &&
+           ((stride | ring) & 7) == 0 && (uint64_t)capacity * stride <= SF_BYTES - ring;
 }
 static inline bool sv_send_ring_sane(const struct sf_qp *qp)
 {
@@ -108,7 +107,7 @@ static inline void sv_later_flush(struct sv_later *l, uint32_t qp)
 
 /* A request that is being executed. */
 struct sv_job {
-    uint32_t q, t;           /* entries of the sender's and the target's queue pair */
+    uint32_t q, t; /* entries of the sender's and the target's queue pair */
     struct sf_qp *qp, *target;
     struct sf_send *s;
     struct sf_receive_queue *rq; /* locked, if the operation takes a receive */
@@ -141,7 +140,7 @@ bool sv_to_error(struct sf_qp *);
 /* wait.c */
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` applies if it did not wait for this before */
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
-enum sv_step sv_lost(struct sv_job *);     /* ends with success, as if it had arrived */
+enum sv_step sv_lost(struct sv_job *);      /* ends with success, as if it had arrived */
 enum sv_step sv_no_answer(struct sv_job *); /* no such queue pair, not connected to this one, its process is dead, or not reachable */
 enum sv_step sv_not_ready(struct sv_job *); /* no receive is posted there */
 enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */

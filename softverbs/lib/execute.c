@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Running send queues as far as they go: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which the
- * sender waits. One process at a time runs a queue. A process that finds it locked sets `kick` and leaves.
+ * Running send queues as far as they go: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which
+ * the sender waits. One process at a time runs a queue. A process that finds it locked sets `kick` and leaves.
  */
 #include "engine.h"
 

@@ -48,8 +48,7 @@ static bool fault_strikes(struct sf_fault *r, uint64_t dice)
     do {
         if (r->count && hits >= r->count)
             return false;
-    } while (!atomic_compare_exchange_weak_explicit(&r->hits, &hits, hits + 1, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&r->hits, &hits, hits + 1, memory_order_relaxed, memory_order_relaxed));
     return true;
 }
 
@@ -104,9 +103,8 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         default:
             break;
         }
-        sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair 0x%06x", r->id,
-               verdict->drop ? "drops" : "", verdict->corrupt ? "corrupts" : "",
-               verdict->delay_ns || verdict->hold_ns ? "holds up" : "", (unsigned long long)message,
+        sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair 0x%06x", r->id, verdict->drop ? "drops" : "",
+               verdict->corrupt ? "corrupts" : "", verdict->delay_ns || verdict->hold_ns ? "holds up" : "", (unsigned long long)message,
                qp->number);
     }
 }
@@ -117,8 +115,7 @@ int sv_refused_slow(enum sf_verb verb, uint32_t device)
     for (uint32_t i = 0; i < SF_FAULTS; i++) {
         struct sf_fault *r = &f->faults[i];
         /* acquire: as above */
-        if (atomic_load_explicit(&r->kind, memory_order_acquire) != SF_FAULT_REFUSE ||
-            r->verb != (uint32_t)verb)
+        if (atomic_load_explicit(&r->kind, memory_order_acquire) != SF_FAULT_REFUSE || r->verb != (uint32_t)verb)
             continue;
         if (!fault_concerns(r, device, sv_lib.host))
             continue;

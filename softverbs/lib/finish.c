@@ -28,8 +28,8 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
         return;
-    sv_async_qp(q, (event != IBV_EVENT_CQ_ERR /* stands for none */ ? 1u << event : 0) |
-                       (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
+    sv_async_qp(q,
+                (event != IBV_EVENT_CQ_ERR /* stands for none */ ? 1u << event : 0) | (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
     if (qp->owner != sv_lib.view.process) {
         struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
         /* release: a process that sees it also sees the events written (acquire in sv_finish_failing and sv_progress) */
@@ -57,11 +57,16 @@ static uint8_t send_opcode(uint32_t opcode)
 {
     switch (opcode) {
     case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM: return IBV_WC_RDMA_WRITE;
-    case IBV_WR_RDMA_READ: return IBV_WC_RDMA_READ;
-    case IBV_WR_ATOMIC_CMP_AND_SWP: return IBV_WC_COMP_SWAP;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD: return IBV_WC_FETCH_ADD;
-    default: return IBV_WC_SEND;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return IBV_WC_RDMA_WRITE;
+    case IBV_WR_RDMA_READ:
+        return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return IBV_WC_FETCH_ADD;
+    default:
+        return IBV_WC_SEND;
     }
 }
 
@@ -93,7 +98,9 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
         .wr_id = s->wr_id,
         .qp = q,
         .qp_num = qp->number,
-        .byte_len = status != IBV_WC_SUCCESS ? 0 : atomic ? 8 : s->length,
+        .byte_len = status != IBV_WC_SUCCESS ? 0
+                    : atomic                 ? 8
+                                             : s->length,
         .slot = (uint32_t)done,
         .status = (uint8_t)status,
         .opcode = send_opcode(s->opcode),
@@ -102,7 +109,6 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     sv_complete(qp->send_cq, &e, &in);
     fail_overrun(q, qp->send_cq, later);
 }
-
 
 /* A datagram over RoCE version 2 has no service level. Adapters of the ConnectX family tell here which header is before the data:
  * 8, and 1 for IPv6's or 2 for IPv4's. libibverbs has no other place for it, and UCX 1.13 drops what came over IPv4 without. */
@@ -123,8 +129,8 @@ void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];
     uint32_t mark = atomic_load_explicit(&srq->watermark, memory_order_relaxed);
-    uint64_t left = atomic_load_explicit(&srq->queue.posted, memory_order_relaxed) -
-                    atomic_load_explicit(&srq->queue.done, memory_order_relaxed);
+    uint64_t left =
+        atomic_load_explicit(&srq->queue.posted, memory_order_relaxed) - atomic_load_explicit(&srq->queue.done, memory_order_relaxed);
     if (mark == 0 || left >= mark)
         return;
     if (srq->context >= 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions of libc behind those of ours with the same names. All are looked up when the library is loaded, so that no signal handler has
- * to do it. A call that comes even earlier looks up its own.
+ * The functions of libc behind those of ours with the same names. All are looked up when the library is loaded, so that no signal handler
+ * has to do it. A call that comes even earlier looks up its own.
  */
 #include "interpose.h"
 
@@ -10,9 +10,10 @@
 uintptr_t sv_next(enum sv_call call)
 {
     static const char *const names[SV_CALLS] = {
-        [SV_ACCESS] = "access", [SV_FACCESSAT] = "faccessat", [SV_STAT] = "stat", [SV_LSTAT] = "lstat", [SV_FSTATAT] = "fstatat",
-        [SV_STATX] = "statx", [SV_OPEN] = "open", [SV_OPENAT] = "openat", [SV_FOPEN] = "fopen", [SV_OPENDIR] = "opendir",
-        [SV_READDIR] = "readdir", [SV_REWINDDIR] = "rewinddir", [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
+        [SV_ACCESS] = "access",     [SV_FACCESSAT] = "faccessat", [SV_STAT] = "stat",       [SV_LSTAT] = "lstat",
+        [SV_FSTATAT] = "fstatat",   [SV_STATX] = "statx",         [SV_OPEN] = "open",       [SV_OPENAT] = "openat",
+        [SV_FOPEN] = "fopen",       [SV_OPENDIR] = "opendir",     [SV_READDIR] = "readdir", [SV_REWINDDIR] = "rewinddir",
+        [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
     };
     static _Atomic(uintptr_t) found[SV_CALLS];
     uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* every thread finds the same value */

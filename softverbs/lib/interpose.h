@@ -17,8 +17,21 @@ _Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(struct dir
                "a machine of 64 bits");
 /* interpose.c: libc's function, or that of another library that stands before it. */
 enum sv_call {
-    SV_ACCESS, SV_FACCESSAT, SV_STAT, SV_LSTAT, SV_FSTATAT, SV_STATX, SV_OPEN, SV_OPENAT, SV_FOPEN,
-    SV_OPENDIR, SV_READDIR, SV_REWINDDIR, SV_CLOSEDIR, SV_SCANDIR, SV_CALLS,
+    SV_ACCESS,
+    SV_FACCESSAT,
+    SV_STAT,
+    SV_LSTAT,
+    SV_FSTATAT,
+    SV_STATX,
+    SV_OPEN,
+    SV_OPENAT,
+    SV_FOPEN,
+    SV_OPENDIR,
+    SV_READDIR,
+    SV_REWINDDIR,
+    SV_CLOSEDIR,
+    SV_SCANDIR,
+    SV_CALLS,
 };
 uintptr_t sv_next(enum sv_call);
 

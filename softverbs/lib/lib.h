@@ -13,21 +13,21 @@
 #include <infiniband/verbs.h>
 #include <pthread.h>
 
-#define SV_PUBLIC __attribute__((visibility("default")))
-#define sv_container(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define SV_PUBLIC                           __attribute__((visibility("default")))
+#define sv_container(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
 
 /* ---- The library in this process ------------------------------------------------------------------------------- */
 struct sv_library {
-    pthread_mutex_t mutex;   /* protects what follows; taken when objects are made and destroyed, never while data moves */
-    bool joined;             /* this process is on a fabric; also read without the mutex: sv_joined() */
-    uint32_t life;           /* grows in a forked child: objects made before belong to the parent */
+    pthread_mutex_t mutex; /* protects what follows; taken when objects are made and destroyed, never while data moves */
+    bool joined;           /* this process is on a fabric; also read without the mutex: sv_joined() */
+    uint32_t life;         /* grows in a forked child: objects made before belong to the parent */
     struct sf_view view;
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
     uint32_t host;
-    struct sv_qp **qps;      /* by entry: SF_QPS pointers, or NULL. Written under mutex, read with acquire by anyone polling */
-    struct sv_cq **cqs;      /* by entry */
-    struct sv_srq **srqs;    /* by entry */
+    struct sv_qp **qps;   /* by entry: SF_QPS pointers, or NULL. Written under mutex, read with acquire by anyone polling */
+    struct sv_cq **cqs;   /* by entry */
+    struct sv_srq **srqs; /* by entry */
 };
 extern struct sv_library sv_lib;
 
@@ -61,7 +61,7 @@ struct sv_device {
 struct sv_context {
     uint32_t device, entry, life;
     int async_read, async_write;
-    _Atomic uint32_t objects; /* alive under it */
+    _Atomic uint32_t objects;   /* alive under it */
     struct verbs_context verbs; /* verbs.context is what the program has: last, as the ABI wants it */
 };
 static inline struct sv_context *sv_context_of(struct ibv_context *c)
@@ -81,8 +81,8 @@ static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
  * only into its own slots even if somebody overwrites the values on the fabric. */
 struct sv_ring {
     char *base;
-    uint64_t offset;          /* in the fabric's file; 0: there is no queue */
-    uint32_t mask, stride;    /* slots less 1, bytes of one */
+    uint64_t offset;           /* in the fabric's file; 0: there is no queue */
+    uint32_t mask, stride;     /* slots less 1, bytes of one */
     uint32_t limit, sge_limit; /* requests that may be unpolled, elements of one */
 };
 static inline void *sv_ring_slot(const struct sv_ring *r, uint64_t position)
@@ -111,8 +111,8 @@ struct sv_channel {
     struct ibv_comp_channel base; /* base.fd is an epoll descriptor over the two below: readable when either is */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
-    uint64_t timer_at;   /* when the timer expires, ns; 0: not set. Under mutex */
-    uint32_t life;       /* sv_lib.life of when it was made */
+    uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
+    uint32_t life;     /* sv_lib.life of when it was made */
 };
 
 struct sv_cq {
@@ -122,11 +122,11 @@ struct sv_cq {
     };
     uint32_t entry, generation, life;
     struct sf_cq *shared;
-    struct sv_ring ring;       /* of struct sf_cqe; changed under `poll` */
+    struct sv_ring ring; /* of struct sf_cqe; changed under `poll` */
     struct sv_channel *channel;
-    pthread_mutex_t poll;      /* of consumers */
-    uint64_t look_again;       /* ns; under poll: queue pairs that wait are not looked at before this time */
-    struct sf_cqe current;     /* of the extended interface */
+    pthread_mutex_t poll;  /* of consumers */
+    uint64_t look_again;   /* ns; under poll: queue pairs that wait are not looked at before this time */
+    struct sf_cqe current; /* of the extended interface */
     bool reading;
     uint32_t turns;            /* polls that found something */
     uint32_t idle;             /* consecutive polls that found nothing */
@@ -135,17 +135,17 @@ struct sv_cq {
     _Atomic uint32_t told;     /* 1: the event for completions that were there when it was armed has not been read */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
-    bool failed;               /* its one asynchronous event was delivered; under sv_lib.mutex */
-    _Atomic uint32_t users;    /* queue pairs */
+    bool failed;            /* its one asynchronous event was delivered; under sv_lib.mutex */
+    _Atomic uint32_t users; /* queue pairs */
 };
 
 struct sv_srq {
     struct ibv_srq base;
     uint32_t entry, generation, life;
     struct sf_srq *shared;
-    struct sv_ring ring;       /* changed under `post` */
+    struct sv_ring ring; /* changed under `post` */
     pthread_mutex_t post;
-    _Atomic uint64_t polled;   /* requests whose completion was polled: their slots are free */
+    _Atomic uint64_t polled; /* requests whose completion was polled: their slots are free */
     uint32_t async_delivered;
     _Atomic uint32_t users;
 };
@@ -165,14 +165,14 @@ struct sv_qp {
     struct sf_qp *shared;
     struct sv_ring send, receive;
     pthread_mutex_t post_send, post_receive;
-    _Atomic uint64_t send_polled;    /* requests of the send queue whose slots are free: polled, or before one that was */
+    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free: polled, or before one that was */
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    uint32_t told, told_in;          /* SV_ONCE_EVENTS that the program has read, and of which connection; under sv_lib.mutex */
-    struct ibv_qp_attr attr;         /* as last modified, for ibv_query_qp */
+    uint32_t told, told_in;  /* SV_ONCE_EVENTS that the program has read, and of which connection; under sv_lib.mutex */
+    struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
-    struct sv_builder *builder;      /* wr.c's, or NULL */
+    struct sv_builder *builder; /* wr.c's, or NULL */
 };
 
 struct sv_ah {
@@ -185,10 +185,10 @@ struct sv_ah {
 struct ibv_cq *sv_create_cq(struct ibv_context *, int cqe, void *cq_context, struct ibv_comp_channel *, int vector);
 int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
-int sv_req_notify_cq(struct ibv_cq *, int solicited_only);  /* complete.c */
+int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);  /* poll.c: the next completion, its slot freed; runs what waits for time
-                                                     * when there is none. cq->poll is held. False: none */
+bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);             /* poll.c: the next completion, its slot freed; runs what waits for time
+                                                                * when there is none. cq->poll is held. False: none */
 /* poll.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
 /* Whether the caller of a poll that found nothing should yield: after some tens of microseconds without a completion, the process it
@@ -228,9 +228,8 @@ enum {
                      1 << IBV_EVENT_QP_LAST_WQE_REACHED,
     SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* it is in ERR, or on its way there */
     SV_CQ_EVENTS = 1 << IBV_EVENT_CQ_ERR,
-    SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR |
-                   1 << IBV_EVENT_COMM_EST | 1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG |
-                   1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
+    SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
+                   1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG | 1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
     SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
 };
 /* Removes the unread events of an object of this context that is destroyed. */

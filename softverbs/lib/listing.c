@@ -24,8 +24,8 @@ static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";
     int error = errno;
-    bool yes = error == ENOENT && !strncmp(path, sys, sizeof sys - 1) && strlen(path) < sizeof slots->path &&
-               getenv("SOFTVERBS_FABRIC") && !sv_join() && sv_sysfs_directory(path);
+    bool yes = error == ENOENT && !strncmp(path, sys, sizeof sys - 1) && strlen(path) < sizeof slots->path && getenv("SOFTVERBS_FABRIC") &&
+               !sv_join() && sv_sysfs_directory(path);
 
     errno = error;
     return yes;

@@ -64,7 +64,7 @@ __attribute__((constructor)) static void log_start(void)
     static const struct {
         const char *name;
         int level;
-    } levels[] = { { "none", 0 }, { "error", SV_ERROR }, { "info", SV_INFO }, { "debug", SV_DEBUG } };
+    } levels[] = {{"none", 0}, {"error", SV_ERROR}, {"info", SV_INFO}, {"debug", SV_DEBUG}};
     const char *wanted = getenv("SOFTVERBS_LOG");
 
     if (!wanted || !*wanted)

@@ -30,7 +30,7 @@ struct mapping {
 /* Since Linux 6.11 the kernel answers for one address (PROCMAP_QUERY of linux/fs.h, which older headers lack); before, all
  * mappings up to that address are read as text. */
 struct map_query {
-    uint64_t size, flags, address;                   /* in */
+    uint64_t size, flags, address;                       /* in */
     uint64_t start, end, bits, page_size, offset, inode; /* out */
     uint32_t device_major, device_minor;
     uint32_t name_size, build_id_size; /* in: room, out: length */
@@ -161,7 +161,7 @@ struct chunk {
     uint64_t before, size;
 };
 enum { CHUNK_MAPPED = 2, CHUNK_FLAGS = 7 };
-#define ARENA_SPAN (UINT64_C(64) << 20) /* at whose multiples a thread's arena begins */
+#define ARENA_SPAN (UINT64_C(64) << 20)       /* at whose multiples a thread's arena begins */
 enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* of a larger block only the first 16 MiB are known for heap */
 
 /* What an arena that is not the first begins with. */
@@ -185,8 +185,7 @@ static bool maps_block(const struct chunk *c, uint64_t block, uint64_t address, 
     uint64_t size = c->size & ~(uint64_t)CHUNK_FLAGS, start = block - sizeof *c - c->before;
 
     return (c->size & CHUNK_FLAGS) == CHUNK_MAPPED && c->before < block && size >= SF_PAGE / 2 && size < UINT64_C(1) << 47 &&
-           start % SF_PAGE == 0 && (c->before + size) % SF_PAGE == 0 && address >= block &&
-           address + bytes <= block - sizeof *c + size;
+           start % SF_PAGE == 0 && (c->before + size) % SF_PAGE == 0 && address >= block && address + bytes <= block - sizeof *c + size;
 }
 
 static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t bytes)
@@ -195,8 +194,7 @@ static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t 
     struct chunk seen[SCAN_BATCH];
 
     /* Its start, or what posix_memalign made of it. The words before a page's start may lie in another mapping. */
-    if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) &&
-        maps_block(seen, address, address, bytes))
+    if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) && maps_block(seen, address, address, bytes))
         return true;
     /* Its middle: such a block begins with a page, so look at the starts of those before. */
     if (page - lowest > (uint64_t)SCAN_PAGES * SF_PAGE)

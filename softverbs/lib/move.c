@@ -35,8 +35,7 @@ bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t ke
         return false;
     struct sf_mr *mr = &sv_lib.fabric->mrs[index];
     /* Read after this queue was marked busy (deliver.c); pairs with `live` = 0 before sv_quiesce() in ibv_dereg_mr. */
-    if (atomic_load_explicit(&mr->live, memory_order_seq_cst) == 0 ||
-        atomic_load_explicit(&mr->owner, memory_order_relaxed) != process)
+    if (atomic_load_explicit(&mr->live, memory_order_seq_cst) == 0 || atomic_load_explicit(&mr->owner, memory_order_relaxed) != process)
         return false;
     if ((mr->generation & 0xff) != (key & 0xff) || mr->pd != pd || (mr->access & access) != access)
         return false;
@@ -118,8 +117,7 @@ static enum sv_moved move_denied(pid_t pid, int error)
     else
         remedy = "Both programs must belong to one user and one user namespace (container), and not be set-user-ID programs; a "
                  "container's seccomp profile must allow process_vm_readv and process_vm_writev (docker: --cap-add SYS_PTRACE)";
-    sv_log(SV_ERROR, "data cannot move: cross-memory attach to process %d is not permitted (%s). %s", (int)pid, strerror(error),
-           remedy);
+    sv_log(SV_ERROR, "data cannot move: cross-memory attach to process %d is not permitted (%s). %s", (int)pid, strerror(error), remedy);
     return SV_MOVED_DENIED;
 }
 

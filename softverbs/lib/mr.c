@@ -41,8 +41,10 @@ static int check_access(unsigned int access)
     if (access & IBV_ACCESS_ON_DEMAND)
         return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not supported");
     if (p->full_access && (access & ACCESS_FULL) != ACCESS_FULL)
-        return sv_refuse(p->access_errno, "ibv_reg_mr: access %#x: this device wants local write, remote write and remote read "
-                         "all set (profile %s, full_access; " SV_DOCUMENTED ")", access, p->name);
+        return sv_refuse(p->access_errno,
+                         "ibv_reg_mr: access %#x: this device wants local write, remote write and remote read "
+                         "all set (profile %s, full_access; " SV_DOCUMENTED ")",
+                         access, p->name);
     return 0;
 }
 
@@ -59,11 +61,14 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     if (length == 0 && start % SF_PAGE == 0)
         return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0");
     if (length > p->real_mr_size)
-        return sv_refuse(p->mr_size_errno, "ibv_reg_mr: %zu bytes; the limit for one region is %llu (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
+        return sv_refuse(p->mr_size_errno,
+                         "ibv_reg_mr: %zu bytes; the limit for one region is %llu (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
                          (unsigned long long)p->real_mr_size, p->name);
     if (length >> 32 && p->huge_region == SV_HUGE_REFUSE)
-        return sv_refuse(p->huge_region_errno, "ibv_reg_mr: %zu bytes: a region of 4 GiB or more corrupts data on the real device "
-                         "(profile %s, huge_region; " SV_DOCUMENTED ")", length, p->name);
+        return sv_refuse(p->huge_region_errno,
+                         "ibv_reg_mr: %zu bytes: a region of 4 GiB or more corrupts data on the real device "
+                         "(profile %s, huge_region; " SV_DOCUMENTED ")",
+                         length, p->name);
     err = sv_memory_check(address, length ? length : 1, access & ACCESS_WRITES);
     if (err == EFAULT)
         return sv_refuse(err, "ibv_reg_mr: the %zu bytes at %p are not all mapped%s", length, address,
@@ -72,8 +77,10 @@ static int check_memory(const void *address, size_t length, unsigned int access)
         return sv_refuse(err, "ibv_reg_mr: this device does not register memory like that at %p%s (profile %s, memory; " SV_DOCUMENTED ")",
                          address, p->memory.mapping ? "" : ": it is heap memory; use mmap", p->name);
     if (length >> 32 && p->huge_region == SV_HUGE_WRAPS)
-        sv_log(SV_INFO, "ibv_reg_mr: %zu bytes: accepted, but as on the real device, data for an offset from 4 GiB on goes to the offset modulo "
-                        "4 GiB (profile %s, huge_region; " SV_DOCUMENTED ")", length, p->name);
+        sv_log(SV_INFO,
+               "ibv_reg_mr: %zu bytes: accepted, but as on the real device, data for an offset from 4 GiB on goes to the offset modulo "
+               "4 GiB (profile %s, huge_region; " SV_DOCUMENTED ")",
+               length, p->name);
     return 0;
 }
 
@@ -117,8 +124,8 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     entry = sf_take_mr(&sv_lib.view, ctx->device, p->real_mr);
     if (entry < 0) {
         if (entry == -EBUSY)
-            sv_refuse(p->mr_errno, "ibv_reg_mr: the device already has %u regions, its limit (profile %s, real_mr; " SV_DOCUMENTED ")", p->real_mr,
-                      p->name);
+            sv_refuse(p->mr_errno, "ibv_reg_mr: the device already has %u regions, its limit (profile %s, real_mr; " SV_DOCUMENTED ")",
+                      p->real_mr, p->name);
         else
             errno = -entry;
         free(mr);
@@ -219,7 +226,8 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     if (mr_refused(pd))
         return NULL;
     if (!sv_lib.profile->dmabuf) {
-        sv_refuse(EOPNOTSUPP, "ibv_reg_dmabuf_mr: not supported by this device (profile %s, dmabuf; " SV_DOCUMENTED ")", sv_lib.profile->name);
+        sv_refuse(EOPNOTSUPP, "ibv_reg_dmabuf_mr: not supported by this device (profile %s, dmabuf; " SV_DOCUMENTED ")",
+                  sv_lib.profile->name);
         return NULL;
     }
     if (!same_place(offset, iova) || check_access((unsigned int)access))
@@ -234,8 +242,8 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
         return NULL;
     }
     if (offset > (uint64_t)size || length > (uint64_t)size - offset) {
-        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at offset %llu reach beyond the buffer, which has %lld", length, (unsigned long long)offset,
-                  (long long)size);
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at offset %llu reach beyond the buffer, which has %lld", length,
+                  (unsigned long long)offset, (long long)size);
         return NULL;
     }
     map = mmap(NULL, length + lead, (unsigned int)access & ACCESS_WRITES ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
@@ -245,8 +253,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
                   errno == KERNELS_ENOTSUPP ? ": it seems to be GPU memory that the CPU cannot access" : "");
         return NULL;
     }
-    mr = check_memory(map + lead, length, (unsigned int)access) ? NULL
-                                                                : mr_make(pd, map + lead, length, iova, (unsigned int)access);
+    mr = check_memory(map + lead, length, (unsigned int)access) ? NULL : mr_make(pd, map + lead, length, iova, (unsigned int)access);
     if (!mr) {
         int err = errno;
         munmap(map, length + lead);
@@ -270,10 +277,11 @@ SV_PUBLIC int ibv_dereg_mr(struct ibv_mr *base)
 
         if (err)
             return sv_refuse(err, "ibv_dereg_mr: refused by a rule of `softverbs fault`");
-        if (p->error_blocks_dereg &&
-            atomic_load_explicit(&sv_lib.fabric->devices[ctx->device].dereg_blocked, memory_order_relaxed))
-            return sv_refuse(p->dereg_errno, "ibv_dereg_mr: a queue pair went to the error state before it was destroyed "
-                             "(profile %s: error_blocks_dereg)", p->name);
+        if (p->error_blocks_dereg && atomic_load_explicit(&sv_lib.fabric->devices[ctx->device].dereg_blocked, memory_order_relaxed))
+            return sv_refuse(p->dereg_errno,
+                             "ibv_dereg_mr: a queue pair went to the error state before it was destroyed "
+                             "(profile %s: error_blocks_dereg)",
+                             p->name);
         go_dead(&sv_lib.fabric->mrs[mr->entry]);
         sf_give_mr(&sv_lib.view, mr->entry);
     }
@@ -294,8 +302,7 @@ SV_PUBLIC int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, vo
     struct sv_pd *domain;
     unsigned int rights;
 
-    if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (moves && (!addr || !length)) ||
-        (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS))) {
+    if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || (moves && (!addr || !length)) || (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS))) {
         errno = EINVAL;
         return IBV_REREG_MR_ERR_INPUT;
     }

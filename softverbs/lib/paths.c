@@ -27,7 +27,7 @@
 
 /* ---- Our answer ------------------------------------------------------------------------------------------------ */
 struct file {
-    bool node;       /* else it is a text, or */
+    bool node; /* else it is a text, or */
     bool directory;
     unsigned number; /* of a node */
     int length;
@@ -178,13 +178,13 @@ CALL(int, __lxstat, int version, const char *path, struct stat *buffer)
     return -1;
 }
 
-#define TAKE_MODE(mode)         /* it is there only if the flags ask for it */ \
-    mode_t mode = 0;                                                           \
-    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {                 \
-        va_list more;                                                          \
-        va_start(more, flags);                                                 \
-        mode = va_arg(more, mode_t);                                           \
-        va_end(more);                                                          \
+#define TAKE_MODE(mode) /* it is there only if the flags ask for it */ \
+    mode_t mode = 0;                                                   \
+    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {         \
+        va_list more;                                                  \
+        va_start(more, flags);                                         \
+        mode = va_arg(more, mode_t);                                   \
+        va_end(more);                                                  \
     }
 
 CALL(int, open, const char *path, int flags, ...)
@@ -201,7 +201,7 @@ CALL(int, openat, int at, const char *path, int flags, ...)
 
 CALL(FILE *, fopen, const char *path, const char *mode)
 {
-    FILE *stream = ((FILE *(*)(const char *, const char *))sv_next(SV_FOPEN))(path, mode);
+    FILE *stream = ((FILE * (*)(const char *, const char *)) sv_next(SV_FOPEN))(path, mode);
     int fd;
 
     if (stream || mode[0] != 'r' || strchr(mode, '+'))

@@ -20,8 +20,8 @@ static int pd_allowed(uint32_t device)
     if (atomic_load_explicit(&d->removed, memory_order_relaxed))
         return sv_refuse(EIO, "ibv_alloc_pd: %s was removed", name);
     if (p->down_port_refuses_pd && !atomic_load_explicit(&d->port_up, memory_order_relaxed))
-        return sv_refuse(p->down_pd_errno, "ibv_alloc_pd: the port of %s is down (profile %s, down_port_refuses_pd; " SV_DOCUMENTED ")", name,
-                         p->name);
+        return sv_refuse(p->down_pd_errno, "ibv_alloc_pd: the port of %s is down (profile %s, down_port_refuses_pd; " SV_DOCUMENTED ")",
+                         name, p->name);
     return 0;
 }
 
@@ -47,9 +47,9 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *context)
     entry = sf_take_pd(&sv_lib.view, ctx->device, p->real_pd);
     if (entry < 0) {
         if (entry == -EBUSY)
-            sv_refuse(p->pd_errno, "ibv_alloc_pd: the device already has %u protection domains, its limit%s (profile %s, real_pd; " SV_DOCUMENTED ")", p->real_pd,
-                      p->pd_leaks ? "; those of processes that did not free them stay until `softverbs reboot`" : "",
-                      p->name);
+            sv_refuse(p->pd_errno,
+                      "ibv_alloc_pd: the device already has %u protection domains, its limit%s (profile %s, real_pd; " SV_DOCUMENTED ")",
+                      p->real_pd, p->pd_leaks ? "; those of processes that did not free them stay until `softverbs reboot`" : "", p->name);
         else
             errno = -entry;
         free(pd);

@@ -17,10 +17,10 @@
 static struct resting {
     struct resting *next;
     int read_end, write_end;
-} *resting;
+} * resting;
 enum { NUMBERS = 1 << 16 };
 static _Atomic uint64_t ours[NUMBERS / 64]; /* bits: writing ends; above that a descriptor is taken for one */
-static pid_t owner; /* of the list: a forked child has copies of descriptors that lead to its parent */
+static pid_t owner;                         /* of the list: a forked child has copies of descriptors that lead to its parent */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* A second opening of the pipe, that does not wait where the program's does. -1 if there is nothing in it. */
@@ -120,8 +120,8 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
         return false; /* something of the program's own: the number was written over */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
-        sv_log(SV_ERROR, "an event for process %d is lost: %s",
-               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
+        sv_log(SV_ERROR, "an event for process %d is lost: %s", process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0,
+               strerrordesc_np(-err));
     return !err;
 }
 
@@ -130,7 +130,7 @@ void sv_pipe_give(int read_end, int write_end)
     struct resting *r;
 
     if (owner != getpid())
-        return; /* a child's copy of what is its parent's: not even to be read */
+        return;                  /* a child's copy of what is its parent's: not even to be read */
     fcntl(read_end, F_SETFL, 0); /* the program may have changed it */
     pipe_empty(read_end);
     r = malloc(sizeof *r);

@@ -51,7 +51,7 @@ static void free_slots(const struct sf_cqe *e)
         uint64_t sum = 0;
         for (uint64_t p = from; p < to; p++)
             sum += sv_frames(e->receive ? ((struct sf_receive *)sv_ring_slot(ring, p))->length
-                                     : ((struct sf_send *)sv_ring_slot(ring, p))->length);
+                                        : ((struct sf_send *)sv_ring_slot(ring, p))->length);
         atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
     }
     /* release: the slots were read before they are written again (acquire in post.c) */
@@ -83,7 +83,8 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
-    sf_lock_cq(&sv_lib.view, s); /* held by those who write slots, and by those who read them without the consumers' lock (wanted_unpolled) */
+    sf_lock_cq(&sv_lib.view,
+               s); /* held by those who write slots, and by those who read them without the consumers' lock (wanted_unpolled) */
     uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
     if (to - from > cq->ring.mask + UINT64_C(1))

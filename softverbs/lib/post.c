@@ -19,14 +19,22 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
 {
     bool rc = type == IBV_QPT_RC, connected = rc || type == IBV_QPT_UC;
     switch (opcode) {
-    case IBV_WR_SEND: return SV_OP_SEND;
-    case IBV_WR_SEND_WITH_IMM: return SV_OP_SEND_IMM;
-    case IBV_WR_RDMA_WRITE: return connected ? SV_OP_WRITE : 0;
-    case IBV_WR_RDMA_WRITE_WITH_IMM: return connected ? SV_OP_WRITE_IMM : 0;
-    case IBV_WR_RDMA_READ: return rc ? SV_OP_READ : 0;
-    case IBV_WR_ATOMIC_CMP_AND_SWP: return rc ? SV_OP_CAS : 0;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD: return rc ? SV_OP_FADD : 0;
-    default: return 0;
+    case IBV_WR_SEND:
+        return SV_OP_SEND;
+    case IBV_WR_SEND_WITH_IMM:
+        return SV_OP_SEND_IMM;
+    case IBV_WR_RDMA_WRITE:
+        return connected ? SV_OP_WRITE : 0;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return connected ? SV_OP_WRITE_IMM : 0;
+    case IBV_WR_RDMA_READ:
+        return rc ? SV_OP_READ : 0;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return rc ? SV_OP_CAS : 0;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return rc ? SV_OP_FADD : 0;
+    default:
+        return 0;
     }
 }
 
@@ -64,7 +72,8 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d elements; %u were granted", s->number, wr->num_sge, qp->send.sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d elements; %u were granted", s->number, wr->num_sge,
+                         qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
@@ -74,7 +83,8 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline; %u were granted, and reads and atomics take none", s->number,
                          (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno, "queue pair 0x%06x: a message of %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
+        return sv_refuse(p->message_errno,
+                         "queue pair 0x%06x: a message of %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
@@ -104,8 +114,8 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         slot->ud_qkey = wr->wr.ud.remote_qkey & UINT32_C(0x80000000) ? s->qkey : wr->wr.ud.remote_qkey;
         slot->ud_hop = (uint32_t)(ah->attr.sl & 0xf) << 24;
         if (ah->attr.is_global)
-            slot->ud_hop |= SF_UD_GLOBAL | ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 |
-                            (uint32_t)ah->attr.grh.hop_limit << 16;
+            slot->ud_hop |=
+                SF_UD_GLOBAL | ah->attr.grh.sgid_index | (uint32_t)ah->attr.grh.traffic_class << 8 | (uint32_t)ah->attr.grh.hop_limit << 16;
         memcpy(slot->ud_dgid, ah->attr.grh.dgid.raw, 16);
     } else {
         slot->remote = wr->wr.rdma.remote_addr;
@@ -141,8 +151,9 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free was read (release in free_slots) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
-                          s->number, qp->send.limit);
+            r = sv_refuse(
+                ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
+                s->number, qp->send.limit);
             break;
         }
         bool lose = false;
@@ -171,8 +182,8 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
 }
 
 /* `kind` and `number` name the queue in messages. */
-static int check_receive(const char *kind, uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr,
-                         uint64_t unpolled, uint64_t *length)
+static int check_receive(const char *kind, uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled,
+                         uint64_t *length)
 {
     if (unpolled >= ring->limit)
         return sv_refuse(ENOMEM, "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled", kind, number,
@@ -201,8 +212,11 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     int r = qp->life != sv_lib.life ? post_forked() : sv_refused(SF_VERB_POST_RECV, s->device);
     if (r == 0 && s->broken && p->unplugged == SV_UNPLUGGED_CRASHES) {
-        sv_log(SV_ERROR, "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, "
-                         SV_DOCUMENTED ": unplugged)", s->number, p->name);
+        sv_log(
+            SV_ERROR,
+            "ibv_post_recv on queue pair 0x%06x after its cable was pulled: this device's driver crashes here (profile %s, " SV_DOCUMENTED
+            ": unplugged)",
+            s->number, p->name);
         volatile int *volatile gone = (volatile int *)(uintptr_t)SF_PAGE - 1;
         *gone = 0;
     }
@@ -211,8 +225,10 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
     if (r == 0 && state == IBV_QPS_RESET)
         r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET, where no receives can be posted", s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
-        r = sv_refuse(p->receive_errno, "queue pair 0x%06x is not in RTS yet, and this device accepts receives only in RTS (profile %s, "
-                                        SV_DOCUMENTED ": receive_needs_rts)", s->number, p->name);
+        r = sv_refuse(p->receive_errno,
+                      "queue pair 0x%06x is not in RTS yet, and this device accepts receives only in RTS (profile %s, " SV_DOCUMENTED
+                      ": receive_needs_rts)",
+                      s->number, p->name);
     if (r) {
         *bad = wr;
         return r;
@@ -226,7 +242,7 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
                           posted - atomic_load_explicit(&qp->receive_polled, memory_order_acquire), &length);
         if (r == 0 && p->frame_bytes) {
             r = post_overdepth(qp, false, atomic_load_explicit(&qp->frames_receive, memory_order_relaxed), length, s->frame_depth_receive,
-                          &lose);
+                               &lose);
             if (r == 0 && !lose)
                 atomic_fetch_add_explicit(&qp->frames_receive, sv_frames(length), memory_order_relaxed);
         }

@@ -8,18 +8,18 @@
 
 #include <errno.h>
 
-#define REFUSES(name)          \
-    SV_PUBLIC int name(void);  \
-    int name(void)             \
-    {                          \
-        return ENOSYS;         \
+#define REFUSES(name)         \
+    SV_PUBLIC int name(void); \
+    int name(void)            \
+    {                         \
+        return ENOSYS;        \
     }
-#define GIVES_NOTHING(name)    \
+#define GIVES_NOTHING(name)     \
     SV_PUBLIC void *name(void); \
-    void *name(void)           \
-    {                          \
-        errno = ENOSYS;        \
-        return NULL;           \
+    void *name(void)            \
+    {                           \
+        errno = ENOSYS;         \
+        return NULL;            \
     }
 #define DOES_NOTHING(name)     \
     SV_PUBLIC void name(void); \

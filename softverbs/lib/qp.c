@@ -17,8 +17,8 @@ static const char DOCUMENTED[] = SV_DOCUMENTED;
 /* ---- What is granted ------------------------------------------------------------------------------------------- */
 static int too_many(const char *what, uint32_t asked, uint32_t most, const char *key)
 {
-    return sv_refuse(EINVAL, "ibv_create_qp: %s %u: at most %u (profile %s, %s; %s)", what, asked, most,
-                     sv_lib.profile->name, key, DOCUMENTED);
+    return sv_refuse(EINVAL, "ibv_create_qp: %s %u: at most %u (profile %s, %s; %s)", what, asked, most, sv_lib.profile->name, key,
+                     DOCUMENTED);
 }
 
 /* One queue's depth; in frames where the profile counts them, and 0 else. */
@@ -42,8 +42,7 @@ static int grant_depth(const char *what, uint32_t *depth, uint32_t *frames)
             continue;
         *depth = *frames = p->depth_steps[i];
         if (*depth != asked)
-            sv_log(SV_INFO, "ibv_create_qp: %s %u: %u granted (profile %s, depth_steps; %s)", what, asked, *depth, p->name,
-                   DOCUMENTED);
+            sv_log(SV_INFO, "ibv_create_qp: %s %u: %u granted (profile %s, depth_steps; %s)", what, asked, *depth, p->name, DOCUMENTED);
         break;
     }
     return 0;
@@ -97,24 +96,28 @@ static int check_type(enum ibv_qp_type type)
         return 0;
     return sv_refuse(p->transport_errno ? p->transport_errno : EOPNOTSUPP,
                      "ibv_create_qp: this device has no queue pairs of type %d (%s) (profile %s, transports; %s)", (int)type,
-                     bit == SV_RC ? "RC" : bit == SV_UC ? "UC" : bit == SV_UD ? "UD" : "another", p->name, DOCUMENTED);
+                     bit == SV_RC   ? "RC"
+                     : bit == SV_UC ? "UC"
+                     : bit == SV_UD ? "UD"
+                                    : "another",
+                     p->name, DOCUMENTED);
 }
 
 static int check_extended(const struct ibv_qp_init_attr_ex *a)
 {
-    const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS |
-                           IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+    const uint32_t known =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
     static const struct {
         uint64_t flag;
         uint32_t operation, types;
     } operations[] = {
-        { IBV_QP_EX_WITH_SEND, SV_OP_SEND, SV_RC | SV_UC | SV_UD },
-        { IBV_QP_EX_WITH_SEND_WITH_IMM, SV_OP_SEND_IMM, SV_RC | SV_UC | SV_UD },
-        { IBV_QP_EX_WITH_RDMA_WRITE, SV_OP_WRITE, SV_RC | SV_UC },
-        { IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, SV_OP_WRITE_IMM, SV_RC | SV_UC },
-        { IBV_QP_EX_WITH_RDMA_READ, SV_OP_READ, SV_RC },
-        { IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, SV_OP_CAS, SV_RC },
-        { IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, SV_OP_FADD, SV_RC },
+        {IBV_QP_EX_WITH_SEND, SV_OP_SEND, SV_RC | SV_UC | SV_UD},
+        {IBV_QP_EX_WITH_SEND_WITH_IMM, SV_OP_SEND_IMM, SV_RC | SV_UC | SV_UD},
+        {IBV_QP_EX_WITH_RDMA_WRITE, SV_OP_WRITE, SV_RC | SV_UC},
+        {IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, SV_OP_WRITE_IMM, SV_RC | SV_UC},
+        {IBV_QP_EX_WITH_RDMA_READ, SV_OP_READ, SV_RC},
+        {IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, SV_OP_CAS, SV_RC},
+        {IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, SV_OP_FADD, SV_RC},
     };
     uint32_t type = a->qp_type == IBV_QPT_RC ? SV_RC : a->qp_type == IBV_QPT_UC ? SV_UC : SV_UD;
 
@@ -134,8 +137,10 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
         if ((operations[i].types & type) && (sv_lib.profile->operations & operations[i].operation))
             left &= ~operations[i].flag;
     if (left)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: send_ops_flags %#llx: not supported for this type of queue pair (profile %s, "
-                         "operations; %s)", (unsigned long long)left, sv_lib.profile->name, DOCUMENTED);
+        return sv_refuse(EOPNOTSUPP,
+                         "ibv_create_qp_ex: send_ops_flags %#llx: not supported for this type of queue pair (profile %s, "
+                         "operations; %s)",
+                         (unsigned long long)left, sv_lib.profile->name, DOCUMENTED);
     return 0;
 }
 
@@ -163,10 +168,10 @@ static int qp_rings(struct sv_qp *qp, const struct grant *g, bool shared_receive
     q->receive.limit = g->cap.max_recv_wr;
     q->receive.sge_limit = g->cap.max_recv_sge;
 
-    qp->send = (struct sv_ring){.mask = q->send_capacity - 1, .stride = q->send_stride, .limit = g->cap.max_send_wr,
-                                .sge_limit = g->cap.max_send_sge};
-    qp->receive = (struct sv_ring){.mask = q->receive.capacity - 1, .stride = q->receive.stride, .limit = g->cap.max_recv_wr,
-                                   .sge_limit = g->cap.max_recv_sge};
+    qp->send = (struct sv_ring){
+        .mask = q->send_capacity - 1, .stride = q->send_stride, .limit = g->cap.max_send_wr, .sge_limit = g->cap.max_send_sge};
+    qp->receive = (struct sv_ring){
+        .mask = q->receive.capacity - 1, .stride = q->receive.stride, .limit = g->cap.max_recv_wr, .sge_limit = g->cap.max_recv_sge};
     if (!qp_take_ring(&qp->send) || (!shared_receive && !qp_take_ring(&qp->receive)))
         return ENOMEM;
     q->send_ring = qp->send.offset;
@@ -193,10 +198,13 @@ static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp
     int error;
 
     if (entry == -EBUSY)
-        return sv_refuse(p->qp_errno ? p->qp_errno : ENOMEM, "ibv_create_qp: %s already has %u queue pairs, its limit (profile %s, "
-                         "real_qp; %s)", sv_lib.fabric->model.topology.devices[device].name, most, p->name, DOCUMENTED);
+        return sv_refuse(p->qp_errno ? p->qp_errno : ENOMEM,
+                         "ibv_create_qp: %s already has %u queue pairs, its limit (profile %s, "
+                         "real_qp; %s)",
+                         sv_lib.fabric->model.topology.devices[device].name, most, p->name, DOCUMENTED);
     if (entry < 0)
-        return sv_refuse(-entry, "ibv_create_qp: no entry is free: the fabric has room for %u queue pairs, or its file system is full", (unsigned)SF_QPS);
+        return sv_refuse(-entry, "ibv_create_qp: no entry is free: the fabric has room for %u queue pairs, or its file system is full",
+                         (unsigned)SF_QPS);
 
     struct sf_qp *q = &sv_lib.fabric->qps[entry];
     qp->entry = (uint32_t)entry;
@@ -256,7 +264,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
 {
     uint32_t device = sv_context_of(context)->device;
     bool extended = (a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0;
-    struct grant g = { .cap = a->cap };
+    struct grant g = {.cap = a->cap};
     struct sv_qp *qp;
     int error;
 
@@ -264,9 +272,8 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
         errno = ENODEV; /* a forked child with its parent's device */
         return NULL;
     }
-    if ((error = sv_refused(SF_VERB_CREATE_QP, device)) != 0 || (error = check_type(a->qp_type)) != 0 ||
-        (error = check_extended(a)) != 0 || (error = check_owners(context, a)) != 0 ||
-        (error = qp_grant(&g, a->srq != NULL)) != 0)
+    if ((error = sv_refused(SF_VERB_CREATE_QP, device)) != 0 || (error = check_type(a->qp_type)) != 0 || (error = check_extended(a)) != 0 ||
+        (error = check_owners(context, a)) != 0 || (error = qp_grant(&g, a->srq != NULL)) != 0)
         goto refused;
     error = ENOMEM;
     qp = calloc(1, sizeof *qp);
@@ -292,8 +299,13 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     pthread_mutex_init(&qp->post_send, NULL);
     pthread_mutex_init(&qp->post_receive, NULL);
     qp->init = (struct ibv_qp_init_attr){
-        .qp_context = a->qp_context, .send_cq = a->send_cq, .recv_cq = a->recv_cq, .srq = a->srq,
-        .cap = g.cap, .qp_type = a->qp_type, .sq_sig_all = a->sq_sig_all,
+        .qp_context = a->qp_context,
+        .send_cq = a->send_cq,
+        .recv_cq = a->recv_cq,
+        .srq = a->srq,
+        .cap = g.cap,
+        .qp_type = a->qp_type,
+        .sq_sig_all = a->sq_sig_all,
     };
     if (extended) {
         errno = 0;
@@ -305,8 +317,8 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     count_users(base, 1);
     a->cap = g.cap;
     qp_publish(qp, qp);
-    sv_log(SV_DEBUG, "queue pair 0x%06x on %s: %u sends, %u receives", base->qp_num,
-           sv_lib.fabric->model.topology.devices[device].name, g.cap.max_send_wr, g.cap.max_recv_wr);
+    sv_log(SV_DEBUG, "queue pair 0x%06x on %s: %u sends, %u receives", base->qp_num, sv_lib.fabric->model.topology.devices[device].name,
+           g.cap.max_send_wr, g.cap.max_recv_wr);
     return base;
 
 no_interface:
@@ -322,8 +334,15 @@ refused:
 SV_PUBLIC struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
     struct ibv_qp_init_attr_ex ex = {
-        .qp_context = a->qp_context, .send_cq = a->send_cq, .recv_cq = a->recv_cq, .srq = a->srq, .cap = a->cap,
-        .qp_type = a->qp_type, .sq_sig_all = a->sq_sig_all, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+        .qp_context = a->qp_context,
+        .send_cq = a->send_cq,
+        .recv_cq = a->recv_cq,
+        .srq = a->srq,
+        .cap = a->cap,
+        .qp_type = a->qp_type,
+        .sq_sig_all = a->sq_sig_all,
+        .comp_mask = IBV_QP_INIT_ATTR_PD,
+        .pd = pd,
     };
     struct ibv_qp *qp = sv_create_qp(pd->context, &ex);
     if (qp)

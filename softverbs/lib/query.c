@@ -96,10 +96,10 @@ SV_PUBLIC int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 }
 
 /* The caller's structure may be shorter or longer than this library's: it gets what both know, and zeros. */
-int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
-                       struct ibv_device_attr_ex *attr, size_t bytes)
+int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr,
+                       size_t bytes)
 {
-    struct ibv_device_attr_ex full = { .comp_mask = 0 };
+    struct ibv_device_attr_ex full = {.comp_mask = 0};
     int error;
 
     if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
@@ -192,7 +192,7 @@ static int gid_entry(uint32_t device, uint32_t index, struct ibv_gid_entry *entr
         return EINVAL;
     if (index >= gids_of(device) || query_empty(&model->gids[index]))
         return ENODATA;
-    *entry = (struct ibv_gid_entry){ .gid_index = index, .port_num = 1, .gid_type = sv_lib.profile->gid_type };
+    *entry = (struct ibv_gid_entry){.gid_index = index, .port_num = 1, .gid_type = sv_lib.profile->gid_type};
     memcpy(entry->gid.raw, model->gids[index].raw, sizeof entry->gid.raw);
     return 0;
 }
@@ -217,8 +217,8 @@ SV_PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
     return 0;
 }
 
-SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *to,
-                                uint32_t flags, size_t bytes)
+SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *to, uint32_t flags,
+                                size_t bytes)
 {
     struct ibv_gid_entry entry;
     int error = flags ? EINVAL : query_refused("ibv_query_gid_ex", context, SF_VERB_QUERY_GID, port);
@@ -235,8 +235,7 @@ SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
 }
 
 /* All entries in use; a caller without room for them is refused, as by the kernel. */
-SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *to, size_t most, uint32_t flags,
-                                       size_t bytes)
+SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *to, size_t most, uint32_t flags, size_t bytes)
 {
     uint32_t device = sv_context_of(context)->device;
     int error = flags ? EINVAL : query_refused("ibv_query_gid_table", context, SF_VERB_QUERY_GID, 1);
@@ -284,8 +283,7 @@ SV_PUBLIC int ibv_query_pkey(struct ibv_context *context, uint8_t port, int inde
     if (query_refused("ibv_query_pkey", context, SF_VERB_QUERY_PORT, port))
         return -1;
     if (index < 0 || index >= sv_lib.profile->pkeys) {
-        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d is beyond the table of %u", context->device->name, index,
-                  sv_lib.profile->pkeys);
+        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d is beyond the table of %u", context->device->name, index, sv_lib.profile->pkeys);
         return -1;
     }
     *pkey = index ? 0 : 0xffff;

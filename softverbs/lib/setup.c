@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct sv_library sv_lib = { .mutex = PTHREAD_MUTEX_INITIALIZER };
+struct sv_library sv_lib = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static bool handlers; /* of fork, installed */
 static size_t mapped; /* bytes of the fabric */
@@ -30,8 +30,7 @@ static pid_t member;  /* the process that joined */
 static void setup_part(void)
 {
     /* The system call itself: to the thread sanitizer mmap is a write to all of it, but the bytes do not change here. */
-    syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-            sv_lib.view.fd, 0L);
+    syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, sv_lib.view.fd, 0L);
 }
 
 /* The child has the parent's memory, not its place on the fabric. Its copies of the parent's objects act on a private copy
@@ -63,7 +62,8 @@ static void setup_in_child(void)
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
-        sv_log(SV_INFO, "this process does not let others trace it (PR_SET_DUMPABLE); this is allowed again, because data cannot move without it");
+        sv_log(SV_INFO,
+               "this process does not let others trace it (PR_SET_DUMPABLE); this is allowed again, because data cannot move without it");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
             sv_log(SV_ERROR, "PR_SET_DUMPABLE: %s: peers cannot reach this process's memory", strerror(errno));
     }
@@ -115,15 +115,17 @@ static void no_room(const struct sf_view *view)
     static _Atomic int said;
 
     if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
-        sv_log(SV_ERROR, "%s: its file system is full: calls fail that this device would not refuse. Free space there, or make the fabric in a "
-               "directory with more room (SOFTVERBS_DIR)", view->path);
+        sv_log(SV_ERROR,
+               "%s: its file system is full: calls fail that this device would not refuse. Free space there, or make the fabric in a "
+               "directory with more room (SOFTVERBS_DIR)",
+               view->path);
 }
 
 static int setup_join(void)
 {
     const char *name = getenv("SOFTVERBS_FABRIC"), *where = getenv("SOFTVERBS_HOST");
-    struct sv_why why = { "" };
-    struct sf_view look = { .fd = -1 };
+    struct sv_why why = {""};
+    struct sf_view look = {.fd = -1};
     uint32_t host;
     int err;
 
@@ -143,8 +145,8 @@ static int setup_join(void)
     }
     err = host_number(&look.fabric->model.topology, where, &host);
     if (err)
-        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s (SOFTVERBS_HOST)", name,
-               look.fabric->model.topology.name, where ? where : "");
+        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s (SOFTVERBS_HOST)", name, look.fabric->model.topology.name,
+               where ? where : "");
     sf_detach(&look);
     if (err)
         return err;

@@ -11,11 +11,11 @@
 static int srq_check(const struct sv_profile *p, const struct ibv_srq_attr *a)
 {
     if (p->max_srq == 0)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_srq: this device has no shared receive queues (profile %s, max_srq; "
-                         SV_DOCUMENTED ")", p->name);
-    if (a->max_wr == 0 || a->max_wr > p->max_srq_wr)
-        return sv_refuse(EINVAL, "ibv_create_srq: max_wr %u: expected 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", a->max_wr, p->max_srq_wr,
+        return sv_refuse(EOPNOTSUPP, "ibv_create_srq: this device has no shared receive queues (profile %s, max_srq; " SV_DOCUMENTED ")",
                          p->name);
+    if (a->max_wr == 0 || a->max_wr > p->max_srq_wr)
+        return sv_refuse(EINVAL, "ibv_create_srq: max_wr %u: expected 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", a->max_wr,
+                         p->max_srq_wr, p->name);
     if (a->max_sge > p->max_srq_sge)
         return sv_refuse(EINVAL, "ibv_create_srq: max_sge %u: expected at most %u (profile %s, max_srq_sge; " SV_DOCUMENTED ")", a->max_sge,
                          p->max_srq_sge, p->name);
@@ -40,8 +40,9 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     int entry = sf_take_srq(&sv_lib.view, device, p->max_srq);
 
     if (entry == -EBUSY)
-        return sv_refuse(ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
-                         p->max_srq, p->name);
+        return sv_refuse(
+            ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
+            p->max_srq, p->name);
     if (entry < 0)
         return sv_refuse(-entry, "ibv_create_srq: no entry is free in the fabric");
     srq->entry = (uint32_t)entry;
@@ -142,8 +143,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     after.sge_limit = before.sge_limit;
     uint64_t posted = atomic_load_explicit(&q->posted, memory_order_relaxed);
     uint64_t done = atomic_load_explicit(&q->done, memory_order_relaxed);
-    if (sv_srq_used(srq, posted) > most || posted - done > before.mask + UINT64_C(1) ||
-        posted - done > after.mask + UINT64_C(1) ||
+    if (sv_srq_used(srq, posted) > most || posted - done > before.mask + UINT64_C(1) || posted - done > after.mask + UINT64_C(1) ||
         atomic_load_explicit(&srq->shared->watermark, memory_order_relaxed) > most) {
         error = EINVAL;
         before = after; /* the one to give back */
@@ -168,8 +168,8 @@ static int srq_arm(struct sv_srq *srq, uint32_t limit)
 
     sf_lock_receive(&sv_lib.view, &s->queue, NULL);
     uint32_t room = srq->ring.limit;
-    uint64_t left = atomic_load_explicit(&s->queue.posted, memory_order_relaxed) -
-                    atomic_load_explicit(&s->queue.done, memory_order_relaxed);
+    uint64_t left =
+        atomic_load_explicit(&s->queue.posted, memory_order_relaxed) - atomic_load_explicit(&s->queue.done, memory_order_relaxed);
     if (limit <= room)
         atomic_store_explicit(&s->watermark, left < limit ? 0 : limit, memory_order_relaxed);
     sf_unlock(&sv_lib.view, &s->queue.lock);

@@ -31,51 +31,51 @@ struct step {
 };
 
 static const struct step steps[IBV_QPS_ERR + 1][IBV_QPS_ERR + 1] = {
-    [IBV_QPS_RESET][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_RESET][IBV_QPS_INIT] = { true, { [RC] = START, [UC] = START, [UD] = START_UD }, { 0 } },
+    [IBV_QPS_RESET][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_RESET][IBV_QPS_INIT] = {true, {[RC] = START, [UC] = START, [UD] = START_UD}, {0}},
 
-    [IBV_QPS_INIT][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_INIT][IBV_QPS_ERR] = { .valid = true },
-    [IBV_QPS_INIT][IBV_QPS_INIT] = { true, { 0 }, { [RC] = START, [UC] = START, [UD] = START_UD } },
-    [IBV_QPS_INIT][IBV_QPS_RTR] = { true,
-        { [RC] = PATH | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, [UC] = PATH, [UD] = 0 },
-        { [RC] = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-          [UC] = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-          [UD] = IBV_QP_PKEY_INDEX | IBV_QP_QKEY } },
+    [IBV_QPS_INIT][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_INIT][IBV_QPS_ERR] = {.valid = true},
+    [IBV_QPS_INIT][IBV_QPS_INIT] = {true, {0}, {[RC] = START, [UC] = START, [UD] = START_UD}},
+    [IBV_QPS_INIT][IBV_QPS_RTR] = {true,
+                                   {[RC] = PATH | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, [UC] = PATH, [UD] = 0},
+                                   {[RC] = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+                                    [UC] = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+                                    [UD] = IBV_QP_PKEY_INDEX | IBV_QP_QKEY}},
 
-    [IBV_QPS_RTR][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_RTR][IBV_QPS_ERR] = { .valid = true },
-    [IBV_QPS_RTR][IBV_QPS_RTS] = { true,
-        { [RC] = RETRIES | IBV_QP_SQ_PSN, [UC] = IBV_QP_SQ_PSN, [UD] = IBV_QP_SQ_PSN },
-        { [RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD } },
+    [IBV_QPS_RTR][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_RTR][IBV_QPS_ERR] = {.valid = true},
+    [IBV_QPS_RTR][IBV_QPS_RTS] = {true,
+                                  {[RC] = RETRIES | IBV_QP_SQ_PSN, [UC] = IBV_QP_SQ_PSN, [UD] = IBV_QP_SQ_PSN},
+                                  {[RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD}},
 
-    [IBV_QPS_RTS][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_RTS][IBV_QPS_ERR] = { .valid = true },
-    [IBV_QPS_RTS][IBV_QPS_RTS] = { true, { 0 }, { [RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD } },
-    [IBV_QPS_RTS][IBV_QPS_SQD] = { true, { 0 },
-        { [RC] = IBV_QP_EN_SQD_ASYNC_NOTIFY, [UC] = IBV_QP_EN_SQD_ASYNC_NOTIFY, [UD] = IBV_QP_EN_SQD_ASYNC_NOTIFY } },
+    [IBV_QPS_RTS][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_RTS][IBV_QPS_ERR] = {.valid = true},
+    [IBV_QPS_RTS][IBV_QPS_RTS] = {true, {0}, {[RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD}},
+    [IBV_QPS_RTS][IBV_QPS_SQD] =
+        {true, {0}, {[RC] = IBV_QP_EN_SQD_ASYNC_NOTIFY, [UC] = IBV_QP_EN_SQD_ASYNC_NOTIFY, [UD] = IBV_QP_EN_SQD_ASYNC_NOTIFY}},
 
-    [IBV_QPS_SQD][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_SQD][IBV_QPS_ERR] = { .valid = true },
-    [IBV_QPS_SQD][IBV_QPS_RTS] = { true, { 0 }, { [RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD } },
-    [IBV_QPS_SQD][IBV_QPS_SQD] = { true, { 0 },
-        { [RC] = IBV_QP_PORT | IBV_QP_AV | RETRIES | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_ACCESS_FLAGS |
-                 IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER | SECOND,
-          [UC] = IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | SECOND,
-          [UD] = IBV_QP_PKEY_INDEX | IBV_QP_QKEY } },
+    [IBV_QPS_SQD][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_SQD][IBV_QPS_ERR] = {.valid = true},
+    [IBV_QPS_SQD][IBV_QPS_RTS] = {true, {0}, {[RC] = LIVE | IBV_QP_MIN_RNR_TIMER, [UC] = LIVE, [UD] = LIVE_UD}},
+    [IBV_QPS_SQD][IBV_QPS_SQD] = {true,
+                                  {0},
+                                  {[RC] = IBV_QP_PORT | IBV_QP_AV | RETRIES | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_ACCESS_FLAGS |
+                                          IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER | SECOND,
+                                   [UC] = IBV_QP_AV | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | SECOND,
+                                   [UD] = IBV_QP_PKEY_INDEX | IBV_QP_QKEY}},
 
-    [IBV_QPS_SQE][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_SQE][IBV_QPS_ERR] = { .valid = true },
-    [IBV_QPS_SQE][IBV_QPS_RTS] = { true, { 0 },
-        { [RC] = 0, [UC] = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS, [UD] = LIVE_UD } },
+    [IBV_QPS_SQE][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_SQE][IBV_QPS_ERR] = {.valid = true},
+    [IBV_QPS_SQE][IBV_QPS_RTS] = {true, {0}, {[RC] = 0, [UC] = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS, [UD] = LIVE_UD}},
 
-    [IBV_QPS_ERR][IBV_QPS_RESET] = { .valid = true },
-    [IBV_QPS_ERR][IBV_QPS_ERR] = { .valid = true },
+    [IBV_QPS_ERR][IBV_QPS_RESET] = {.valid = true},
+    [IBV_QPS_ERR][IBV_QPS_ERR] = {.valid = true},
 };
 
 static const char *state_name(uint32_t state)
 {
-    static const char *const names[] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
+    static const char *const names[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
     return state < sizeof(names) / sizeof(*names) ? names[state] : "?";
 }
 
@@ -229,11 +229,13 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     }
     if (memcmp(ah->grh.dgid.raw, none, 16) == 0)
         return sv_refuse(p->bad_gid_errno ? p->bad_gid_errno : EINVAL,
-                         "ibv_modify_qp: the destination GID is zero: it was never set (profile %s, bad_gid_errno; " SV_DOCUMENTED ")", p->name);
+                         "ibv_modify_qp: the destination GID is zero: it was never set (profile %s, bad_gid_errno; " SV_DOCUMENTED ")",
+                         p->name);
     *peer = sv_find_port(ah, &index);
     if (*peer == SF_NO_DEVICE && p->link_layer == IBV_LINK_LAYER_ETHERNET && p->bad_gid_errno)
         return sv_refuse(p->bad_gid_errno,
-                         "ibv_modify_qp: no port of the fabric has the destination GID (profile %s, bad_gid_errno; " SV_DOCUMENTED ")", p->name);
+                         "ibv_modify_qp: no port of the fabric has the destination GID (profile %s, bad_gid_errno; " SV_DOCUMENTED ")",
+                         p->name);
     if (p->unreachable_gid_errno == 0)
         return 0; /* the data's time-outs tell */
 
@@ -247,7 +249,8 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     else if (!sf_reachable(sv_lib.fabric, device, *peer))
         why = "the destination is not at the other end of this device's cable";
     if (why)
-        return sv_refuse(p->unreachable_gid_errno, "ibv_modify_qp: %s (profile %s, unreachable_gid_errno; " SV_DOCUMENTED ")", why, p->name);
+        return sv_refuse(p->unreachable_gid_errno, "ibv_modify_qp: %s (profile %s, unreachable_gid_errno; " SV_DOCUMENTED ")", why,
+                         p->name);
     return 0;
 }
 
@@ -263,11 +266,11 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
     if ((mask & IBV_QP_PORT) && a->port_num != 1)
         return sv_refuse(EINVAL, "ibv_modify_qp: port_num %u: a device has only port 1", a->port_num);
     if ((mask & IBV_QP_PKEY_INDEX) && a->pkey_index >= p->pkeys)
-        return sv_refuse(EINVAL, "ibv_modify_qp: pkey_index %u: the table has %u entries (profile %s, pkeys; " SV_DOCUMENTED ")", a->pkey_index, p->pkeys,
-                         p->name);
+        return sv_refuse(EINVAL, "ibv_modify_qp: pkey_index %u: the table has %u entries (profile %s, pkeys; " SV_DOCUMENTED ")",
+                         a->pkey_index, p->pkeys, p->name);
     if ((mask & IBV_QP_PATH_MTU) && (a->path_mtu < IBV_MTU_256 || (uint32_t)a->path_mtu > p->active_mtu))
-        return sv_refuse(EINVAL, "ibv_modify_qp: path_mtu %d: expected 1 to %u, which is the port's active_mtu (profile %s)", (int)a->path_mtu,
-                         p->active_mtu, p->name);
+        return sv_refuse(EINVAL, "ibv_modify_qp: path_mtu %d: expected 1 to %u, which is the port's active_mtu (profile %s)",
+                         (int)a->path_mtu, p->active_mtu, p->name);
     if ((mask & IBV_QP_DEST_QPN) && a->dest_qp_num > 0xffffff)
         return too_large("dest_qp_num", a->dest_qp_num, 0xffffff);
     if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) && a->max_rd_atomic > p->max_rd_atomic)
@@ -350,14 +353,14 @@ static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const 
     if (!s->valid)
         return sv_refuse(EINVAL, "ibv_modify_qp: a queue pair cannot go from %s to %s", state_name(now), state_name(next));
     if ((mask & required) != required)
-        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: required attributes are missing: mask %#x", state_name(now),
-                         state_name(next), required & ~mask);
+        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: required attributes are missing: mask %#x", state_name(now), state_name(next),
+                         required & ~mask);
     if (mask & ~(required | optional | IBV_QP_STATE))
-        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: attributes that this step does not accept: mask %#x",
-                         state_name(now), state_name(next), mask & ~(required | optional | IBV_QP_STATE));
+        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: attributes that this step does not accept: mask %#x", state_name(now),
+                         state_name(next), mask & ~(required | optional | IBV_QP_STATE));
     if ((mask & IBV_QP_CUR_STATE) && (uint32_t)a->cur_qp_state != now)
-        return sv_refuse(EINVAL, "ibv_modify_qp: cur_qp_state is %s, but the queue pair is in %s",
-                         state_name((uint32_t)a->cur_qp_state), state_name(now));
+        return sv_refuse(EINVAL, "ibv_modify_qp: cur_qp_state is %s, but the queue pair is in %s", state_name((uint32_t)a->cur_qp_state),
+                         state_name(now));
     return 0;
 }
 
@@ -371,8 +374,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (was == IBV_QPS_INIT && next == IBV_QPS_RTR && q->type != IBV_QPT_UD) {
         /* A peer that has posted too early need not wait until it looks again. */
         const struct sf_qp *peer = &sv_lib.fabric->qps[q->peer_qp % SF_QPS];
-        if (peer->owner != 0 && peer->number == q->peer_number &&
-            atomic_load_explicit(&peer->waiting, memory_order_relaxed))
+        if (peer->owner != 0 && peer->number == q->peer_number && atomic_load_explicit(&peer->waiting, memory_order_relaxed))
             sv_run(q->peer_qp % SF_QPS);
     }
     if (next != IBV_QPS_ERR)
@@ -383,8 +385,10 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
-        sv_log(SV_INFO, "a queue pair went to ERR: from now on ibv_dereg_mr fails on this device (profile %s, "
-               "error_blocks_dereg; " SV_DOCUMENTED ")", sv_lib.profile->name);
+        sv_log(SV_INFO,
+               "a queue pair went to ERR: from now on ibv_dereg_mr fails on this device (profile %s, "
+               "error_blocks_dereg; " SV_DOCUMENTED ")",
+               sv_lib.profile->name);
     }
 }
 

@@ -25,7 +25,8 @@ const char *ibv_get_sysfs_path(void)
 }
 
 /* Below a device's directory. */
-static const char *const folders[] = { "", "ports/", "ports/1/", "ports/1/gids/", "ports/1/gid_attrs/", "ports/1/gid_attrs/types/", "ports/1/pkeys/" };
+static const char *const folders[] = {
+    "", "ports/", "ports/1/", "ports/1/gids/", "ports/1/gid_attrs/", "ports/1/gid_attrs/types/", "ports/1/pkeys/"};
 
 static bool sysfs_there(uint32_t device)
 {
@@ -73,7 +74,7 @@ static int print_gid(char *text, size_t bytes, const uint8_t raw[16])
 /* As snprintf; -1: there is no such file. */
 static int sysfs_print(const struct sv_device_model *model, const char *file, char *text, size_t bytes)
 {
-    static const char *const types[] = { "IB/RoCE v1", "IB/RoCE v1", "RoCE v2" };
+    static const char *const types[] = {"IB/RoCE v1", "IB/RoCE v1", "RoCE v2"};
     const struct sv_profile *profile = sv_lib.profile;
     unsigned index;
     char end;
@@ -152,26 +153,31 @@ bool sv_sysfs_directory(const char *path)
 
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder)
 {
-    static const char *const files[] = { "board_id", "fw_ver", "hca_type", "hw_rev", "node_desc", "node_guid", "node_type", "sys_image_guid" };
+    static const char *const files[] = {"board_id",  "fw_ver",    "hca_type",  "hw_rev",
+                                        "node_desc", "node_guid", "node_type", "sys_image_guid"};
     int at = sysfs_directory(path);
     const char *rest;
 
     *folder = true;
     switch (at) {
-    case -1: return false;
-    case 0: return device_at(index, name, bytes) >= 0;
+    case -1:
+        return false;
+    case 0:
+        return device_at(index, name, bytes) >= 0;
     case 1:
         if (index == 0)
             return snprintf(name, bytes, "ports") > 0;
         *folder = false;
         return index <= sizeof files / sizeof *files && snprintf(name, bytes, "%s", files[index - 1]) > 0;
-    case 2: return index == 0 && snprintf(name, bytes, "1") > 0;
+    case 2:
+        return index == 0 && snprintf(name, bytes, "1") > 0;
     case 3: {
-        static const char *const below[] = { "gids", "gid_attrs", "pkeys", "link_layer" };
+        static const char *const below[] = {"gids", "gid_attrs", "pkeys", "link_layer"};
         *folder = index < 3;
         return index < 4 && snprintf(name, bytes, "%s", below[index]) > 0;
     }
-    case 5: return index == 0 && snprintf(name, bytes, "types") > 0;
+    case 5:
+        return index == 0 && snprintf(name, bytes, "types") > 0;
     default: { /* files that are numbered */
         char whole[320], text[128];
         *folder = false;

@@ -91,8 +91,8 @@ static int wr_complete(struct ibv_qp_ex *ex)
         goto out;
     /* All or nothing; of a chain, ibv_post_send would take the part that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
-        error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests",
-                          qp->base.qp_num, builder->requests);
+        error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests", qp->base.qp_num,
+                          builder->requests);
         goto out;
     }
     for (size_t i = 0; i < builder->requests; i++) {
@@ -178,8 +178,7 @@ static void wr_rdma_read(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote)
     add_remote(ex, IBV_WR_RDMA_READ, rkey, remote);
 }
 
-static void add_atomic(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_t rkey, uint64_t remote, uint64_t compare_add,
-                       uint64_t swap)
+static void add_atomic(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_t rkey, uint64_t remote, uint64_t compare_add, uint64_t swap)
 {
     struct ibv_send_wr *wr = wr_add(ex, opcode);
 
@@ -238,7 +237,7 @@ static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t count, const struct ibv
 
 static void wr_set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t address, uint32_t length)
 {
-    const struct ibv_sge sge = { .addr = address, .length = length, .lkey = lkey };
+    const struct ibv_sge sge = {.addr = address, .length = length, .lkey = lkey};
 
     wr_set_sge_list(ex, 1, &sge);
 }
@@ -257,8 +256,9 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     for (size_t i = 0; i < count && total <= qp->init.cap.max_inline_data; i++)
         total = list[i].length > qp->init.cap.max_inline_data ? SIZE_MAX : total + list[i].length;
     if (total > qp->init.cap.max_inline_data) {
-        builder->error = sv_refuse(EINVAL, "ibv_wr_set_inline_data: queue pair 0x%06x: more than the %u bytes of inline data that were granted",
-                                   ex->qp_base.qp_num, qp->init.cap.max_inline_data);
+        builder->error =
+            sv_refuse(EINVAL, "ibv_wr_set_inline_data: queue pair 0x%06x: more than the %u bytes of inline data that were granted",
+                      ex->qp_base.qp_num, qp->init.cap.max_inline_data);
         return;
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
@@ -271,7 +271,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     }
     one->byte = builder->bytes;
     one->wr.send_flags |= IBV_SEND_INLINE;
-    *sge = (struct ibv_sge){ .length = (uint32_t)total };
+    *sge = (struct ibv_sge){.length = (uint32_t)total};
     for (size_t i = 0; i < count; i++) {
         if (list[i].length)
             memcpy(larger + builder->bytes, list[i].addr, list[i].length);
@@ -281,7 +281,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
 
 static void wr_set_inline_data(struct ibv_qp_ex *ex, void *address, size_t length)
 {
-    const struct ibv_data_buf buffer = { .addr = address, .length = length };
+    const struct ibv_data_buf buffer = {.addr = address, .length = length};
 
     wr_set_inline_data_list(ex, 1, &buffer);
 }

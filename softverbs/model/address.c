@@ -11,9 +11,7 @@
 
 static int address_digit(char c)
 {
-    return isdigit((unsigned char)c)    ? c - '0'
-           : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
-                                        : -1;
+    return isdigit((unsigned char)c) ? c - '0' : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10 : -1;
 }
 
 bool sv_mac_parse(const char *text, uint8_t mac[6])
@@ -48,14 +46,13 @@ bool sv_guid_parse(const char *text, uint64_t *guid)
 
 void sv_mac_text(const uint8_t mac[6], char text[SV_ADDRESS_TEXT])
 {
-    snprintf(text, SV_ADDRESS_TEXT, "%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4],
-             mac[5]);
+    snprintf(text, SV_ADDRESS_TEXT, "%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]);
 }
 
 void sv_guid_text(uint64_t guid, char text[SV_ADDRESS_TEXT])
 {
-    snprintf(text, SV_ADDRESS_TEXT, "%04x:%04x:%04x:%04x", (unsigned)(guid >> 48),
-             (unsigned)(guid >> 32 & 0xffff), (unsigned)(guid >> 16 & 0xffff), (unsigned)(guid & 0xffff));
+    snprintf(text, SV_ADDRESS_TEXT, "%04x:%04x:%04x:%04x", (unsigned)(guid >> 48), (unsigned)(guid >> 32 & 0xffff),
+             (unsigned)(guid >> 16 & 0xffff), (unsigned)(guid & 0xffff));
 }
 
 void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT])

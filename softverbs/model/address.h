@@ -18,8 +18,7 @@ struct sv_addresses {
     uint8_t v6[SV_GIDS][16];
 };
 
-bool sv_mac_parse(const char *text,
-                  uint8_t mac[6]); /* 36:73:76:00:00:01; a station's address, not all zero */
+bool sv_mac_parse(const char *text, uint8_t mac[6]);  /* 36:73:76:00:00:01; a station's address, not all zero */
 bool sv_guid_parse(const char *text, uint64_t *guid); /* 3473:76ff:fe00:0001, colons or none; not 0 */
 void sv_mac_text(const uint8_t mac[6], char text[SV_ADDRESS_TEXT]);
 void sv_guid_text(uint64_t guid, char text[SV_ADDRESS_TEXT]);

@@ -8,8 +8,7 @@
 #include "address.h"
 
 /* switch N and its kin; -ENOENT without a word when word[0] is none of them. */
-int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *,
-                        struct sv_why *);
+int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
 /* What must be true of the whole: names, addresses and GUIDs are not given twice, cables have two ends.
  * Clears what is not. */

@@ -46,18 +46,16 @@ static void add_hosts(struct sv_topology *t, unsigned hosts, unsigned ports)
 }
 
 static bool builtin_address(struct sv_topology *t, uint32_t device, uint8_t a, uint8_t b, unsigned c, unsigned d,
-                    const struct sv_profile *p)
+                            const struct sv_profile *p)
 {
     const struct sv_addresses addresses = {.v4_count = 1, .v4 = {{a, b, (uint8_t)c, (uint8_t)d}}};
     struct sv_device_model *m = &t->devices[device];
     m->guid = sv_eui64(m->mac);
     m->port_up = 1;
-    return sv_gids_derive(m, &addresses, p) &&
-           sv_device_name(p, device - t->hosts[m->host].first_device, m->interface, m->name);
+    return sv_gids_derive(m, &addresses, p) && sv_device_name(p, device - t->hosts[m->host].first_device, m->interface, m->name);
 }
 
-static bool builtin_cable(struct sv_topology *t, unsigned number, uint32_t from, uint32_t to,
-                  const struct sv_profile *p)
+static bool builtin_cable(struct sv_topology *t, unsigned number, uint32_t from, uint32_t to, const struct sv_profile *p)
 {
     unsigned net = 1 + number % 254, end = 1 + 2 * (number / 254);
     t->devices[from].cable = (int32_t)to;
@@ -130,31 +128,28 @@ static const struct {
     {"chain", "hosts with a cable from each to the next", 2, SV_HOSTS, build_chain},
 };
 
-int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *p, struct sv_topology *t,
-                        struct sv_why *why)
+int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *p, struct sv_topology *t, struct sv_why *why)
 {
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         if (strcmp(word[0], kinds[k].name) != 0)
             continue;
         unsigned n = 0;
         if (words > 2)
-            return sv_fail(why, EINVAL, "%s %.20s %.20s: too many words; %s N has one number", kinds[k].name,
-                           word[1], word[2], kinds[k].name);
+            return sv_fail(why, EINVAL, "%s %.20s %.20s: too many words; %s N has one number", kinds[k].name, word[1], word[2],
+                           kinds[k].name);
         size_t digits = words == 2 ? strspn(word[1], "0123456789") : 0;
         if (digits > 0 && digits < 8 && !word[1][digits])
             sscanf(word[1], "%u", &n);
         if (n < kinds[k].least || n > kinds[k].most)
-            return sv_fail(why, EINVAL, "%s%s%.20s: %s N is N %s; N is a number from %u to %u", kinds[k].name,
-                           words > 1 ? " " : "", words > 1 ? word[1] : "", kinds[k].name, kinds[k].what,
-                           kinds[k].least, kinds[k].most);
+            return sv_fail(why, EINVAL, "%s%s%.20s: %s N is N %s; N is a number from %u to %u", kinds[k].name, words > 1 ? " " : "",
+                           words > 1 ? word[1] : "", kinds[k].name, kinds[k].what, kinds[k].least, kinds[k].most);
         memset(t, 0, sizeof *t);
         snprintf(t->name, sizeof t->name, "%s %u", kinds[k].name, n);
         if (kinds[k].build(t, n, p))
             return sv_topology_check(t, t->name, why);
         memset(t, 0, sizeof *t);
-        return sv_fail(why, EINVAL,
-                       "%s %u: profile %s makes names of devices that are longer than %d characters",
-                       kinds[k].name, n, p->name, SV_NAME - 1);
+        return sv_fail(why, EINVAL, "%s %u: profile %s makes names of devices that are longer than %d characters", kinds[k].name, n,
+                       p->name, SV_NAME - 1);
     }
     return -ENOENT;
 }

@@ -13,8 +13,7 @@
 const char *sv_place(const struct sv_topology *t, uint32_t device, char place[SV_PLACE])
 {
     const struct sv_device_model *d = &t->devices[device];
-    snprintf(place, SV_PLACE, "%.*s/%.*s", SV_NAME - 1, t->hosts[d->host].name, (int)sizeof d->interface - 1,
-             d->interface);
+    snprintf(place, SV_PLACE, "%.*s/%.*s", SV_NAME - 1, t->hosts[d->host].name, (int)sizeof d->interface - 1, d->interface);
     return place;
 }
 
@@ -53,8 +52,7 @@ static size_t check_collect(const struct sv_topology *t, enum claimed kind, stru
     return n;
 }
 
-static int check_claims(const struct sv_topology *t, enum claimed kind, const char *origin,
-                        struct sv_why *why)
+static int check_claims(const struct sv_topology *t, enum claimed kind, const char *origin, struct sv_why *why)
 {
     struct claim *claims = calloc((size_t)SV_DEVICES * SV_GIDS, sizeof *claims);
     int rc = 0;
@@ -89,18 +87,15 @@ static int check_names(const struct sv_topology *t, const char *origin, struct s
         const struct sv_host_model *host = &t->hosts[h];
         for (uint32_t other = 0; other < h; other++)
             if (strcmp(host->name, t->hosts[other].name) == 0)
-                return sv_fail(why, EEXIST, "%s: host \"%s\" is there twice (hosts %u and %u, from 0)",
-                               origin, host->name, other, h);
+                return sv_fail(why, EEXIST, "%s: host \"%s\" is there twice (hosts %u and %u, from 0)", origin, host->name, other, h);
         for (uint32_t i = host->first_device; i < (uint32_t)host->first_device + host->device_count; i++)
             for (uint32_t other = host->first_device; other < i; other++) {
                 const struct sv_device_model *a = &t->devices[other], *b = &t->devices[i];
                 if (strcmp(a->interface, b->interface) == 0)
-                    return sv_fail(why, EEXIST, "%s: host \"%s\" has interface \"%s\" twice", origin,
-                                   host->name, a->interface);
+                    return sv_fail(why, EEXIST, "%s: host \"%s\" has interface \"%s\" twice", origin, host->name, a->interface);
                 if (strcmp(a->name, b->name) == 0)
-                    return sv_fail(why, EEXIST,
-                                   "%s: host \"%s\" has two devices named \"%s\", of %s and of %s", origin,
-                                   host->name, a->name, a->interface, b->interface);
+                    return sv_fail(why, EEXIST, "%s: host \"%s\" has two devices named \"%s\", of %s and of %s", origin, host->name,
+                                   a->name, a->interface, b->interface);
             }
     }
     return 0;

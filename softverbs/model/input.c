@@ -43,8 +43,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
         if (got < room)
             break;
         if (room >= SV_INPUT_MAX) {
-            rc = sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", path,
-                         SV_INPUT_MAX);
+            rc = sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", path, SV_INPUT_MAX);
             goto out;
         }
         room *= 2;
@@ -68,8 +67,7 @@ int sv_read_object(const char *text, size_t bytes, const char *origin, json_t **
 {
     json_error_t e;
     if (bytes > SV_INPUT_MAX)
-        return sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", origin,
-                       SV_INPUT_MAX);
+        return sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", origin, SV_INPUT_MAX);
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &e);
     if (!root)
         return sv_fail(why, EINVAL, "%s:%d:%d: not JSON: %s", origin, e.line, e.column, e.text);

@@ -14,11 +14,11 @@
 #include <stdint.h>
 
 enum {
-    SV_NAME = 32,       /* of a profile, fabric, host or device, with its closing 0 */
-    SV_HOSTS = 256,     /* of one fabric */
-    SV_DEVICES = 1024,  /* of one fabric */
-    SV_GIDS = 16,       /* of one device's table */
-    SV_STEPS = 8,       /* of a table of granted depths */
+    SV_NAME = 32,      /* of a profile, fabric, host or device, with its closing 0 */
+    SV_HOSTS = 256,    /* of one fabric */
+    SV_DEVICES = 1024, /* of one fabric */
+    SV_GIDS = 16,      /* of one device's table */
+    SV_STEPS = 8,      /* of a table of granted depths */
     SV_TEXT = 64,
 };
 
@@ -71,9 +71,9 @@ enum sv_unplugged {
 
 /* Which memory registers. Told apart by looking at the mapping (lib/memory.c). Each 0, or the errno of a refusal. */
 struct sv_memory_rules {
-    int32_t mapping;          /* of mmap */
-    int32_t heap;             /* of malloc: not at a page's start */
-    int32_t heap_aligned;     /* of posix_memalign, at a page's start */
+    int32_t mapping;      /* of mmap */
+    int32_t heap;         /* of malloc: not at a page's start */
+    int32_t heap_aligned; /* of posix_memalign, at a page's start */
 };
 
 /* A profile. Counts are for one device. *_errno: what the refused call leaves in errno (or returns). */
@@ -85,13 +85,13 @@ struct sv_profile {
     char device_name[SV_NAME]; /* pattern: {index} of the device at its host, {interface} of the host's network */
     char firmware[SV_TEXT];
     uint32_t vendor_id, vendor_part, hardware_version;
-    int32_t transport_type; /* ibv_device.transport_type: 0 InfiniBand and its kin, 100 Thunderbolt */
-    uint8_t link_layer;     /* SV_LINK_* */
-    uint8_t active_mtu;     /* enum ibv_mtu: 5 = 4096 B */
+    int32_t transport_type;             /* ibv_device.transport_type: 0 InfiniBand and its kin, 100 Thunderbolt */
+    uint8_t link_layer;                 /* SV_LINK_* */
+    uint8_t active_mtu;                 /* enum ibv_mtu: 5 = 4096 B */
     uint8_t active_speed, active_width; /* as ibv_port_attr has them */
-    uint8_t gid_type;       /* of the table's entries: 0 IB, 1 RoCE v1, 2 RoCE v2 */
-    uint8_t lid_base;       /* LID of the fabric's first device, the next has the next; 0 on Ethernet, which has none */
-    uint16_t pkeys;         /* entries of the pkey table; the first is 0xffff */
+    uint8_t gid_type;                   /* of the table's entries: 0 IB, 1 RoCE v1, 2 RoCE v2 */
+    uint8_t lid_base;                   /* LID of the fabric's first device, the next has the next; 0 on Ethernet, which has none */
+    uint16_t pkeys;                     /* entries of the pkey table; the first is 0xffff */
 
     /* What a device can do. */
     uint32_t transports, operations;
@@ -127,12 +127,12 @@ struct sv_profile {
     int32_t overdepth_errno;
 
     /* The data path. */
-    uint8_t credits;       /* a SEND waits until the peer has posted a receive (not only on RC) */
-    uint8_t equal_frames;  /* a SEND and the RECV it meets must cover as many frames, else local length error at the receiver */
+    uint8_t credits;           /* a SEND waits until the peer has posted a receive (not only on RC) */
+    uint8_t equal_frames;      /* a SEND and the RECV it meets must cover as many frames, else local length error at the receiver */
     uint8_t receive_needs_rts; /* ibv_post_recv before RTS is refused: receive_errno */
-    uint8_t full_access;   /* a region needs local write, remote read and remote write all: access_errno */
+    uint8_t full_access;       /* a region needs local write, remote read and remote write all: access_errno */
     int32_t receive_errno, access_errno;
-    uint32_t loss_ppm;     /* of frames, in a million, lost without a word, and their messages with them; of messages where frame_bytes is 0 */
+    uint32_t loss_ppm; /* of frames, in a million, lost without a word, and their messages with them; of messages where frame_bytes is 0 */
     enum sv_huge_region huge_region;
     int32_t huge_region_errno;
     struct sv_memory_rules memory;
@@ -153,15 +153,15 @@ struct sv_profile {
 
 /* One device of a host: one port, number 1. */
 struct sv_device_model {
-    char name[SV_NAME];      /* as ibv_get_device_name tells it */
-    char interface[16];      /* the IP interface it belongs to: "en3" */
-    uint16_t host;           /* index into sv_topology.hosts */
+    char name[SV_NAME]; /* as ibv_get_device_name tells it */
+    char interface[16]; /* the IP interface it belongs to: "en3" */
+    uint16_t host;      /* index into sv_topology.hosts */
     uint16_t gid_count;
     uint8_t mac[6];
-    uint8_t port_up;         /* at the start */
+    uint8_t port_up; /* at the start */
     uint8_t reserved;
-    int32_t cable;           /* the device at the other end; SV_SWITCH; SV_NO_CABLE */
-    uint64_t guid;           /* in host order */
+    int32_t cable; /* the device at the other end; SV_SWITCH; SV_NO_CABLE */
+    uint64_t guid; /* in host order */
     struct sv_gid_model {
         uint8_t raw[16];
         uint8_t unreachable; /* is in the table, and does not work on this link */
@@ -177,7 +177,7 @@ struct sv_host_model {
 };
 
 struct sv_topology {
-    char name[SV_NAME];      /* "switch 8", "ring 4", or the file's own */
+    char name[SV_NAME]; /* "switch 8", "ring 4", or the file's own */
     uint32_t host_count, device_count;
     struct sv_host_model hosts[SV_HOSTS];
     struct sv_device_model devices[SV_DEVICES];
@@ -204,8 +204,7 @@ const char *const *sv_profile_names(void);
 
 /* words: {"switch", "8"}, {"mesh", "4"}, {"ring", "4"}, {"chain", "4"}, or {"path.json"}. Names and GIDs follow the profile's rules. */
 int sv_topology_load(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
-int sv_topology_parse(const char *json, size_t bytes, const char *origin, const struct sv_profile *, struct sv_topology *,
-                      struct sv_why *);
+int sv_topology_parse(const char *json, size_t bytes, const char *origin, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
 /* A malloc'ed text: the topology as JSON that sv_topology_parse takes back to the same, or as Graphviz dot. */
 char *sv_topology_json(const struct sv_topology *);

@@ -23,8 +23,7 @@ bool sv_topology_sane(const struct sv_topology *t)
     for (uint32_t i = 0; i < t->device_count; i++) {
         const struct sv_device_model *d = &t->devices[i];
         if (d->host >= t->host_count || d->gid_count > SV_GIDS || !sv_name_valid(d->name, sizeof d->name) ||
-            !sv_name_valid(d->interface, sizeof d->interface) || d->cable < SV_NO_CABLE ||
-            d->cable >= (int32_t)t->device_count)
+            !sv_name_valid(d->interface, sizeof d->interface) || d->cable < SV_NO_CABLE || d->cable >= (int32_t)t->device_count)
             return false;
     }
     return true;
@@ -45,8 +44,7 @@ static json_t *print_device_json(const struct sv_device_model *d)
         json_t *one = json_string(text);
         if (d->gids[g].unreachable) {
             json_t *marked = json_object();
-            bad |= json_object_set_new(marked, "gid", one) |
-                   json_object_set_new(marked, "unreachable", json_true());
+            bad |= json_object_set_new(marked, "gid", one) | json_object_set_new(marked, "unreachable", json_true());
             one = marked;
         }
         bad |= json_array_append_new(gids, one);
@@ -81,8 +79,7 @@ static int cables_json(const struct sv_topology *t, json_t *root)
     if (json_array_size(cables))
         bad |= json_object_set(root, "cables", cables);
     if (json_array_size(joined))
-        bad |= every ? json_object_set_new(root, "switch", json_true())
-                     : json_object_set(root, "switch", joined);
+        bad |= every ? json_object_set_new(root, "switch", json_true()) : json_object_set(root, "switch", joined);
     json_decref(cables);
     json_decref(joined);
     return bad;

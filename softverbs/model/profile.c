@@ -59,8 +59,8 @@ static const struct sv_word *word_called(const struct sv_key *k, const json_t *v
 
 static bool number_fits(const struct sv_key *k, const json_t *value)
 {
-    return json_is_integer(value) && json_integer_value(value) >= 0 &&
-           (uint64_t)json_integer_value(value) >= k->least && (uint64_t)json_integer_value(value) <= k->most;
+    return json_is_integer(value) && json_integer_value(value) >= 0 && (uint64_t)json_integer_value(value) >= k->least &&
+           (uint64_t)json_integer_value(value) <= k->most;
 }
 
 static const char *profile_dot(const struct sv_key *k)
@@ -75,8 +75,8 @@ static int profile_refuse(const struct sv_key *k, const json_t *value, const cha
 {
     char allowed[160], found[SV_FOUND];
     sv_key_allowed(k, allowed, sizeof allowed);
-    return sv_fail(why, EINVAL, "%s: %s%s%s is %s; it must be %s", origin, k->group, profile_dot(k), k->name,
-                   sv_found(value, found), allowed);
+    return sv_fail(why, EINVAL, "%s: %s%s%s is %s; it must be %s", origin, k->group, profile_dot(k), k->name, sv_found(value, found),
+                   allowed);
 }
 
 static int read_text(struct sv_profile *p, const struct sv_key *k, const json_t *value)
@@ -186,9 +186,8 @@ static int profile_check_names(const json_t *object, const char *group, const ch
         if (!known) {
             char names[320];
             list_names(group, names, sizeof names);
-            return sv_fail(why, EINVAL, "%s: %s%s%.40s is no key of a profile; %s has %s%s", origin, group,
-                           group[0] ? "." : "", name, group[0] ? group : "the top",
-                           group[0] ? "" : "extends, ", names);
+            return sv_fail(why, EINVAL, "%s: %s%s%.40s is no key of a profile; %s has %s%s", origin, group, group[0] ? "." : "", name,
+                           group[0] ? group : "the top", group[0] ? "" : "extends, ", names);
         }
     }
     return 0;
@@ -208,8 +207,8 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
     };
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         if (pairs[i].value > pairs[i].most)
-            return sv_fail(why, EINVAL, "%s: %s is %" PRIu64 "; it must be at most %s, which is %" PRIu64,
-                           origin, pairs[i].name, pairs[i].value, pairs[i].limit, pairs[i].most);
+            return sv_fail(why, EINVAL, "%s: %s is %" PRIu64 "; it must be at most %s, which is %" PRIu64, origin, pairs[i].name,
+                           pairs[i].value, pairs[i].limit, pairs[i].most);
 
     const struct {
         const char *name, *because;
@@ -223,67 +222,48 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
         {"limits.cq_errno", "limits.max_cq has an end", true, p->cq_errno},
         {"limits.cqe_errno", "limits.max_cqe has an end", true, p->cqe_errno},
         {"limits.message_errno", "limits.max_message has an end", true, p->message_errno},
-        {"can.transport_errno", "can.transports lacks one", p->transports != (SV_RC | SV_UC | SV_UD),
-         p->transport_errno},
-        {"can.operation_errno", "can.operations lacks one", p->operations != (SV_OP_FADD << 1) - 1,
-         p->operation_errno},
-        {"depth.overdepth_errno", "depth.overdepth is refuse", p->overdepth == SV_OVERDEPTH_REFUSE,
-         p->overdepth_errno},
+        {"can.transport_errno", "can.transports lacks one", p->transports != (SV_RC | SV_UC | SV_UD), p->transport_errno},
+        {"can.operation_errno", "can.operations lacks one", p->operations != (SV_OP_FADD << 1) - 1, p->operation_errno},
+        {"depth.overdepth_errno", "depth.overdepth is refuse", p->overdepth == SV_OVERDEPTH_REFUSE, p->overdepth_errno},
         {"data.receive_errno", "data.receive_needs_rts is true", p->receive_needs_rts, p->receive_errno},
-        {"memory.huge_region_errno", "memory.huge_region is refuse", p->huge_region == SV_HUGE_REFUSE,
-         p->huge_region_errno},
+        {"memory.huge_region_errno", "memory.huge_region is refuse", p->huge_region == SV_HUGE_REFUSE, p->huge_region_errno},
         {"memory.access_errno", "memory.full_access is true", p->full_access, p->access_errno},
         {"life.dereg_errno", "life.error_blocks_dereg is true", p->error_blocks_dereg, p->dereg_errno},
-        {"life.down_pd_errno", "life.down_port_refuses_pd is true", p->down_port_refuses_pd,
-         p->down_pd_errno},
+        {"life.down_pd_errno", "life.down_port_refuses_pd is true", p->down_port_refuses_pd, p->down_pd_errno},
         {"gids.bad_gid_errno", "there is always such a GID", true, p->bad_gid_errno},
-        {"gids.unreachable_gid_errno", "gids.first_gid_unreachable is true", p->first_gid_unreachable,
-         p->unreachable_gid_errno},
+        {"gids.unreachable_gid_errno", "gids.first_gid_unreachable is true", p->first_gid_unreachable, p->unreachable_gid_errno},
     };
     for (size_t i = 0; i < sizeof errnos / sizeof errnos[0]; i++)
         if (errnos[i].set && !errnos[i].error)
-            return sv_fail(why, EINVAL, "%s: %s is 0; it must be an errno, because %s", origin, errnos[i].name,
-                           errnos[i].because);
+            return sv_fail(why, EINVAL, "%s: %s is 0; it must be an errno, because %s", origin, errnos[i].name, errnos[i].because);
 
     if (p->frame_bytes & (p->frame_bytes - 1))
-        return sv_fail(why, EINVAL, "%s: depth.frame_bytes is %u; it must be 0 or a power of two", origin,
-                       p->frame_bytes);
+        return sv_fail(why, EINVAL, "%s: depth.frame_bytes is %u; it must be 0 or a power of two", origin, p->frame_bytes);
     if (p->equal_frames && !p->frame_bytes)
-        return sv_fail(
-            why, EINVAL,
-            "%s: data.equal_frames is true and depth.frame_bytes 0: there are no frames to compare", origin);
+        return sv_fail(why, EINVAL, "%s: data.equal_frames is true and depth.frame_bytes 0: there are no frames to compare", origin);
     if (p->depth_step_count && !p->frame_bytes)
-        return sv_fail(
-            why, EINVAL,
-            "%s: depth.depth_steps are given and depth.frame_bytes is 0: there are no frames to count",
-            origin);
+        return sv_fail(why, EINVAL, "%s: depth.depth_steps are given and depth.frame_bytes is 0: there are no frames to count", origin);
     if (p->depth_step_count && p->depth_steps[p->depth_step_count - 1] > p->max_qp_wr)
-        return sv_fail(
-            why, EINVAL,
-            "%s: depth.depth_steps goes up to %u; it must stay within limits.max_qp_wr, which is %u", origin,
-            p->depth_steps[p->depth_step_count - 1], p->max_qp_wr);
+        return sv_fail(why, EINVAL, "%s: depth.depth_steps goes up to %u; it must stay within limits.max_qp_wr, which is %u", origin,
+                       p->depth_steps[p->depth_step_count - 1], p->max_qp_wr);
     if (!p->transports || !p->operations)
-        return sv_fail(why, EINVAL, "%s: can.%s is empty; it must name at least one", origin,
-                       p->transports ? "operations" : "transports");
+        return sv_fail(why, EINVAL, "%s: can.%s is empty; it must name at least one", origin, p->transports ? "operations" : "transports");
     if (p->max_srq && (!p->max_srq_wr || !p->max_srq_sge))
-        return sv_fail(why, EINVAL,
-                       "%s: limits.max_srq is %u; then max_srq_wr and max_srq_sge must be more than 0",
-                       origin, p->max_srq);
+        return sv_fail(why, EINVAL, "%s: limits.max_srq is %u; then max_srq_wr and max_srq_sge must be more than 0", origin, p->max_srq);
     bool infiniband = p->link_layer == SV_LINK_INFINIBAND;
     if (infiniband && !p->lid_base)
         return sv_fail(why, EINVAL,
                        "%s: device.lid_base is 0; it must be from 1 to 255, since device.link_layer is infiniband, where "
-                       "ports are addressed by LID and 0 is none", origin);
+                       "ports are addressed by LID and 0 is none",
+                       origin);
     if (!infiniband && p->lid_base)
         return sv_fail(why, EINVAL, "%s: device.lid_base is %u; it must be 0, since device.link_layer is ethernet, which has no LIDs",
                        origin, p->lid_base);
     if (infiniband && p->gid_type != SV_GID_IB)
         return sv_fail(why, EINVAL, "%s: device.gid_type is of RoCE; it must be \"ib\", since device.link_layer is infiniband", origin);
     if (!sv_name_valid(p->name, sizeof p->name))
-        return sv_fail(
-            why, EINVAL,
-            "%s: name is \"%s\"; it must be of letters, digits, - _ and ., not starting with - or .", origin,
-            p->name);
+        return sv_fail(why, EINVAL, "%s: name is \"%s\"; it must be of letters, digits, - _ and ., not starting with - or .", origin,
+                       p->name);
     return 0;
 }
 
@@ -302,17 +282,15 @@ static int check_pattern(const char *pattern, const char *origin, struct sv_why 
     }
     if (right && named)
         return 0;
-    return sv_fail(
-        why, EINVAL,
-        "%s: device.device_name is \"%s\"; it must be of letters, digits, - _ and ., with {index} or "
-        "{interface} in it",
-        origin, pattern);
+    return sv_fail(why, EINVAL,
+                   "%s: device.device_name is \"%s\"; it must be of letters, digits, - _ and ., with {index} or "
+                   "{interface} in it",
+                   origin, pattern);
 }
 
 static int load_builtin(const char *name, struct sv_profile *p, struct sv_why *why, int depth);
 
-static int profile_parse(const char *text, size_t bytes, const char *origin, struct sv_profile *p, struct sv_why *why,
-                 int depth)
+static int profile_parse(const char *text, size_t bytes, const char *origin, struct sv_profile *p, struct sv_why *why, int depth)
 {
     json_t *root = NULL;
     int rc = sv_read_object(text, bytes, origin, &root, why);
@@ -326,14 +304,12 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
     const json_t *base = json_object_get(root, "extends");
     char found[SV_FOUND];
     if (base && !json_is_string(base)) {
-        rc = sv_fail(why, EINVAL, "%s: extends is %s; it must be the name of a built-in profile", origin,
-                     sv_found(base, found));
+        rc = sv_fail(why, EINVAL, "%s: extends is %s; it must be the name of a built-in profile", origin, sv_found(base, found));
         goto out;
     }
     if (base) {
         /* The depth is a matter of the built-in ones alone: files name these only. */
-        rc = depth > 4 ? sv_fail(why, ELOOP, "%s: extends itself", origin)
-                       : load_builtin(json_string_value(base), p, why, depth + 1);
+        rc = depth > 4 ? sv_fail(why, ELOOP, "%s: extends itself", origin) : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {
             char reason[sizeof why->text];
             snprintf(reason, sizeof reason, "%s", why ? why->text : "");
@@ -351,8 +327,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
             last = k->group;
             group = json_object_get(root, k->group);
             if (group && !json_is_object(group)) {
-                rc = sv_fail(why, EINVAL, "%s: %s is %s; it must be an object", origin, k->group,
-                             sv_found(group, found));
+                rc = sv_fail(why, EINVAL, "%s: %s is %s; it must be an object", origin, k->group, sv_found(group, found));
                 goto out;
             }
             rc = group ? profile_check_names(group, k->group, origin, why) : 0;
@@ -362,8 +337,8 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
         const json_t *value = group ? json_object_get(group, k->name) : NULL;
         /* What is derived has a name of its own, so that messages tell which it is. */
         if (!value && (!base || strcmp(k->name, "name") == 0)) {
-            rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys",
-                         origin, k->group, profile_dot(k), k->name, k->meaning);
+            rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys", origin, k->group,
+                         profile_dot(k), k->name, k->meaning);
             goto out;
         }
         if (value && read_key(p, k, value)) {
@@ -381,8 +356,7 @@ out:
     return rc;
 }
 
-int sv_profile_parse(const char *json, size_t bytes, const char *origin, struct sv_profile *p,
-                     struct sv_why *why)
+int sv_profile_parse(const char *json, size_t bytes, const char *origin, struct sv_profile *p, struct sv_why *why)
 {
     return profile_parse(json, bytes, origin, p, why, 0);
 }
@@ -399,8 +373,7 @@ static int load_builtin(const char *name, struct sv_profile *p, struct sv_why *w
     }
     char names[128] = "";
     for (size_t i = 0, n = 0; i < sv_builtin_profile_count && n < sizeof names; i++)
-        n +=
-            (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", sv_builtin_profiles[i].name);
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", sv_builtin_profiles[i].name);
     return sv_fail(why, ENOENT, "there is no built-in profile \"%.40s\"; there are %s", name, names);
 }
 
@@ -412,8 +385,7 @@ int sv_profile_load(const char *name, struct sv_profile *p, struct sv_why *why)
         int rc = load_builtin(name, p, why, 0);
         if (rc == -ENOENT && why) {
             size_t end = strlen(why->text);
-            snprintf(why->text + end, sizeof why->text - end,
-                     ". A file is named by a path with a / or .json in it");
+            snprintf(why->text + end, sizeof why->text - end, ". A file is named by a path with a / or .json in it");
         }
         return rc;
     }

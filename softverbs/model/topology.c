@@ -43,31 +43,26 @@ static int check_keys(struct reader *r, const json_t *object, const char *where,
             n += n < sizeof all ? (size_t)snprintf(all + n, sizeof all - n, "%s%s", n ? ", " : "", *k) : 0;
         }
         if (!known)
-            return sv_fail(r->why, EINVAL, "%s: %s has a key \"%.40s\"; it may have %s", r->origin, where,
-                           name, all);
+            return sv_fail(r->why, EINVAL, "%s: %s has a key \"%.40s\"; it may have %s", r->origin, where, name, all);
     }
     return 0;
 }
 
-static int topology_wrong(struct reader *r, const char *where, const char *key, const json_t *value,
-                 const char *allowed)
+static int topology_wrong(struct reader *r, const char *where, const char *key, const json_t *value, const char *allowed)
 {
     char found[SV_FOUND];
-    return sv_fail(r->why, EINVAL, "%s: %s%s%s is %s; it must be %s", r->origin, where, key[0] ? "." : "",
-                   key, value ? sv_found(value, found) : "missing", allowed);
+    return sv_fail(r->why, EINVAL, "%s: %s%s%s is %s; it must be %s", r->origin, where, key[0] ? "." : "", key,
+                   value ? sv_found(value, found) : "missing", allowed);
 }
 
-static const char name_rule[] =
-    "a string of letters, digits, - _ and ., at most 31, not starting with - or .";
+static const char name_rule[] = "a string of letters, digits, - _ and ., at most 31, not starting with - or .";
 
-static int read_name(struct reader *r, const json_t *value, const char *where, const char *key, char *name,
-                     size_t bytes)
+static int read_name(struct reader *r, const json_t *value, const char *where, const char *key, char *name, size_t bytes)
 {
     if (!json_is_string(value) || !sv_name_valid(json_string_value(value), bytes))
         return topology_wrong(r, where, key, value,
-                     bytes == SV_NAME
-                         ? name_rule
-                         : "a string of letters, digits, - _ and ., at most 15, not starting with - or .");
+                              bytes == SV_NAME ? name_rule
+                                               : "a string of letters, digits, - _ and ., at most 15, not starting with - or .");
     snprintf(name, bytes, "%s", json_string_value(value));
     return 0;
 }
@@ -75,13 +70,11 @@ static int read_name(struct reader *r, const json_t *value, const char *where, c
 /* ---- Addresses
  * ---------------------------------------------------------------------------------------------------- */
 
-static int read_addresses(struct reader *r, const json_t *value, const char *where, int family,
-                          struct sv_addresses *a)
+static int read_addresses(struct reader *r, const json_t *value, const char *where, int family, struct sv_addresses *a)
 {
     const char *key = family == AF_INET ? "ipv4" : "ipv6";
-    const char *allowed = family == AF_INET
-                              ? "an address as \"169.254.1.1\", or an array of at most 15"
-                              : "an address as \"fe80::1\" or \"fd00::1\", or an array of at most 15";
+    const char *allowed = family == AF_INET ? "an address as \"169.254.1.1\", or an array of at most 15"
+                                            : "an address as \"fe80::1\" or \"fd00::1\", or an array of at most 15";
     size_t n = json_is_array(value) ? json_array_size(value) : 1;
     if (n >= SV_GIDS)
         return topology_wrong(r, where, key, value, allowed);
@@ -117,11 +110,10 @@ static int read_gids(struct reader *r, const json_t *value, const char *where, s
             text = json_object_get(one, "gid");
             mark = json_object_get(one, "unreachable");
         }
-        if (!json_is_string(text) || inet_pton(AF_INET6, json_string_value(text), g->raw) != 1 ||
-            (mark && !json_is_boolean(mark)))
+        if (!json_is_string(text) || inet_pton(AF_INET6, json_string_value(text), g->raw) != 1 || (mark && !json_is_boolean(mark)))
             return topology_wrong(r, where, "gids[]", one,
-                         "as \"fe80::1\", \"::ffff:169.254.1.1\", \"::\" for an empty entry, or "
-                         "{ \"gid\": \"fe80::1\", \"unreachable\": true }");
+                                  "as \"fe80::1\", \"::ffff:169.254.1.1\", \"::\" for an empty entry, or "
+                                  "{ \"gid\": \"fe80::1\", \"unreachable\": true }");
         g->unreachable = json_is_true(mark);
     }
     d->gid_count = (uint16_t)json_array_size(value);
@@ -131,11 +123,9 @@ static int read_gids(struct reader *r, const json_t *value, const char *where, s
 /* ---- Hosts and devices
  * --------------------------------------------------------------------------------------------- */
 
-static int read_identity(struct reader *r, const json_t *o, const char *where, struct sv_device_model *d,
-                         unsigned index)
+static int read_identity(struct reader *r, const json_t *o, const char *where, struct sv_device_model *d, unsigned index)
 {
-    const json_t *mac = json_object_get(o, "mac"), *guid = json_object_get(o, "guid"),
-                 *name = json_object_get(o, "name");
+    const json_t *mac = json_object_get(o, "mac"), *guid = json_object_get(o, "guid"), *name = json_object_get(o, "name");
     const uint8_t given[6] = {0x36, 's', 'v', (uint8_t)(d->host >> 8), (uint8_t)d->host, (uint8_t)index};
     memcpy(d->mac, given, 6);
     if (mac && (!json_is_string(mac) || !sv_mac_parse(json_string_value(mac), d->mac)))
@@ -147,21 +137,19 @@ static int read_identity(struct reader *r, const json_t *o, const char *where, s
         return read_name(r, name, where, "name", d->name, sizeof d->name);
     if (sv_device_name(r->profile, index, d->interface, d->name))
         return 0;
-    return sv_fail(r->why, EINVAL,
-                   "%s: %s: profile %s names it \"%s...\", which is longer than %d characters", r->origin,
-                   where, r->profile->name, d->name, SV_NAME - 1);
+    return sv_fail(r->why, EINVAL, "%s: %s: profile %s names it \"%s...\", which is longer than %d characters", r->origin, where,
+                   r->profile->name, d->name, SV_NAME - 1);
 }
 
 static int read_device(struct reader *r, const json_t *value, unsigned index, uint32_t host)
 {
-    static const char *const keys[] = {"interface", "name", "mac",  "guid", "ipv4",
-                                       "ipv6",      "gids", "port", NULL};
+    static const char *const keys[] = {"interface", "name", "mac", "guid", "ipv4", "ipv6", "gids", "port", NULL};
     struct sv_topology *t = r->t;
     char where[SV_NAME + 64];
     snprintf(where, sizeof where, "host %s: devices[%u]", t->hosts[host].name, index);
     if (t->device_count == SV_DEVICES)
-        return sv_fail(r->why, E2BIG, "%s: %s is device %d of the file; a fabric has at most %d", r->origin,
-                       where, SV_DEVICES + 1, SV_DEVICES);
+        return sv_fail(r->why, E2BIG, "%s: %s is device %d of the file; a fabric has at most %d", r->origin, where, SV_DEVICES + 1,
+                       SV_DEVICES);
     if (index == 256)
         return sv_fail(r->why, E2BIG, "%s: %s: a host has at most 256 devices", r->origin, where);
     struct sv_device_model *d = &t->devices[t->device_count];
@@ -174,20 +162,18 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     const json_t *o = short_form ? NULL : value;
     int rc = o ? check_keys(r, o, where, keys) : 0;
     if (!rc)
-        rc = read_name(r, short_form ? value : json_object_get(o, "interface"), where, "interface",
-                       d->interface, sizeof d->interface);
+        rc = read_name(r, short_form ? value : json_object_get(o, "interface"), where, "interface", d->interface, sizeof d->interface);
     if (!rc)
         rc = read_identity(r, o, where, d, index);
     if (rc)
         return rc;
 
     struct sv_addresses addresses = {0};
-    const json_t *v4 = json_object_get(o, "ipv4"), *v6 = json_object_get(o, "ipv6"),
-                 *gids = json_object_get(o, "gids");
+    const json_t *v4 = json_object_get(o, "ipv4"), *v6 = json_object_get(o, "ipv6"), *gids = json_object_get(o, "gids");
     const json_t *port = json_object_get(o, "port");
     if (gids && (v4 || v6))
-        return sv_fail(r->why, EINVAL, "%s: %s has gids, which is the whole table, and %s too; give only one of them",
-                       r->origin, where, v4 ? "ipv4" : "ipv6");
+        return sv_fail(r->why, EINVAL, "%s: %s has gids, which is the whole table, and %s too; give only one of them", r->origin, where,
+                       v4 ? "ipv4" : "ipv6");
     if (v4)
         rc = read_addresses(r, v4, where, AF_INET, &addresses);
     if (v6 && !rc)
@@ -197,8 +183,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     if (rc)
         return rc;
     if (!gids && !sv_gids_derive(d, &addresses, r->profile))
-        return sv_fail(r->why, E2BIG, "%s: %s has more addresses than the %d entries of its GID table",
-                       r->origin, where, SV_GIDS);
+        return sv_fail(r->why, E2BIG, "%s: %s has more addresses than the %d entries of its GID table", r->origin, where, SV_GIDS);
     if (port) {
         const char *state = json_string_value(port);
         if (!state || (strcmp(state, "up") != 0 && strcmp(state, "down") != 0))
@@ -225,8 +210,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
         json_t *interface = json_string("en2");
         int rc = read_name(r, value, where, "", h->name, sizeof h->name);
         if (!rc)
-            rc = interface ? read_device(r, interface, 0, host)
-                           : sv_fail(r->why, ENOMEM, "%s: no memory", r->origin);
+            rc = interface ? read_device(r, interface, 0, host) : sv_fail(r->why, ENOMEM, "%s: no memory", r->origin);
         json_decref(interface);
         return rc;
     }
@@ -247,8 +231,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
  * ------------------------------------------------------------------------------------------ */
 
 /* "HOST/INTERFACE", or "HOST/DEVICE" by the device's name. */
-static int read_place(struct reader *r, const json_t *value, const char *where, const char *key,
-                      uint32_t *device)
+static int read_place(struct reader *r, const json_t *value, const char *where, const char *key, uint32_t *device)
 {
     const struct sv_topology *t = r->t;
     const char *text = json_string_value(value), *slash = text ? strchr(text, '/') : NULL;
@@ -256,20 +239,18 @@ static int read_place(struct reader *r, const json_t *value, const char *where, 
         return topology_wrong(r, where, key, value, "a place as \"HOST/INTERFACE\"");
     for (uint32_t h = 0; h < t->host_count; h++) {
         const struct sv_host_model *host = &t->hosts[h];
-        if (strlen(host->name) != (size_t)(slash - text) ||
-            memcmp(host->name, text, (size_t)(slash - text)) != 0)
+        if (strlen(host->name) != (size_t)(slash - text) || memcmp(host->name, text, (size_t)(slash - text)) != 0)
             continue;
         for (uint32_t i = host->first_device; i < (uint32_t)host->first_device + host->device_count; i++)
-            if (strcmp(t->devices[i].interface, slash + 1) == 0 ||
-                strcmp(t->devices[i].name, slash + 1) == 0) {
+            if (strcmp(t->devices[i].interface, slash + 1) == 0 || strcmp(t->devices[i].name, slash + 1) == 0) {
                 *device = i;
                 return 0;
             }
-        return sv_fail(r->why, EINVAL, "%s: %s.%s is \"%.60s\": host %s has no interface or device \"%.31s\"",
-                       r->origin, where, key, text, host->name, slash + 1);
+        return sv_fail(r->why, EINVAL, "%s: %s.%s is \"%.60s\": host %s has no interface or device \"%.31s\"", r->origin, where, key, text,
+                       host->name, slash + 1);
     }
-    return sv_fail(r->why, EINVAL, "%s: %s.%s is \"%.60s\": there is no host \"%.*s\"", r->origin, where, key,
-                   text, slash - text < 31 ? (int)(slash - text) : 31, text);
+    return sv_fail(r->why, EINVAL, "%s: %s.%s is \"%.60s\": there is no host \"%.*s\"", r->origin, where, key, text,
+                   slash - text < 31 ? (int)(slash - text) : 31, text);
 }
 
 static int topology_claim(struct reader *r, uint32_t device, const char *where)
@@ -278,8 +259,7 @@ static int topology_claim(struct reader *r, uint32_t device, const char *where)
     int32_t at = r->t->devices[device].cable;
     if (at == SV_NO_CABLE)
         return 0;
-    return sv_fail(r->why, EEXIST, "%s: %s: %s already goes to %s; a device has one cable", r->origin, where,
-                   sv_place(r->t, device, place),
+    return sv_fail(r->why, EEXIST, "%s: %s: %s already goes to %s; a device has one cable", r->origin, where, sv_place(r->t, device, place),
                    at == SV_SWITCH ? "the switch" : sv_place(r->t, (uint32_t)at, other));
 }
 
@@ -305,8 +285,7 @@ static int read_cable(struct reader *r, const json_t *value, size_t number)
         return rc;
     if (from == to) {
         char place[SV_PLACE];
-        return sv_fail(r->why, EINVAL, "%s: %s goes from %s to itself", r->origin, where,
-                       sv_place(r->t, from, place));
+        return sv_fail(r->why, EINVAL, "%s: %s goes from %s to itself", r->origin, where, sv_place(r->t, from, place));
     }
     devices[from].cable = (int32_t)to;
     devices[to].cable = (int32_t)from;
@@ -317,8 +296,7 @@ static int read_switch(struct reader *r, const json_t *value)
 {
     struct sv_topology *t = r->t;
     if (value && !json_is_boolean(value) && !json_is_array(value))
-        return topology_wrong(r, "switch", "", value,
-                     "true (all devices without a cable), or an array of \"HOST/INTERFACE\"");
+        return topology_wrong(r, "switch", "", value, "true (all devices without a cable), or an array of \"HOST/INTERFACE\"");
     for (size_t i = 0; i < json_array_size(value); i++) {
         uint32_t device = 0;
         int rc = read_place(r, json_array_get(value, i), "switch", "place", &device);
@@ -344,11 +322,9 @@ static int settle_ports(struct reader *r)
         if (d->port_up != 1)
             continue;
         if (d->cable == SV_NO_CABLE)
-            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but it has no cable", r->origin,
-                           sv_place(t, i, place));
+            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but it has no cable", r->origin, sv_place(t, i, place));
         if (d->cable >= 0 && t->devices[d->cable].port_up == 0)
-            return sv_fail(r->why, EINVAL,
-                           "%s: the port of %s is to be up, but that of %s, at the other end of its cable, is down",
+            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but that of %s, at the other end of its cable, is down",
                            r->origin, sv_place(t, i, place), sv_place(t, (uint32_t)d->cable, other));
     }
     for (uint32_t i = 0; i < t->device_count; i++)
@@ -376,9 +352,8 @@ static int read_topology_name(struct reader *r, const json_t *value)
             for (size_t i = 0; i <= n; i++)
                 packed[i] = s[i] == ' ' && i > 0 && i + 1 < n ? '_' : s[i];
         if (!sv_name_valid(packed, sizeof packed))
-            return topology_wrong(
-                r, "name", "", value,
-                "a string of letters, digits, blanks, - _ and ., at most 31, not starting with - or .");
+            return topology_wrong(r, "name", "", value,
+                                  "a string of letters, digits, blanks, - _ and ., at most 31, not starting with - or .");
         snprintf(name, SV_NAME, "%s", s);
         return 0;
     }
@@ -392,8 +367,8 @@ static int read_topology_name(struct reader *r, const json_t *value)
     return 0;
 }
 
-int sv_topology_parse(const char *json, size_t bytes, const char *origin, const struct sv_profile *profile,
-                      struct sv_topology *t, struct sv_why *why)
+int sv_topology_parse(const char *json, size_t bytes, const char *origin, const struct sv_profile *profile, struct sv_topology *t,
+                      struct sv_why *why)
 {
     static const char *const keys[] = {"name", "hosts", "cables", "switch", NULL};
     struct reader r = {.t = t, .profile = profile, .origin = origin, .why = why};
@@ -426,8 +401,7 @@ int sv_topology_parse(const char *json, size_t bytes, const char *origin, const 
     return sv_topology_check(t, origin, why);
 }
 
-int sv_topology_load(int words, const char *const *word, const struct sv_profile *profile,
-                     struct sv_topology *t, struct sv_why *why)
+int sv_topology_load(int words, const char *const *word, const struct sv_profile *profile, struct sv_topology *t, struct sv_why *why)
 {
     char *text;
     size_t bytes;
@@ -438,14 +412,11 @@ int sv_topology_load(int words, const char *const *word, const struct sv_profile
     if (rc != -ENOENT)
         return rc;
     if (words > 1)
-        return sv_fail(why, EINVAL, "%.40s %.40s: a topology is switch N, mesh N, ring N, chain N, or one file",
-                       word[0], word[1]);
+        return sv_fail(why, EINVAL, "%.40s %.40s: a topology is switch N, mesh N, ring N, chain N, or one file", word[0], word[1]);
     rc = sv_read_file(word[0], &text, &bytes, why);
     if (rc == -ENOENT)
-        return sv_fail(
-            why, ENOENT,
-            "%.200s: there is no such file, nor is it a built-in topology (switch N, mesh N, ring N, chain N)",
-            word[0]);
+        return sv_fail(why, ENOENT, "%.200s: there is no such file, nor is it a built-in topology (switch N, mesh N, ring N, chain N)",
+                       word[0]);
     if (rc)
         return rc;
     rc = sv_topology_parse(text, bytes, word[0], profile, t, why);

@@ -70,20 +70,18 @@ static void make_mr(void)
 {
     if (!memory)
         memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct ibv_mr *m = ibv_reg_mr(pd, memory, BYTES,
-                                  IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    struct ibv_mr *m = ibv_reg_mr(pd, memory, BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
     answer(m ? 0 : errno);
     mr = m ? m : mr;
 }
 
 static void make_qp(const char *type)
 {
-    struct ibv_qp_init_attr init = {
-        .send_cq = cq,
-        .recv_cq = cq,
-        .cap = {.max_send_wr = SLOTS, .max_recv_wr = SLOTS, .max_send_sge = 1, .max_recv_sge = 1},
-        .qp_type = strcmp(type, "rc") == 0 ? IBV_QPT_RC : IBV_QPT_UC,
-        .sq_sig_all = 1};
+    struct ibv_qp_init_attr init = {.send_cq = cq,
+                                    .recv_cq = cq,
+                                    .cap = {.max_send_wr = SLOTS, .max_recv_wr = SLOTS, .max_send_sge = 1, .max_recv_sge = 1},
+                                    .qp_type = strcmp(type, "rc") == 0 ? IBV_QPT_RC : IBV_QPT_UC,
+                                    .sq_sig_all = 1};
     struct ibv_qp *q = ibv_create_qp(pd, &init);
     if (q)
         printf("ok %u\n", q->qp_num);
@@ -116,15 +114,13 @@ static int connect_to(unsigned number, const char *hex)
 {
     struct ibv_qp_attr init = {
         .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
-    struct ibv_qp_attr rtr = {
-        .qp_state = IBV_QPS_RTR,
-        .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = number,
-        .max_dest_rd_atomic = 1,
-        .min_rnr_timer = 1,
-        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1, .sgid_index = gid_index}}};
-    struct ibv_qp_attr rts = {
-        .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 1, .rnr_retry = 7, .max_rd_atomic = 1};
+    struct ibv_qp_attr rtr = {.qp_state = IBV_QPS_RTR,
+                              .path_mtu = IBV_MTU_1024,
+                              .dest_qp_num = number,
+                              .max_dest_rd_atomic = 1,
+                              .min_rnr_timer = 1,
+                              .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1, .sgid_index = gid_index}}};
+    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 1, .rnr_retry = 7, .max_rd_atomic = 1};
     int more = qp->qp_type == IBV_QPT_RC;
     for (int i = 0; i < 16; i++) {
         unsigned byte;
@@ -132,17 +128,15 @@ static int connect_to(unsigned number, const char *hex)
             return EINVAL;
         rtr.ah_attr.grh.dgid.raw[i] = (uint8_t)byte;
     }
-    int error =
-        ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int error = ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (!error)
         error = ibv_modify_qp(qp, &rtr,
                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                   (more ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
     if (!error)
-        error = ibv_modify_qp(
-            qp, &rts,
-            IBV_QP_STATE | IBV_QP_SQ_PSN |
-                (more ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
+        error = ibv_modify_qp(qp, &rts,
+                              IBV_QP_STATE | IBV_QP_SQ_PSN |
+                                  (more ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
     return error;
 }
 

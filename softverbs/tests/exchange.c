@@ -29,8 +29,7 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < bytes; i++)
             out[i] = byte(i, rank, bytes);
         memset(in, 0, sizeof in);
-        MPI_Sendrecv(out, (int)bytes, MPI_BYTE, after, 1, in, (int)bytes, MPI_BYTE, before, 1, MPI_COMM_WORLD,
-                     MPI_STATUS_IGNORE);
+        MPI_Sendrecv(out, (int)bytes, MPI_BYTE, after, 1, in, (int)bytes, MPI_BYTE, before, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         for (size_t i = 0; i < bytes; i++)
             wrong += in[i] != byte(i, before, bytes);
     }

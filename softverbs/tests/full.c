@@ -22,7 +22,9 @@ static char *memory;
 
 static void *one_qp(void)
 {
-    struct ibv_qp_init_attr a = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UC,
+    struct ibv_qp_init_attr a = {.send_cq = cq,
+                                 .recv_cq = cq,
+                                 .qp_type = IBV_QPT_UC,
                                  .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1}};
     return ibv_create_qp(pd, &a);
 }
@@ -66,10 +68,11 @@ static int connect_to(struct ibv_qp *q, const struct ibv_qp *peer)
 {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     union ibv_gid gid;
-    if (ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ||
-        ibv_query_gid(context, 1, 1, &gid))
+    if (ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) || ibv_query_gid(context, 1, 1, &gid))
         return 1;
-    a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
+    a = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
+                             .path_mtu = IBV_MTU_1024,
+                             .dest_qp_num = peer->qp_num,
                              .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .sgid_index = 1}}};
     if (ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN))
         return 1;
@@ -93,8 +96,8 @@ int main(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
     memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!list || !list[0] || !(context = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(context)) ||
-        !(cq = one_cq()) || !(mr = one_mr())) {
+    if (!list || !list[0] || !(context = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(context)) || !(cq = one_cq()) ||
+        !(mr = one_mr())) {
         printf("nothing %d\n", errno);
         return 0;
     }

@@ -127,8 +127,7 @@ static uint64_t sum_of(const uint8_t *bytes, size_t count, uint64_t seed)
 
 static uint64_t id_of(const struct link *l, enum what what, unsigned slot)
 {
-    return (uint64_t)what << 56 | (uint64_t)l->peer << 48 | (uint64_t)l->kind << 40 | (uint64_t)slot << 32 |
-           (l->epoch & 0xffffffff);
+    return (uint64_t)what << 56 | (uint64_t)l->peer << 48 | (uint64_t)l->kind << 40 | (uint64_t)slot << 32 | (l->epoch & 0xffffffff);
 }
 
 static void post_receive(struct link *l, unsigned slot)
@@ -144,8 +143,7 @@ static void post_receive(struct link *l, unsigned slot)
 static void post_shared(unsigned slot)
 {
     struct ibv_sge sge = {(uintptr_t)shared[slot], SLOT, shared_mr->lkey};
-    struct ibv_recv_wr wr = {
-        .wr_id = (uint64_t)RECEIVED << 56 | (uint64_t)PEERS << 48 | slot, .sg_list = &sge, .num_sge = 1};
+    struct ibv_recv_wr wr = {.wr_id = (uint64_t)RECEIVED << 56 | (uint64_t)PEERS << 48 | slot, .sg_list = &sge, .num_sge = 1};
     struct ibv_recv_wr *bad;
     int error = ibv_post_srq_recv(srq, &wr, &bad);
     if (error) {
@@ -196,11 +194,8 @@ static void send_next(struct link *l)
     m->length = (uint32_t)(dice % 4 ? dice % 200 : dice % (SLOT - sizeof(*m)));
     m->sum = fill(m->payload, m->length, dice);
     struct ibv_sge sge = {(uintptr_t)m, (uint32_t)sizeof(*m) + m->length, l->mr->lkey};
-    struct ibv_send_wr wr = {.wr_id = id_of(l, SENT, slot),
-                             .sg_list = &sge,
-                             .num_sge = 1,
-                             .opcode = IBV_WR_SEND,
-                             .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr wr = {
+        .wr_id = id_of(l, SENT, slot), .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
     if (sge.length <= 64) {
         wr.send_flags |= IBV_SEND_INLINE;
     }
@@ -220,18 +215,15 @@ static struct link *link_of_number(uint32_t number)
 static void received(struct link *l, const uint8_t *bytes, uint32_t length)
 {
     const struct message *m = (const struct message *)bytes;
-    if (length < sizeof(*m) || m->from != l->peer || m->kind != l->kind || m->epoch != l->epoch ||
-        m->length != length - sizeof(*m)) {
-        wrong("a message of another link on %u %s: from %u kind %u epoch %" PRIu64 " (of %" PRIu64
-              ") length %u of %u",
-              l->peer, kind_name[l->kind], m->from, m->kind, m->epoch, l->epoch, m->length, length);
+    if (length < sizeof(*m) || m->from != l->peer || m->kind != l->kind || m->epoch != l->epoch || m->length != length - sizeof(*m)) {
+        wrong("a message of another link on %u %s: from %u kind %u epoch %" PRIu64 " (of %" PRIu64 ") length %u of %u", l->peer,
+              kind_name[l->kind], m->from, m->kind, m->epoch, l->epoch, m->length, length);
     }
     if (sum_of(m->payload, m->length, mix(m->epoch * 1000003 + m->seq)) != m->sum) {
         wrong("a message from %u %s with other bytes than were sent", l->peer, kind_name[l->kind]);
     }
     if (l->kind == UC ? m->seq < l->expected : m->seq != l->expected) {
-        wrong("message %" PRIu64 " of %u %s in place of %" PRIu64, m->seq, l->peer, kind_name[l->kind],
-              l->expected);
+        wrong("message %" PRIu64 " of %u %s in place of %" PRIu64, m->seq, l->peer, kind_name[l->kind], l->expected);
     }
     l->expected = m->seq + 1;
     l->received++;
@@ -294,8 +286,7 @@ static void check_target(const struct link *l)
     if (copy.version && copy.epoch != l->epoch) {
         wrong("%u %s: written by another epoch", l->peer, kind_name[l->kind]);
     }
-    if (copy.version &&
-        sum_of(copy.payload, sizeof(copy.payload), mix(copy.epoch) + copy.version) != copy.sum) {
+    if (copy.version && sum_of(copy.payload, sizeof(copy.payload), mix(copy.epoch) + copy.version) != copy.sum) {
         wrong("%u %s: the block that was written is torn", l->peer, kind_name[l->kind]);
     }
 }
@@ -317,15 +308,13 @@ static void link_peer(unsigned peer, enum kind kind, uint64_t epoch)
 {
     struct link *l = &links[peer][kind];
     unlink_peer(l);
-    *l = (struct link){
-        .used = true, .peer = peer, .kind = kind, .epoch = epoch, .free_slots = (1u << WINDOW) - 1};
+    *l = (struct link){.used = true, .peer = peer, .kind = kind, .epoch = epoch, .free_slots = (1u << WINDOW) - 1};
     l->memory = aligned_alloc(4096, sizeof(*l->memory));
     if (!l->memory) {
         wrong("no memory");
     }
     memset(l->memory, 0, sizeof(*l->memory));
-    l->mr = ibv_reg_mr(pd, l->memory, sizeof(*l->memory),
-                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    l->mr = ibv_reg_mr(pd, l->memory, sizeof(*l->memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     struct ibv_qp_init_attr init = {
         .send_cq = cq,
         .recv_cq = cq,
@@ -346,8 +335,7 @@ static void link_peer(unsigned peer, enum kind kind, uint64_t epoch)
         .port_num = 1,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (kind == UC ? 0u : IBV_ACCESS_REMOTE_READ),
     };
-    int error =
-        ibv_modify_qp(l->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int error = ibv_modify_qp(l->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (error) {
         wrong("to INIT: %s", strerror(error));
     }
@@ -376,12 +364,10 @@ static void join_peer(struct link *l, const union ibv_gid *to, uint32_t number)
                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                   (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
     if (!error) {
-        attr = (struct ibv_qp_attr){
-            .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 3, .rnr_retry = 7, .max_rd_atomic = 4};
-        error = ibv_modify_qp(
-            l->qp, &attr,
-            IBV_QP_STATE | IBV_QP_SQ_PSN |
-                (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
+        attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 3, .rnr_retry = 7, .max_rd_atomic = 4};
+        error = ibv_modify_qp(l->qp, &attr,
+                              IBV_QP_STATE | IBV_QP_SQ_PSN |
+                                  (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
     }
     if (error) {
         wrong("joining %u %s: %s", l->peer, kind_name[l->kind], strerror(error));
@@ -396,8 +382,7 @@ static void statistics(void)
     for (unsigned i = 0; i < PEERS; i++) {
         for (unsigned k = 0; k < KINDS; k++) {
             if (links[i][k].used) {
-                printf("stat %u %s %" PRIu64 " %" PRIu64 "\n", i, kind_name[k], links[i][k].sent,
-                       links[i][k].received);
+                printf("stat %u %s %" PRIu64 " %" PRIu64 "\n", i, kind_name[k], links[i][k].sent, links[i][k].received);
             }
         }
     }
@@ -410,8 +395,7 @@ static void command(char *line)
     char name[8], address[64];
     unsigned peer, number, rkey, kind = 0;
     uint64_t epoch, remote;
-    int got = sscanf(line, "%*s %u %7s %" SCNu64 " %63s %u %" SCNu64 " %u", &peer, name, &epoch, address,
-                     &number, &remote, &rkey);
+    int got = sscanf(line, "%*s %u %7s %" SCNu64 " %63s %u %" SCNu64 " %u", &peer, name, &epoch, address, &number, &remote, &rkey);
     while (got >= 3 && kind < KINDS && strcmp(name, kind_name[kind])) {
         kind++;
     }
@@ -443,9 +427,8 @@ static void command(char *line)
                 unlink_peer(&links[i][k]);
             }
         }
-        if ((error = ibv_destroy_srq(srq)) || (error = ibv_dereg_mr(shared_mr)) ||
-            (error = ibv_destroy_cq(cq)) || (error = ibv_dealloc_pd(pd)) ||
-            (error = ibv_close_device(context))) {
+        if ((error = ibv_destroy_srq(srq)) || (error = ibv_dereg_mr(shared_mr)) || (error = ibv_destroy_cq(cq)) ||
+            (error = ibv_dealloc_pd(pd)) || (error = ibv_close_device(context))) {
             wrong("freeing: %s", strerror(error));
         }
         exit(0);
@@ -525,8 +508,7 @@ int main(int count, char **word)
                 if (l->going && !l->broken && !quiet && l->free_slots) {
                     send_next(l);
                 }
-                all_quiet = all_quiet &&
-                            (!l->joined || l->broken || (l->free_slots == (1u << WINDOW) - 1 && !l->writing));
+                all_quiet = all_quiet && (!l->joined || l->broken || (l->free_slots == (1u << WINDOW) - 1 && !l->writing));
             }
         }
         if (all_quiet && !said) {

@@ -48,8 +48,8 @@ void begin(int which)
     NEED(pd);
     memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     NEED(memory != MAP_FAILED);
-    mr = ibv_reg_mr(pd, memory, BYTES,
-                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+    mr =
+        ibv_reg_mr(pd, memory, BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
     NEED(mr);
     channel = ibv_create_comp_channel(context);
     NEED(channel);
@@ -63,8 +63,11 @@ void begin(int which)
 struct ibv_qp *make(enum ibv_qp_type type, struct ibv_srq *srq)
 {
     struct ibv_qp_init_attr a = {
-        .send_cq = send_cq, .recv_cq = receive_cq, .srq = srq, .qp_type = type,
-        .cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64 },
+        .send_cq = send_cq,
+        .recv_cq = receive_cq,
+        .srq = srq,
+        .qp_type = type,
+        .cap = {.max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64},
     };
     struct ibv_qp *qp = ibv_create_qp(pd, &a);
     NEED(qp);
@@ -75,27 +78,39 @@ void connect_to(struct ibv_qp *qp, struct how how, bool ready, bool send)
 {
     bool rc = qp->qp_type == IBV_QPT_RC;
     struct ibv_qp_attr a = {
-        .qp_state = IBV_QPS_INIT, .port_num = 1,
+        .qp_state = IBV_QPS_INIT,
+        .port_num = 1,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
     };
     if (qp->state == IBV_QPS_RESET)
         NEED(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
     a = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = how.peer, .rq_psn = 7, .max_dest_rd_atomic = 4,
-        .min_rnr_timer = how.rnr_timer, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 1 } },
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = how.peer,
+        .rq_psn = 7,
+        .max_dest_rd_atomic = 4,
+        .min_rnr_timer = how.rnr_timer,
+        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1}},
     };
     uint32_t device = ground.model.topology.hosts[how.peer_host].first_device;
     memcpy(a.ah_attr.grh.dgid.raw, ground.model.topology.devices[device].gids[0].raw, 16);
     if (ready)
-        NEED(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                           (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)) == 0);
+        NEED(ibv_modify_qp(qp, &a,
+                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                               (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)) == 0);
     a = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTS, .sq_psn = 7, .timeout = how.timeout, .retry_cnt = how.retries, .rnr_retry = how.rnr,
+        .qp_state = IBV_QPS_RTS,
+        .sq_psn = 7,
+        .timeout = how.timeout,
+        .retry_cnt = how.retries,
+        .rnr_retry = how.rnr,
         .max_rd_atomic = 4,
     };
     if (send)
-        NEED(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN |
-                           (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
+        NEED(ibv_modify_qp(qp, &a,
+                           IBV_QP_STATE | IBV_QP_SQ_PSN |
+                               (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
 }
 
 /* The sides exchange numbers: how to connect. */
@@ -218,7 +233,9 @@ void nothing_left(void)
     assert_int_equal(end(start(2, only_comes)), 0);
     assert_int_equal(sf_attach(&look, "test", false, 0, &why), 0);
     struct sf_fabric *f = look.fabric;
-#define LEFT(table, top) for (uint32_t i = 0; i < f->top; i++) left += atomic_load(&f->table[i].owner) != 0
+#define LEFT(table, top)                  \
+    for (uint32_t i = 0; i < f->top; i++) \
+    left += atomic_load(&f->table[i].owner) != 0
     LEFT(processes, process_top);
     LEFT(contexts, context_top);
     LEFT(pds, pd_top);

@@ -34,12 +34,12 @@ struct meeting {
     _Atomic uint64_t address[4];
 };
 
-#define NEED(x)                                                                                                       \
-    do {                                                                                                             \
-        if (!(x)) {                                                                                                  \
-            fprintf(stderr, "%s:%d: side %d: %s (errno %d)\n", __FILE__, __LINE__, side, #x, errno);                  \
-            exit(1);                                                                                                 \
-        }                                                                                                            \
+#define NEED(x)                                                                                      \
+    do {                                                                                             \
+        if (!(x)) {                                                                                  \
+            fprintf(stderr, "%s:%d: side %d: %s (errno %d)\n", __FILE__, __LINE__, side, #x, errno); \
+            exit(1);                                                                                 \
+        }                                                                                            \
     } while (0)
 
 /* To RTR, and to RTS where `send`; rnr, retries and timer of the sender. */

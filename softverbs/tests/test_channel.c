@@ -563,10 +563,10 @@ static int set_up(void **state)
 static int tests(void)
 {
     const struct CMUnitTest all[] = {
-        cmocka_unit_test(test_sizes),      cmocka_unit_test(test_resize),        cmocka_unit_test(test_overrun),
-        cmocka_unit_test(test_arming),     cmocka_unit_test(test_destroying),    cmocka_unit_test(test_sleeping),
-        cmocka_unit_test(test_many),       cmocka_unit_test(test_clock),         cmocka_unit_test(test_other_process),
-        cmocka_unit_test(test_dead_process), cmocka_unit_test(test_fork),        cmocka_unit_test(test_async),
+        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_resize),     cmocka_unit_test(test_overrun),
+        cmocka_unit_test(test_arming),       cmocka_unit_test(test_destroying), cmocka_unit_test(test_sleeping),
+        cmocka_unit_test(test_many),         cmocka_unit_test(test_clock),      cmocka_unit_test(test_other_process),
+        cmocka_unit_test(test_dead_process), cmocka_unit_test(test_fork),       cmocka_unit_test(test_async),
         cmocka_unit_test(test_descriptors),
     };
 

@@ -25,9 +25,7 @@
 #include <unistd.h>
 
 enum { THREADS = 4, ROUNDS = 150, LARGEST = 20000, TAKEN_BACK = 200, SLEEPS = 500, LIMIT_S = 60 };
-enum {
-    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
-};
+enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -86,24 +84,20 @@ static void connect_one(struct ibv_qp *qp, uint32_t to)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
                                .port_num = 1,
-                               .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                                                  IBV_ACCESS_REMOTE_ATOMIC};
+                               .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC};
     expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    attr = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTR,
-        .path_mtu = IBV_MTU_4096,
-        .dest_qp_num = to,
-        .max_dest_rd_atomic = 4,
-        .min_rnr_timer = 1,
-        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}}};
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR,
+                                .path_mtu = IBV_MTU_4096,
+                                .dest_qp_num = to,
+                                .max_dest_rd_atomic = 4,
+                                .min_rnr_timer = 1,
+                                .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}}};
     expect(!ibv_modify_qp(qp, &attr,
-                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    attr = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
+                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+                              IBV_QP_MIN_RNR_TIMER));
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
     expect(!ibv_modify_qp(qp, &attr,
-                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static void reset(struct ibv_qp *qp)
@@ -114,15 +108,12 @@ static void reset(struct ibv_qp *qp)
 
 static struct pair pair_make(struct ibv_cq *sends, struct ibv_cq *receives, struct ibv_srq *shared)
 {
-    struct ibv_qp_init_attr init = {.send_cq = sends,
-                                    .recv_cq = receives,
-                                    .qp_type = IBV_QPT_RC,
-                                    .sq_sig_all = 1,
-                                    .cap = {.max_send_wr = 64,
-                                            .max_recv_wr = 64,
-                                            .max_send_sge = 1,
-                                            .max_recv_sge = 1,
-                                            .max_inline_data = 64}};
+    struct ibv_qp_init_attr init = {
+        .send_cq = sends,
+        .recv_cq = receives,
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = 1,
+        .cap = {.max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64}};
     struct pair p;
     expect((p.a = ibv_create_qp(pd, &init)));
     init.srq = shared;
@@ -144,8 +135,7 @@ struct span {
     struct ibv_mr *mr;
 };
 
-static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, struct request *r, struct span from, void *to,
-                 uint32_t rkey, uint64_t add)
+static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, struct request *r, struct span from, void *to, uint32_t rkey, uint64_t add)
 {
     struct ibv_sge sge = {(uintptr_t)from.address, from.bytes, from.mr->lkey};
     struct ibv_send_wr wr = {.wr_id = (uintptr_t)r,
@@ -203,8 +193,7 @@ static void one_round(struct pair own, uint64_t me, uint64_t round)
     fill(memory, bytes, seed);
     post_receive(own.b, &received, there);
     post(own.a, IBV_WR_SEND, &sent, here, NULL, 0, 0);
-    expect(wait_for(&sent) == IBV_WC_SUCCESS && wait_for(&received) == IBV_WC_SUCCESS &&
-           received.bytes == bytes);
+    expect(wait_for(&sent) == IBV_WC_SUCCESS && wait_for(&received) == IBV_WC_SUCCESS && received.bytes == bytes);
     expect(!memcmp(here.address, there.address, bytes));
 
     fill(memory, bytes, seed + 1);
@@ -225,8 +214,7 @@ static void one_round(struct pair own, uint64_t me, uint64_t round)
     post_receive(NULL, &received, there);
     post(common.a, IBV_WR_SEND, &sent, here, NULL, 0, 0);
     expect(wait_for(&sent) == IBV_WC_SUCCESS && wait_for(&received) == IBV_WC_SUCCESS);
-    expect(received.bytes == sizeof(*in) && in->sum == (in->thread + 7) * (in->round + 13) &&
-           in->thread < THREADS);
+    expect(received.bytes == sizeof(*in) && in->sum == (in->thread + 7) * (in->round + 13) && in->thread < THREADS);
 
     expect(!ibv_dereg_mr(mr));
     free(memory);
@@ -330,8 +318,7 @@ static void *sleeps(void *argument)
         expect(!ibv_get_cq_event(channel, &which, &mine) && which == queue && mine == &counter);
         ibv_ack_cq_events(queue, 1);
         poll_queue(queue);
-        expect(atomic_load_explicit(&received.done, memory_order_acquire) &&
-               received.status == IBV_WC_SUCCESS);
+        expect(atomic_load_explicit(&received.done, memory_order_acquire) && received.status == IBV_WC_SUCCESS);
         expect(wait_for(&sent) == IBV_WC_SUCCESS);
     }
     pair_end(own);
@@ -358,8 +345,7 @@ static void *reads_events(void *argument)
 /* ---- All of them --------------------------------------------------------------------------------------- */
 static void crowd(void)
 {
-    static void *(*const bodies[])(void *) = {does_all,   does_all,  does_all, does_all,
-                                              takes_back, writes_on, sleeps};
+    static void *(*const bodies[])(void *) = {does_all, does_all, does_all, does_all, takes_back, writes_on, sleeps};
     enum { COUNT = sizeof(bodies) / sizeof(bodies[0]) };
     pthread_t threads[COUNT], events;
     expect(!pthread_create(&events, NULL, reads_events, NULL));
@@ -392,8 +378,7 @@ static int all(void)
 
     expect(counter == ROUNDS * (1 + 2 + 3 + 4));
     pair_end(common);
-    expect(!ibv_dereg_mr(counter_mr) && !ibv_destroy_srq(srq) && !ibv_destroy_cq(cq[0]) &&
-           !ibv_destroy_cq(cq[1]));
+    expect(!ibv_dereg_mr(counter_mr) && !ibv_destroy_srq(srq) && !ibv_destroy_cq(cq[0]) && !ibv_destroy_cq(cq[1]));
     expect(!ibv_dealloc_pd(pd) && !ibv_close_device(context));
     return 0;
 }

@@ -43,7 +43,7 @@ struct plan {
     enum ibv_wr_opcode opcode; /* of the survivor */
     int receives;              /* the peer posts so many; -1: one for each that was taken, and it sends, too */
     uint8_t rnr_retry;
-    enum ibv_wc_status end;    /* of the survivor's requests */
+    enum ibv_wc_status end; /* of the survivor's requests */
 };
 
 static void give_up(const char *what)
@@ -61,46 +61,57 @@ static void open_end(struct end *e, enum ibv_qp_type type)
     NEED((e->cq = ibv_create_cq(e->context, 4 * DEPTH, NULL, NULL, 0)) != NULL);
     NEED((e->mr = ibv_reg_mr(e->pd, e->memory, sizeof e->memory, access)) != NULL);
     struct ibv_qp_init_attr a = {
-        .send_cq = e->cq, .recv_cq = e->cq, .qp_type = type,
-        .cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+        .send_cq = e->cq,
+        .recv_cq = e->cq,
+        .qp_type = type,
+        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
     };
     NEED((e->qp = ibv_create_qp(e->pd, &a)) != NULL);
-    struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access };
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access};
     NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static struct card card_of(const struct end *e)
 {
-    return (struct card){ sv_context_of(e->context)->device, e->qp->qp_num, e->mr->rkey, (uintptr_t)e->memory };
+    return (struct card){sv_context_of(e->context)->device, e->qp->qp_num, e->mr->rkey, (uintptr_t)e->memory};
 }
 
 static void connect_end(struct end *e, const struct card *peer, uint8_t rnr_retry)
 {
     int rc = e->qp->qp_type == IBV_QPT_RC;
     struct ibv_qp_attr a = {
-        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->number, .min_rnr_timer = 1,
-        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1, .hop_limit = 1 } },
-        .timeout = 8, .retry_cnt = 1, .rnr_retry = rnr_retry, .max_rd_atomic = 1, .max_dest_rd_atomic = 1,
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = peer->number,
+        .min_rnr_timer = 1,
+        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}},
+        .timeout = 8,
+        .retry_cnt = 1,
+        .rnr_retry = rnr_retry,
+        .max_rd_atomic = 1,
+        .max_dest_rd_atomic = 1,
     };
     memcpy(a.ah_attr.grh.dgid.raw, ground.model.topology.devices[peer->device].gids[1].raw, 16);
-    NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                       (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)) == 0);
+    NEED(ibv_modify_qp(e->qp, &a,
+                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                           (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)) == 0);
     a.qp_state = IBV_QPS_RTS;
-    NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                                                  IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
+    NEED(ibv_modify_qp(e->qp, &a,
+                       IBV_QP_STATE | IBV_QP_SQ_PSN |
+                           (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
 }
 
 static int post_receive(struct end *e)
 {
-    struct ibv_sge sge = { (uintptr_t)e->memory, BYTES, e->mr->lkey };
-    struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_sge sge = {(uintptr_t)e->memory, BYTES, e->mr->lkey};
+    struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
     return ibv_post_recv(e->qp, &wr, &bad);
 }
 
 static int post_request(struct end *e, enum ibv_wr_opcode opcode, const struct card *peer)
 {
-    struct ibv_sge sge = { (uintptr_t)e->memory + BYTES, opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : BYTES, e->mr->lkey };
-    struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_sge sge = {(uintptr_t)e->memory + BYTES, opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : BYTES, e->mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED}, *bad;
     if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         wr.wr.atomic.remote_addr = peer->address;
         wr.wr.atomic.rkey = peer->rkey;
@@ -225,41 +236,44 @@ static void deaths(struct plan p, int rounds)
 static void while_both_send(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_RC, IBV_WR_SEND, -1, 7, IBV_WC_RETRY_EXC_ERR }, 20);
+    deaths((struct plan){IBV_QPT_RC, IBV_WR_SEND, -1, 7, IBV_WC_RETRY_EXC_ERR}, 20);
 }
 static void while_written_to(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_RC, IBV_WR_RDMA_WRITE, -1, 7, IBV_WC_RETRY_EXC_ERR }, 10);
+    deaths((struct plan){IBV_QPT_RC, IBV_WR_RDMA_WRITE, -1, 7, IBV_WC_RETRY_EXC_ERR}, 10);
 }
 static void while_read_from(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_RC, IBV_WR_RDMA_READ, -1, 7, IBV_WC_RETRY_EXC_ERR }, 5);
+    deaths((struct plan){IBV_QPT_RC, IBV_WR_RDMA_READ, -1, 7, IBV_WC_RETRY_EXC_ERR}, 5);
 }
 static void while_added_to(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_RC, IBV_WR_ATOMIC_FETCH_AND_ADD, -1, 7, IBV_WC_RETRY_EXC_ERR }, 5);
+    deaths((struct plan){IBV_QPT_RC, IBV_WR_ATOMIC_FETCH_AND_ADD, -1, 7, IBV_WC_RETRY_EXC_ERR}, 5);
 }
 static void while_a_receive_of_its_is_waited_for(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_RC, IBV_WR_SEND, 3, 7, IBV_WC_RETRY_EXC_ERR }, 5);
+    deaths((struct plan){IBV_QPT_RC, IBV_WR_SEND, 3, 7, IBV_WC_RETRY_EXC_ERR}, 5);
 }
 static void unreliable_requests_are_lost(void **state)
 {
     (void)state;
-    deaths((struct plan){ IBV_QPT_UC, IBV_WR_SEND, -1, 0, IBV_WC_SUCCESS }, 5);
-    deaths((struct plan){ IBV_QPT_UC, IBV_WR_RDMA_WRITE, -1, 0, IBV_WC_SUCCESS }, 5);
+    deaths((struct plan){IBV_QPT_UC, IBV_WR_SEND, -1, 0, IBV_WC_SUCCESS}, 5);
+    deaths((struct plan){IBV_QPT_UC, IBV_WR_RDMA_WRITE, -1, 0, IBV_WC_SUCCESS}, 5);
 }
 
 int main(void)
 {
-    static const char *const words[] = { "switch", "2" };
+    static const char *const words[] = {"switch", "2"};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(while_both_send), cmocka_unit_test(while_written_to), cmocka_unit_test(while_read_from),
-        cmocka_unit_test(while_added_to), cmocka_unit_test(while_a_receive_of_its_is_waited_for),
+        cmocka_unit_test(while_both_send),
+        cmocka_unit_test(while_written_to),
+        cmocka_unit_test(while_read_from),
+        cmocka_unit_test(while_added_to),
+        cmocka_unit_test(while_a_receive_of_its_is_waited_for),
         cmocka_unit_test(unreliable_requests_are_lost),
     };
 

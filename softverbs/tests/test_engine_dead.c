@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The engine between processes (sides.h). What becomes of the others when a process dies, is killed anywhere, stops, or ends in the middle of things.
+ * The engine between processes (sides.h). What becomes of the others when a process dies, is killed anywhere, stops, or ends in the middle
+ * of things.
  */
 #include "sides.h"
 
@@ -361,8 +362,7 @@ static void test_full_of_dead(void **state)
     assert_int_equal(end(start(0, takes_a_place)), 0); /* sets what a place has */
     assert_int_equal(sf_attach(&look, "test", false, 0, &why), 0);
     for (uint32_t p = 0; p < SF_PROCESSES; p++) {
-        look.fabric->processes[p] = (struct sf_process){.pid = gone, .thread = gone, .cookie = 1,
-                                                        .space = look.fabric->processes[0].space};
+        look.fabric->processes[p] = (struct sf_process){.pid = gone, .thread = gone, .cookie = 1, .space = look.fabric->processes[0].space};
         atomic_store(&look.fabric->processes[p].owner, 1);
     }
     look.fabric->process_top = SF_PROCESSES;

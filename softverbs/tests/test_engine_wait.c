@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The engine between processes (sides.h). Who waits is woken or finds out, whatever the other side does meanwhile; lost messages, large ones, shared queues.
+ * The engine between processes (sides.h). Who waits is woken or finds out, whatever the other side does meanwhile; lost messages, large
+ * ones, shared queues.
  */
 #include "sides.h"
 
@@ -125,8 +126,8 @@ static void test_both_sleep(void **state)
 static struct sf_fault *strike(enum sf_fault_kind kind, uint64_t every, uint64_t count, uint64_t nanoseconds)
 {
     struct sf_fault *r = &sv_lib.fabric->faults[0];
-    *r = (struct sf_fault){.device = SF_NO_DEVICE, .host = SF_NO_DEVICE, .first = 1, .every = every, .count = count,
-                           .nanoseconds = nanoseconds};
+    *r = (struct sf_fault){
+        .device = SF_NO_DEVICE, .host = SF_NO_DEVICE, .first = 1, .every = every, .count = count, .nanoseconds = nanoseconds};
     atomic_store(&r->kind, kind);
     atomic_store(&sv_lib.fabric->fault_count, 1);
     return r;
@@ -140,8 +141,14 @@ static void held_up(enum sf_fault_kind kind)
     NEED(atomic_load(&r->hits) == 60);
 }
 
-static void delayed(void) { held_up(SF_FAULT_DELAY); }
-static void withheld(void) { held_up(SF_FAULT_WITHHOLD); }
+static void delayed(void)
+{
+    held_up(SF_FAULT_DELAY);
+}
+static void withheld(void)
+{
+    held_up(SF_FAULT_WITHHOLD);
+}
 
 static void test_delayed(void **state)
 {
@@ -234,9 +241,18 @@ static void loses_with_retries(unsigned retries, unsigned lost, enum ibv_wc_stat
     say(3);
 }
 
-static void no_retry(void) { loses_with_retries(0, 1, IBV_WC_RETRY_EXC_ERR); }
-static void enough_retries(void) { loses_with_retries(2, 2, IBV_WC_SUCCESS); }
-static void too_few_retries(void) { loses_with_retries(2, 3, IBV_WC_RETRY_EXC_ERR); }
+static void no_retry(void)
+{
+    loses_with_retries(0, 1, IBV_WC_RETRY_EXC_ERR);
+}
+static void enough_retries(void)
+{
+    loses_with_retries(2, 2, IBV_WC_SUCCESS);
+}
+static void too_few_retries(void)
+{
+    loses_with_retries(2, 3, IBV_WC_RETRY_EXC_ERR);
+}
 
 static void test_retries(void **state)
 {

@@ -43,8 +43,14 @@ static struct world parents;
 static int step(struct world *w, int i, enum ibv_qp_state state)
 {
     struct ibv_qp_attr a = {
-        .qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = w->qp[!i]->qp_num, .timeout = 8, .retry_cnt = 1,
-        .rnr_retry = 7, .min_rnr_timer = 1,
+        .qp_state = state,
+        .port_num = 1,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = w->qp[!i]->qp_num,
+        .timeout = 8,
+        .retry_cnt = 1,
+        .rnr_retry = 7,
+        .min_rnr_timer = 1,
         .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}},
     };
     int mask = IBV_QP_STATE;
@@ -65,12 +71,13 @@ static bool make(struct world *w)
     struct ibv_srq_init_attr shared = {.attr = {.max_wr = 8, .max_sge = 1}};
 
     if (!(w->context = ground_open()) || !(w->pd = ibv_alloc_pd(w->context)) ||
-        !(w->mr = ibv_reg_mr(w->pd, w->memory, BYTES, IBV_ACCESS_LOCAL_WRITE)) ||
-        !(w->channel = ibv_create_comp_channel(w->context)) || !(w->cq = ibv_create_cq(w->context, 64, NULL, w->channel, 0)) ||
-        !(w->srq = ibv_create_srq(w->pd, &shared)))
+        !(w->mr = ibv_reg_mr(w->pd, w->memory, BYTES, IBV_ACCESS_LOCAL_WRITE)) || !(w->channel = ibv_create_comp_channel(w->context)) ||
+        !(w->cq = ibv_create_cq(w->context, 64, NULL, w->channel, 0)) || !(w->srq = ibv_create_srq(w->pd, &shared)))
         return false;
     struct ibv_qp_init_attr a = {
-        .send_cq = w->cq, .recv_cq = w->cq, .qp_type = IBV_QPT_RC,
+        .send_cq = w->cq,
+        .recv_cq = w->cq,
+        .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1},
     };
     for (int i = 0; i < 2; i++)
@@ -131,11 +138,11 @@ static int all_refused(struct world *w)
     struct ibv_qp_init_attr a = {.send_cq = w->cq, .recv_cq = w->cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 1}};
     struct ibv_recv_wr receive = {.num_sge = 0}, *bad;
     void *tag;
-#define REFUSED(call)                                                                                                \
-    if (!(call))                                                                                                     \
-        return __LINE__
-#define REFUSED_ERRNO(call)                                                                                          \
-    errno = 0;                                                                                                       \
+#define REFUSED(call) \
+    if (!(call))      \
+    return __LINE__
+#define REFUSED_ERRNO(call) \
+    errno = 0;              \
     REFUSED((call) && errno == ENODEV)
     REFUSED(post_send(w, 99) == ENODEV);
     REFUSED(post_receive(w) == ENODEV);

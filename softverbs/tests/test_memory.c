@@ -68,7 +68,7 @@ static void check_heap(void)
     KIND(small + 100, 1, HEAP);
     KIND(large, 1 << 20, HEAP);
     KIND(cleared, 1 << 20, HEAP);
-    KIND(large + 1000, 1000, HEAP);        /* its middle */
+    KIND(large + 1000, 1000, HEAP); /* its middle */
     KIND(large + 100 * PAGE, 1000, HEAP);
     KIND(large + 2 * PAGE - 16, PAGE, ALIGNED); /* a page of its middle: it begins 16 bytes into one */
     KIND(small_page, PAGE, ALIGNED);
@@ -160,8 +160,8 @@ static void check_mapped(void)
     assert_int_equal(registers(at + 4 * PAGE, 2 * PAGE, read), 0);
     assert_int_equal(registers(at + 5 * PAGE, PAGE, IBV_ACCESS_MW_BIND), EFAULT);
     assert_int_equal(registers(at + 5 * PAGE, 2 * PAGE, read), EFAULT); /* nor may this be read */
-    assert_int_equal(registers((void *)(uintptr_t)"a constant of the program", 8, read), 0);
-    assert_int_equal(registers((void *)(uintptr_t)"a constant of the program", 8, write), EFAULT);
+    assert_int_equal(registers((void *)(uintptr_t) "a constant of the program", 8, read), 0);
+    assert_int_equal(registers((void *)(uintptr_t) "a constant of the program", 8, write), EFAULT);
     assert_int_equal(registers(NULL, 100, read), EFAULT);
     assert_int_equal(registers((void *)(UINT64_C(1) << 46), 100, read), EFAULT);
     munmap(at, 8 * PAGE);

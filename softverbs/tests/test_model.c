@@ -24,8 +24,7 @@ static int setup(void **state)
 {
     (void)state;
     struct sv_why why = {""};
-    if (sv_profile_load("generic", &generic, &why) || sv_profile_load("tb5", &tb5, &why) ||
-        sv_profile_load("tb5-strict", &strict, &why)) {
+    if (sv_profile_load("generic", &generic, &why) || sv_profile_load("tb5", &tb5, &why) || sv_profile_load("tb5-strict", &strict, &why)) {
         print_error("%s\n", why.text);
         return -1;
     }
@@ -68,8 +67,7 @@ static void is_gid(unsigned device, unsigned index, const char *text)
 static uint32_t device_of(const char *host, const char *interface)
 {
     for (uint32_t i = 0; i < topology.device_count; i++)
-        if (strcmp(topology.hosts[topology.devices[i].host].name, host) == 0 &&
-            strcmp(topology.devices[i].interface, interface) == 0)
+        if (strcmp(topology.hosts[topology.devices[i].host].name, host) == 0 && strcmp(topology.devices[i].interface, interface) == 0)
             return i;
     fail_msg("no %s/%s", host, interface);
     return 0;
@@ -213,11 +211,9 @@ static void test_builtin_refused(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        {"switch", "0"},  {"switch", "257"}, {"switch", "-1"},
-        {"switch", "8x"}, {"switch", ""},    {"switch", "99999999999999"},
-        {"mesh", "1"},    {"mesh", "8"},     {"ring", "1"},
-        {"ring", "257"},  {"star", "4"},     {"switch", " 8"},
-        {"chain", "1"},   {"chain", "257"},
+        {"switch", "0"}, {"switch", "257"}, {"switch", "-1"}, {"switch", "8x"}, {"switch", ""}, {"switch", "99999999999999"},
+        {"mesh", "1"},   {"mesh", "8"},     {"ring", "1"},    {"ring", "257"},  {"star", "4"},  {"switch", " 8"},
+        {"chain", "1"},  {"chain", "257"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(load(cases[i][0], cases[i][1], &generic), -EINVAL);
@@ -235,12 +231,10 @@ static void test_builtin_refused(void **state)
 static void test_gids(void **state)
 {
     (void)state;
-    static const char with[] =
-        "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"mac\": "
-        "\"36:74:d9:9d:cc:84\", \"ipv4\": \"169.254.7.9\"}]}], \"switch\": true}";
-    static const char without[] =
-        "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"mac\": "
-        "\"36:74:d9:9d:cc:84\"}]}], \"switch\": true}";
+    static const char with[] = "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"mac\": "
+                               "\"36:74:d9:9d:cc:84\", \"ipv4\": \"169.254.7.9\"}]}], \"switch\": true}";
+    static const char without[] = "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"mac\": "
+                                  "\"36:74:d9:9d:cc:84\"}]}], \"switch\": true}";
     taken(with, &tb5);
     assert_string_equal(topology.devices[0].name, "rdma_en3");
     assert_true(topology.devices[0].guid == UINT64_C(0x3474d9fffe9dcc84));
@@ -337,15 +331,13 @@ static void test_file_refused(void **state)
         {"{\"name\": 7, \"hosts\": [\"a\"]}", {"name is 7"}},
         {"{\"hosts\": [{\"name\": \"a\"}]}", {"hosts[0].devices is missing"}},
         {"{\"hosts\": [{\"devices\": []}]}", {"hosts[0].name is missing"}},
-        {"{\"hosts\": [{\"name\": \"a\", \"device\": []}]}",
-         {"hosts[0] has a key \"device\"", "name, devices"}},
+        {"{\"hosts\": [{\"name\": \"a\", \"device\": []}]}", {"hosts[0] has a key \"device\"", "name, devices"}},
         {DEVICE("5"), {"host a: devices[0] is 5"}},
         {DEVICE("{}"), {"host a: devices[0].interface is missing"}},
         {DEVICE("\"0123456789abcdef\""), {"interface is \"0123456789abcdef\"", "15"}},
         {DEVICE("{\"interface\": \"en2\", \"ip\": 1}"), {"key \"ip\"", "ipv4, ipv6, gids"}},
         {DEVICE("\"en2\", \"en2\""), {"interface \"en2\" twice"}},
-        {DEVICE("{\"interface\": \"a\", \"name\": \"n\"}, {\"interface\": \"b\", \"name\": \"n\"}"),
-         {"two devices named \"n\""}},
+        {DEVICE("{\"interface\": \"a\", \"name\": \"n\"}, {\"interface\": \"b\", \"name\": \"n\"}"), {"two devices named \"n\""}},
         {DEVICE("{\"interface\": \"a\", \"name\": \"a/b\"}"), {"devices[0].name is \"a/b\""}},
         {DEVICE("{\"interface\": \"a\", \"mac\": \"1:2:3\"}"), {"devices[0].mac is \"1:2:3\""}},
         {DEVICE("{\"interface\": \"a\", \"mac\": \"01:00:00:00:00:00\"}"), {"mac is", "station"}},
@@ -360,8 +352,7 @@ static void test_file_refused(void **state)
         {DEVICE("{\"interface\": \"a\", \"ipv6\": \"10.0.0.1\"}"), {"ipv6 is \"10.0.0.1\""}},
         {DEVICE("{\"interface\": \"a\", \"ipv4\": \"10.0.0.1\", \"gids\": []}"), {"gids", "ipv4 too"}},
         {DEVICE("{\"interface\": \"a\", \"gids\": [\"x\"]}"), {"gids[] is \"x\""}},
-        {DEVICE("{\"interface\": \"a\", \"gids\": [{\"gid\": \"fe80::1\", \"unreachable\": 1}]}"),
-         {"gids[] is an object"}},
+        {DEVICE("{\"interface\": \"a\", \"gids\": [{\"gid\": \"fe80::1\", \"unreachable\": 1}]}"), {"gids[] is an object"}},
         {DEVICE("{\"interface\": \"a\", \"gids\": [{\"git\": \"fe80::1\"}]}"), {"key \"git\""}},
         {DEVICE("{\"interface\": \"a\", \"gids\": [\"fe80::1\", \"fe80::1\"]}"), {"GID fe80::1", "a/a"}},
         {DEVICE("{\"interface\": \"a\", \"port\": \"left\"}"), {"port is \"left\"", "\"up\""}},
@@ -379,17 +370,14 @@ static void test_file_refused(void **state)
         {TWO("\"cables\": [5]"), {"cables[0] is 5"}},
         {TWO("\"cables\": [{\"from\": \"a/en2\"}]"), {"cables[0].to is missing"}},
         {TWO("\"cables\": [{\"from\": \"a/en2\", \"too\": \"b/en2\"}]"), {"cables[0] has a key \"too\""}},
-        {TWO("\"cables\": [{\"from\": \"a\", \"to\": \"b/en2\"}]"),
-         {"cables[0].from is \"a\"", "HOST/INTERFACE"}},
+        {TWO("\"cables\": [{\"from\": \"a\", \"to\": \"b/en2\"}]"), {"cables[0].from is \"a\"", "HOST/INTERFACE"}},
         {TWO("\"cables\": [{\"from\": \"c/en2\", \"to\": \"b/en2\"}]"), {"cables[0].from", "no host \"c\""}},
-        {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en3\"}]"),
-         {"cables[0].to", "host b has no interface or device \"en3\""}},
+        {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en3\"}]"), {"cables[0].to", "host b has no interface or device \"en3\""}},
         {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"a/en2\"}]"), {"from a/en2 to itself"}},
         {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}, {\"from\": \"b/en2\", \"to\": "
              "\"a/en2\"}]"),
          {"cables[1]", "b/en2 already goes to a/en2", "one cable"}},
-        {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}], \"switch\": [\"a/en2\"]"),
-         {"switch", "already goes to b/en2"}},
+        {TWO("\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}], \"switch\": [\"a/en2\"]"), {"switch", "already goes to b/en2"}},
         {TWO("\"switch\": [\"a/en2\", \"a/en2\"]"), {"already goes to the switch"}},
         {TWO("\"switch\": \"a/en2\""), {"switch is \"a/en2\"", "true"}},
         {"{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"e\", \"port\": \"down\"}]}, "
@@ -436,8 +424,7 @@ static void test_too_many(void **state)
     }
     assert_non_null(strstr(why.text, "1024"));
 
-    n = (size_t)sprintf(json,
-                        "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"ipv4\": [");
+    n = (size_t)sprintf(json, "{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"ipv4\": [");
     for (int i = 0; i < 15; i++)
         n += (size_t)sprintf(json + n, "%s\"10.0.0.%d\"", i ? "," : "", i + 1);
     sprintf(json + n, "]}]}]}");
@@ -451,9 +438,8 @@ static void test_too_many(void **state)
 static void test_round_trip(void **state)
 {
     (void)state;
-    static const char *const kinds[][2] = {
-        {"switch", "3"}, {"switch", "256"}, {"mesh", "5"}, {"ring", "2"}, {"ring", "256"},
-        {"chain", "256"}};
+    static const char *const kinds[][2] = {{"switch", "3"}, {"switch", "256"}, {"mesh", "5"},
+                                           {"ring", "2"},   {"ring", "256"},   {"chain", "256"}};
     const struct sv_profile *const profiles[] = {&generic, &tb5, &strict};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
         for (int p = 0; p < 3; p++) {
@@ -536,7 +522,8 @@ static void test_matrix(void **state)
               "  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en2\", null]},\n"
               "  {\"ssh\": \"1\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en2\", null, \"rdma_en3\"]},\n"
               "  {\"ssh\": \"2\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en2\", null]}\n"
-              "]\n", 0);
+              "]\n",
+              0);
     assert_int_equal(load("switch", "1", &generic), 0);
     is_matrix("[\n  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null]}\n]\n", 0);
     /* Both ends name the same cable, where the first device of each is on another; one that is down only for want of others; a
@@ -544,13 +531,15 @@ static void test_matrix(void **state)
     taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"port\": \"down\"}, \"en3\", \"en4\", \"en5\"]},"
           "{\"name\": \"b\", \"devices\": [\"en2\", \"en3\", \"en4\", \"en5\"]}, \"c\", {\"name\": \"z\", \"devices\": []}],"
           "\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}, {\"from\": \"a/en3\", \"to\": \"b/en4\"},"
-          "{\"from\": \"a/en4\", \"to\": \"b/en3\"}], \"switch\": true}", &tb5);
+          "{\"from\": \"a/en4\", \"to\": \"b/en3\"}], \"switch\": true}",
+          &tb5);
     is_matrix("[\n"
               "  {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"rdma_en3\", \"rdma_en5\", null]},\n"
               "  {\"ssh\": \"b\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en4\", null, \"rdma_en5\", null]},\n"
               "  {\"ssh\": \"c\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"rdma_en2\", \"rdma_en2\", null, null]},\n"
               "  {\"ssh\": \"z\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, null, null, null]}\n"
-              "]\n", 1);
+              "]\n",
+              1);
     taken("{\"hosts\": [\"a\", \"b\"]}", &tb5);
     assert_null(sv_topology_matrix(&topology, &several));
     assert_int_equal(errno, ENXIO);
@@ -588,13 +577,19 @@ static void test_dot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_switch),       cmocka_unit_test(test_mesh),
-        cmocka_unit_test(test_ring),         cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_switch),
+        cmocka_unit_test(test_mesh),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_chain),
         cmocka_unit_test(test_builtin_refused),
-        cmocka_unit_test(test_gids),         cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_refused), cmocka_unit_test(test_too_many),
-        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_print_broken),
-        cmocka_unit_test(test_dot),          cmocka_unit_test(test_matrix),
+        cmocka_unit_test(test_gids),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_file_refused),
+        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_print_broken),
+        cmocka_unit_test(test_dot),
+        cmocka_unit_test(test_matrix),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -101,22 +101,26 @@ static int stat_by_statx(const char *path, struct stat *s)
     int result = statx(AT_FDCWD, path, AT_STATX_SYNC_AS_STAT, STATX_BASIC_STATS, &x);
 
     if (!result)
-        *s = (struct stat){ .st_mode = x.stx_mode, .st_size = (off_t)x.stx_size, .st_rdev = makedev(x.stx_rdev_major, x.stx_rdev_minor),
-                            .st_ino = x.stx_ino };
+        *s = (struct stat){.st_mode = x.stx_mode,
+                           .st_size = (off_t)x.stx_size,
+                           .st_rdev = makedev(x.stx_rdev_major, x.stx_rdev_minor),
+                           .st_ino = x.stx_ino};
     return result;
 }
 
-static stat_call *const stats[] = { plain_stat,        large_stat,      stat_by_fstatat,   stat_by_fstatat64,
-                                    stat_by_version,   stat_by_version64, stat_by_statx,
-                                    plain_lstat,       large_lstat,     lstat_by_version64 }; /* these last, for links */
+static stat_call *const stats[] = {plain_stat,    large_stat,  stat_by_fstatat, stat_by_fstatat64, stat_by_version, stat_by_version64,
+                                   stat_by_statx, plain_lstat, large_lstat,     lstat_by_version64}; /* these last, for links */
 enum { FOLLOWING = 7 };
 
 static void what_stat_says(void **state)
 {
-    static const char *const nothing[] = { "/dev/infiniband/uverbs1",         "/dev/infiniband/uverbs00",
-                                           "/dev/infiniband/uverbs",          "/dev/infiniband/uverbs0x",
-                                           "/sys/class/infiniband/sv0/none",  "/sys/class/infiniband/sv1/node_guid",
-                                           "/sys/class/infiniband/sv00/node_guid" };
+    static const char *const nothing[] = {"/dev/infiniband/uverbs1",
+                                          "/dev/infiniband/uverbs00",
+                                          "/dev/infiniband/uverbs",
+                                          "/dev/infiniband/uverbs0x",
+                                          "/sys/class/infiniband/sv0/none",
+                                          "/sys/class/infiniband/sv1/node_guid",
+                                          "/sys/class/infiniband/sv00/node_guid"};
     struct stat s, t;
 
     (void)state;
@@ -180,7 +184,7 @@ static void reads(int fd, const char *expected)
 static void what_open_gives(void **state)
 {
     char path[] = "/tmp/softverbs-paths-XXXXXX", line[64];
-    FILE *(*const fopens[])(const char *, const char *) = { plain_fopen, large_fopen };
+    FILE *(*const fopens[])(const char *, const char *) = {plain_fopen, large_fopen};
     struct stat s;
     FILE *stream;
     int fd;
@@ -228,13 +232,16 @@ static void what_open_gives(void **state)
 }
 
 static const char *const directories[] = {
-    "/sys/class/infiniband", "/sys/class/infiniband/", "/sys/class/infiniband/sv0", "/sys/class/infiniband/sv0/ports/1/",
+    "/sys/class/infiniband",
+    "/sys/class/infiniband/",
+    "/sys/class/infiniband/sv0",
+    "/sys/class/infiniband/sv0/ports/1/",
     "/sys/class/infiniband/sv0/ports/1/gid_attrs/types",
 };
 
 static void what_directories_say(void **state)
 {
-    static const char *const nothing[] = { "/sys/class/infiniband0", "/sys/class/infiniband/sv1", "/sys/class/infiniband/sv0/ports/2" };
+    static const char *const nothing[] = {"/sys/class/infiniband0", "/sys/class/infiniband/sv1", "/sys/class/infiniband/sv0/ports/2"};
     struct stat s;
 
     (void)state;
@@ -384,11 +391,8 @@ static void the_same_as_libibverbs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_stat_says),
-        cmocka_unit_test(what_access_says),
-        cmocka_unit_test(what_open_gives),
-        cmocka_unit_test(what_directories_say),
-        cmocka_unit_test(what_is_listed), cmocka_unit_test(what_ls_says),
+        cmocka_unit_test(what_stat_says),         cmocka_unit_test(what_access_says), cmocka_unit_test(what_open_gives),
+        cmocka_unit_test(what_directories_say),   cmocka_unit_test(what_is_listed),   cmocka_unit_test(what_ls_says),
         cmocka_unit_test(the_same_as_libibverbs),
     };
 

@@ -74,8 +74,7 @@ static void test_generic(void **state)
     assert_int_equal(p.operations, (SV_OP_FADD << 1) - 1);
     assert_int_equal(p.transport_type, 0);
     assert_int_equal(p.atomics, 1);
-    assert_true(p.max_mr < SF_MRS && p.max_qp < SF_QPS && p.max_cq < SF_CQS && p.max_pd < SF_PDS &&
-                p.max_srq < SF_SRQS);
+    assert_true(p.max_mr < SF_MRS && p.max_qp < SF_QPS && p.max_cq < SF_CQS && p.max_pd < SF_PDS && p.max_srq < SF_SRQS);
     assert_true(p.max_qp_wr >= 16384 && p.max_sge >= 30 && p.max_inline >= 512);
     assert_int_equal(p.frame_bytes, 0);
     assert_int_equal(p.depth_step_count, 0);
@@ -135,9 +134,8 @@ static void test_extends(void **state)
     (void)state;
     struct sv_profile p, base = loaded("tb5-strict");
     struct sv_why why = {""};
-    const char *json =
-        "{\"extends\": \"tb5-strict\", \"name\": \"mine\", \"limits\": {\"max_mr\": 7, \"real_mr\": 7},"
-        " \"depth\": {\"depth_steps\": [10]}}";
+    const char *json = "{\"extends\": \"tb5-strict\", \"name\": \"mine\", \"limits\": {\"max_mr\": 7, \"real_mr\": 7},"
+                       " \"depth\": {\"depth_steps\": [10]}}";
     assert_int_equal(parse(json, &p, &why), 0);
     assert_int_equal(p.real_mr, 7);
     assert_int_equal(p.depth_step_count, 1);
@@ -186,67 +184,44 @@ static void test_refused(void **state)
         {"{\"extends\": 5}", {"extends is 5", "built-in"}},
         {"{\"extends\": \"tb6\", \"name\": \"x\"}", {"extends", "tb6", "tb5-strict"}},
         {"{\"extends\": \"./tb5.json\", \"name\": \"x\"}", {"extends", "./tb5.json"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limit\": {}}",
-         {"limit is no key", "extends, name", "limits"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limit\": {}}", {"limit is no key", "extends, name", "limits"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"\": {}}", {"is no key"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": 5}", {"limits is 5", "object"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qps\": 1}}",
-         {"limits.max_qps is no key", "max_qp,"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qps\": 1}}", {"limits.max_qps is no key", "max_qp,"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"name\": 1}}", {"limits.name is no key"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": \"many\"}}",
          {"limits.max_qp is \"many\"", "number from 0 to 65535"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": -1}}",
-         {"limits.max_qp is -1", "from 0"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": 65536}}",
-         {"limits.max_qp is 65536"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": -1}}", {"limits.max_qp is -1", "from 0"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": 65536}}", {"limits.max_qp is 65536"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": 1.5}}", {"limits.max_qp is 1.5"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": 99999999999999999999}}",
-         {"not JSON", "big"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"real_qp\": 12}}",
-         {"limits.real_qp is 12", "limits.max_qp", "11"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"qp_errno\": 0}}",
-         {"limits.qp_errno is 0", "errno"}},
-        {"{\"extends\": \"generic\", \"name\": \"x\", \"data\": {\"equal_frames\": true}}",
-         {"equal_frames", "frame_bytes"}},
-        {"{\"extends\": \"generic\", \"name\": \"x\", \"memory\": {\"full_access\": true}}",
-         {"memory.access_errno"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"max_qp\": 99999999999999999999}}", {"not JSON", "big"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"real_qp\": 12}}", {"limits.real_qp is 12", "limits.max_qp", "11"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"limits\": {\"qp_errno\": 0}}", {"limits.qp_errno is 0", "errno"}},
+        {"{\"extends\": \"generic\", \"name\": \"x\", \"data\": {\"equal_frames\": true}}", {"equal_frames", "frame_bytes"}},
+        {"{\"extends\": \"generic\", \"name\": \"x\", \"memory\": {\"full_access\": true}}", {"memory.access_errno"}},
         {"{\"extends\": \"generic\", \"name\": \"x\", \"device\": {\"link_layer\": \"infiniband\", \"gid_type\": \"ib\"}}",
          {"device.lid_base is 0", "infiniband"}},
-        {"{\"extends\": \"generic\", \"name\": \"x\", \"device\": {\"lid_base\": 1}}",
-         {"device.lid_base is 1", "ethernet"}},
+        {"{\"extends\": \"generic\", \"name\": \"x\", \"device\": {\"lid_base\": 1}}", {"device.lid_base is 1", "ethernet"}},
         {"{\"extends\": \"generic\", \"name\": \"x\", \"device\": {\"link_layer\": \"infiniband\", \"lid_base\": 1}}",
          {"device.gid_type", "infiniband"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"data\": {\"credits\": 1}}",
-         {"data.credits is 1", "true or false"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"data\": {\"credits\": 1}}", {"data.credits is 1", "true or false"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"overdepth\": \"drop\"}}",
          {"depth.overdepth is \"drop\"", "\"refuse\", \"lose\""}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5, 5]}}",
-         {"depth_steps", "ascending"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [1,2,3,4,5,6,7,8,9]}}",
-         {"depth_steps", "at most 8"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5000]}}",
-         {"depth_steps", "max_qp_wr", "4095"}},
-        {"{\"extends\": \"generic\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5]}}",
-         {"depth_steps", "frame_bytes is 0"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"frame_bytes\": 4095}}",
-         {"frame_bytes is 4095", "power of two"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": []}}",
-         {"can.transports is empty"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": [\"uc\", \"uc\"]}}",
-         {"can.transports is [\"uc\",\"uc\"]"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": [\"xrc\"]}}",
-         {"can.transports", "\"rc\", \"uc\", \"ud\""}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5, 5]}}", {"depth_steps", "ascending"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [1,2,3,4,5,6,7,8,9]}}", {"depth_steps", "at most 8"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5000]}}", {"depth_steps", "max_qp_wr", "4095"}},
+        {"{\"extends\": \"generic\", \"name\": \"x\", \"depth\": {\"depth_steps\": [5]}}", {"depth_steps", "frame_bytes is 0"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"depth\": {\"frame_bytes\": 4095}}", {"frame_bytes is 4095", "power of two"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": []}}", {"can.transports is empty"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": [\"uc\", \"uc\"]}}", {"can.transports is [\"uc\",\"uc\"]"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"can\": {\"transports\": [\"xrc\"]}}", {"can.transports", "\"rc\", \"uc\", \"ud\""}},
         {"{\"extends\": \"tb5\", \"name\": \"a b\"}", {"name is \"a b\"", "letters"}},
         {"{\"extends\": \"tb5\", \"name\": \"\"}", {"name is \"\""}},
-        {"{\"extends\": \"tb5\", \"name\": \"12345678901234567890123456789012\"}",
-         {"name is \"1234", "31 bytes"}},
+        {"{\"extends\": \"tb5\", \"name\": \"12345678901234567890123456789012\"}", {"name is \"1234", "31 bytes"}},
         {"{\"extends\": \"tb5\", \"name\": \"x\", \"summary\": \"a\\nb\"}", {"summary is"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"rdma\"}}",
-         {"device_name", "{index}"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"{index}/\"}}",
-         {"device_name"}},
-        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"{number}\"}}",
-         {"device_name"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"rdma\"}}", {"device_name", "{index}"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"{index}/\"}}", {"device_name"}},
+        {"{\"extends\": \"tb5\", \"name\": \"x\", \"device\": {\"device_name\": \"{number}\"}}", {"device_name"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct sv_profile p;
@@ -257,8 +232,7 @@ static void test_refused(void **state)
         assert_int_equal(strncmp(why.text, "test.json", 9), 0);
         for (int w = 0; w < 3 && cases[i].words[w]; w++)
             if (!strstr(why.text, cases[i].words[w]))
-                fail_msg("%s: refused with \"%s\", which has not \"%s\"", cases[i].json, why.text,
-                         cases[i].words[w]);
+                fail_msg("%s: refused with \"%s\", which has not \"%s\"", cases[i].json, why.text, cases[i].words[w]);
         if (strstr(why.text, "not JSON") == NULL && strstr(why.text, "array; it must be an object") == NULL)
             assert_memory_equal(&p, &empty, sizeof p);
     }
@@ -345,15 +319,9 @@ int main(int argc, char **argv)
         return !table;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_generic),
-        cmocka_unit_test(test_tb5),
-        cmocka_unit_test(test_extends),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_every_key),
-        cmocka_unit_test(test_no_field_forgotten),
+        cmocka_unit_test(test_names),      cmocka_unit_test(test_round_trip), cmocka_unit_test(test_generic),
+        cmocka_unit_test(test_tb5),        cmocka_unit_test(test_extends),    cmocka_unit_test(test_files),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_every_key),  cmocka_unit_test(test_no_field_forgotten),
         cmocka_unit_test(test_documented),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,9 +39,14 @@ static struct ibv_cq *new_cq(int entries, struct ibv_comp_channel *channel)
 static struct ibv_qp *make(struct ibv_srq *shared)
 {
     struct ibv_qp_init_attr_ex a = {
-        .send_cq = send_cq, .recv_cq = receive_cq, .srq = shared, .qp_type = IBV_QPT_RC, .pd = pd,
-        .cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = SIZE },
-        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
+        .send_cq = send_cq,
+        .recv_cq = receive_cq,
+        .srq = shared,
+        .qp_type = IBV_QPT_RC,
+        .pd = pd,
+        .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = SIZE},
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .send_ops_flags = IBV_QP_EX_WITH_SEND,
     };
     struct ibv_qp *qp = ibv_create_qp_ex(context, &a);
     assert_non_null(qp);
@@ -50,24 +55,35 @@ static struct ibv_qp *make(struct ibv_srq *shared)
 
 static int modify(struct ibv_qp *qp, enum ibv_qp_state state)
 {
-    return ibv_modify_qp(qp, &(struct ibv_qp_attr){ .qp_state = state }, IBV_QP_STATE);
+    return ibv_modify_qp(qp, &(struct ibv_qp_attr){.qp_state = state}, IBV_QP_STATE);
 }
 
 static void connect_to(struct ibv_qp *qp, const struct ibv_qp *peer)
 {
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
     assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
     a = (struct ibv_qp_attr){
-        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 1,
-        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 1 } },
-        .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1,
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = peer->qp_num,
+        .max_dest_rd_atomic = 1,
+        .min_rnr_timer = 1,
+        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 1}},
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .max_rd_atomic = 1,
     };
     memcpy(a.ah_attr.grh.dgid.raw, ground.model.topology.devices[sv_context_of(context)->device].gids[0].raw, 16);
-    assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0);
+    assert_int_equal(ibv_modify_qp(qp, &a,
+                                   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
+                     0);
     a.qp_state = IBV_QPS_RTS;
-    assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                   IBV_QP_MAX_QP_RD_ATOMIC), 0);
+    assert_int_equal(
+        ibv_modify_qp(qp, &a,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+        0);
 }
 
 /* From a to b, which receives from `shared`, or from its own queue. */
@@ -87,15 +103,15 @@ static void unpair(struct ibv_qp *a, struct ibv_qp *b)
 
 static int send_one(struct ibv_qp *qp)
 {
-    struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
-    struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_sge sge = {(uintptr_t)memory, 8, mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
     return ibv_post_send(qp, &wr, &bad);
 }
 
 static int receive_one(struct ibv_qp *qp)
 {
-    struct ibv_sge sge = { (uintptr_t)memory + SIZE, SIZE, mr->lkey };
-    struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_sge sge = {(uintptr_t)memory + SIZE, SIZE, mr->lkey};
+    struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
     return qp ? ibv_post_recv(qp, &wr, &bad) : ibv_post_srq_recv(srq, &wr, &bad);
 }
 
@@ -118,7 +134,7 @@ static void all_free(void)
 
 static int set_up(void **state)
 {
-    struct ibv_srq_init_attr a = { .attr = { .max_wr = PLACES, .max_sge = 1 } };
+    struct ibv_srq_init_attr a = {.attr = {.max_wr = PLACES, .max_sge = 1}};
     (void)state;
     send_cq = new_cq(64, NULL);
     receive_cq = new_cq(64, NULL);
@@ -183,7 +199,7 @@ static void shared_slots_of_dropped_completions(void **state)
 /* Another shared receive queue under the number of the first. */
 static void a_shared_queue_made_again(void **state)
 {
-    struct ibv_srq_init_attr attr = { .attr = { .max_wr = PLACES, .max_sge = 1 } };
+    struct ibv_srq_init_attr attr = {.attr = {.max_wr = PLACES, .max_sge = 1}};
     struct ibv_qp *a, *b;
     uint32_t number = srq->handle;
     (void)state;
@@ -275,8 +291,8 @@ static void no_bytes_first(void **state)
 static void elements_beyond_the_message(void **state)
 {
     for (int reached = 0; reached < 2; reached++) {
-        struct ibv_sge sge[2] = { { (uintptr_t)memory + SIZE, reached ? 4 : 8, mr->lkey }, { (uintptr_t)memory, SIZE, 0x12345 } };
-        struct ibv_recv_wr wr = { .sg_list = sge, .num_sge = 2 }, *bad;
+        struct ibv_sge sge[2] = {{(uintptr_t)memory + SIZE, reached ? 4 : 8, mr->lkey}, {(uintptr_t)memory, SIZE, 0x12345}};
+        struct ibv_recv_wr wr = {.sg_list = sge, .num_sge = 2}, *bad;
         struct ibv_qp *a, *b;
         struct ibv_wc wc;
         (void)state;
@@ -327,7 +343,7 @@ static void *fails_it(void *unused)
 {
     (void)unused;
     for (int i = 0; i < FAILURES; i++) {
-        struct sv_later later = { 0 };
+        struct sv_later later = {0};
         wait_for_turn(2 * i + 1);
         for (volatile int spin = 0; spin < i % 200; spin++)
             ;
@@ -392,7 +408,7 @@ static int run(void)
 
 int main(void)
 {
-    static const char *const words[] = { "switch", "1" };
+    static const char *const words[] = {"switch", "1"};
 
     return ground_plan(&ground, "generic", 2, words) || ground_make(&ground, 0) || inside_run(&ground, run);
 }

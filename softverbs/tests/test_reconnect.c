@@ -27,7 +27,7 @@ struct side {
     struct ibv_mr *mr;
     struct ibv_qp *qp;
     uint8_t memory[4 * BYTES];
-    _Atomic uint32_t number;  /* of its queue pair in this round */
+    _Atomic uint32_t number; /* of its queue pair in this round */
     uint64_t received, failed;
     struct side *other;
     unsigned seed;
@@ -44,33 +44,40 @@ static int modify(struct side *s, int mask, struct ibv_qp_attr a)
 
 static int to_init(struct side *s)
 {
-    return modify(s, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-                  (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1,
-                                        .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE });
+    return modify(
+        s, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        (struct ibv_qp_attr){.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE});
 }
 
 static int connect_to(struct side *s, uint32_t number)
 {
     int rc = s->type == IBV_QPT_RC;
     struct ibv_qp_attr a = {
-        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = number, .min_rnr_timer = 1,
-        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1, .hop_limit = 1 } },
-        .timeout = 8, .retry_cnt = 1, .rnr_retry = 1,
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = number,
+        .min_rnr_timer = 1,
+        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}},
+        .timeout = 8,
+        .retry_cnt = 1,
+        .rnr_retry = 1,
     };
     memcpy(a.ah_attr.grh.dgid.raw, model.topology.devices[0].gids[1].raw, 16);
-    int r = modify(s, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                   (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0), a);
+    int r = modify(s,
+                   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                       (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0),
+                   a);
     if (r)
         return r;
     a.qp_state = IBV_QPS_RTS;
-    return modify(s, IBV_QP_STATE | IBV_QP_SQ_PSN |
-                  (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0), a);
+    return modify(
+        s, IBV_QP_STATE | IBV_QP_SQ_PSN | (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0), a);
 }
 
 static void post_receives(struct side *s, int count)
 {
-    struct ibv_sge sge = { (uintptr_t)s->memory, BYTES, s->mr->lkey };
-    struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+    struct ibv_sge sge = {(uintptr_t)s->memory, BYTES, s->mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1}, *bad;
     while (count-- > 0)
         if (s->srq ? ibv_post_srq_recv(s->srq, &wr, &bad) : ibv_post_recv(s->qp, &wr, &bad))
             return;
@@ -78,8 +85,8 @@ static void post_receives(struct side *s, int count)
 
 static void post_sends(struct side *s)
 {
-    struct ibv_sge sge = { (uintptr_t)s->memory + BYTES, BYTES, s->mr->lkey };
-    struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_sge sge = {(uintptr_t)s->memory + BYTES, BYTES, s->mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 2, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED}, *bad;
     wr.opcode = rand_r(&s->seed) & 1 ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
     wr.wr.rdma.remote_addr = (uintptr_t)s->other->memory + 2 * BYTES;
     wr.wr.rdma.rkey = s->other->mr->rkey;
@@ -105,8 +112,11 @@ static void poll(struct side *s)
 static void make_end(struct side *s)
 {
     struct ibv_qp_init_attr a = {
-        .send_cq = s->cq, .recv_cq = s->cq, .srq = s->srq, .qp_type = s->type,
-        .cap = { .max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1 },
+        .send_cq = s->cq,
+        .recv_cq = s->cq,
+        .srq = s->srq,
+        .qp_type = s->type,
+        .cap = {.max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1},
     };
     s->qp = ibv_create_qp(s->pd, &a);
     assert_non_null(s->qp);
@@ -133,18 +143,18 @@ static void *one_side(void *argument)
         }
         switch (rand_r(&s->seed) % 4) { /* its own end, in the middle of what the other does */
         case 0:
-            assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }), 0);
+            assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}), 0);
             for (int i = 0; i < 20; i++)
                 poll(s);
             /* fallthrough */
         case 1:
-            assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }), 0);
+            assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}), 0);
             break;
         default:
             assert_int_equal(ibv_destroy_qp(s->qp), 0);
             s->qp = NULL;
         }
-        while (ibv_poll_cq(s->cq, 1, &(struct ibv_wc){ 0 }) > 0)
+        while (ibv_poll_cq(s->cq, 1, &(struct ibv_wc){0}) > 0)
             s->received++; /* what is left of this round: nothing comes any more */
     }
     if (s->qp)
@@ -154,7 +164,7 @@ static void *one_side(void *argument)
 
 static void open_side(struct side *s, bool shared)
 {
-    struct ibv_srq_init_attr a = { .attr = { .max_wr = 64, .max_sge = 1 } };
+    struct ibv_srq_init_attr a = {.attr = {.max_wr = 64, .max_sge = 1}};
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
     assert_true(list && count > 0);
@@ -223,12 +233,14 @@ static void rc_with_shared_receives(void **state)
 
 int main(void)
 {
-    static const char *const words[] = { "switch", "2" }; /* both sides are on host 0's device */
+    static const char *const words[] = {"switch", "2"}; /* both sides are on host 0's device */
     char memory[] = "/dev/shm/softverbs-reconnect-XXXXXX", disk[] = "/tmp/softverbs-reconnect-XXXXXX";
     const char *directory = mkdtemp(memory);
-    struct sv_why why = { "" };
+    struct sv_why why = {""};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rc), cmocka_unit_test(uc), cmocka_unit_test(rc_with_shared_receives),
+        cmocka_unit_test(rc),
+        cmocka_unit_test(uc),
+        cmocka_unit_test(rc_with_shared_receives),
     };
 
     if (!directory && !(directory = mkdtemp(disk)))

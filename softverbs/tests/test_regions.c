@@ -171,8 +171,7 @@ static void test_rereg(void **state)
     assert_int_equal(entry_of(mr)->access, LOCAL | READ);
 
     /* Reading is all that can be asked of memory that cannot be written. */
-    assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, fixed, PAGE, READ),
-                     0);
+    assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, fixed, PAGE, READ), 0);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, LOCAL), IBV_REREG_MR_ERR_CMD);
     assert_int_equal(errno, EFAULT);
 
@@ -303,9 +302,8 @@ static int set_up(void **state)
 static int tests(void)
 {
     const struct CMUnitTest all[] = {
-        cmocka_unit_test(test_access), cmocka_unit_test(test_range),   cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_rereg),  cmocka_unit_test(test_dmabuf),  cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_blocked), cmocka_unit_test(test_domains),
+        cmocka_unit_test(test_access), cmocka_unit_test(test_range), cmocka_unit_test(test_limits),  cmocka_unit_test(test_rereg),
+        cmocka_unit_test(test_dmabuf), cmocka_unit_test(test_fork),  cmocka_unit_test(test_blocked), cmocka_unit_test(test_domains),
     };
 
     return cmocka_run_group_tests(all, set_up, NULL);

@@ -49,8 +49,10 @@ static int close_device(void **state)
 static struct ibv_qp_init_attr asks(enum ibv_qp_type type)
 {
     return (struct ibv_qp_init_attr){
-        .send_cq = cq, .recv_cq = cq, .qp_type = type,
-        .cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+        .send_cq = cq,
+        .recv_cq = cq,
+        .qp_type = type,
+        .cap = {.max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1},
     };
 }
 
@@ -78,10 +80,18 @@ static uint32_t neighbour(void)
 static struct ibv_qp_attr right(void)
 {
     struct ibv_qp_attr a = {
-        .path_mtu = IBV_MTU_1024, .qkey = 0x11111111, .rq_psn = 1, .sq_psn = 2, .dest_qp_num = 77,
+        .path_mtu = IBV_MTU_1024,
+        .qkey = 0x11111111,
+        .rq_psn = 1,
+        .sq_psn = 2,
+        .dest_qp_num = 77,
         .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1, .hop_limit = 1 } },
-        .port_num = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12,
+        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}},
+        .port_num = 1,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .min_rnr_timer = 12,
     };
     memcpy(a.ah_attr.grh.dgid.raw, device_of(neighbour())->gids[1].raw, 16);
     return a;
@@ -91,13 +101,30 @@ static struct ibv_qp_attr right(void)
 enum { RESET = IBV_QPS_RESET, INIT, RTR, RTS, SQD, SQE, ERR };
 
 /* One letter for an attribute. */
-static const struct { char letter; int bit; } letters[] = {
-    { 'c', IBV_QP_CUR_STATE }, { 'n', IBV_QP_EN_SQD_ASYNC_NOTIFY }, { 'f', IBV_QP_ACCESS_FLAGS },
-    { 'k', IBV_QP_PKEY_INDEX }, { 'p', IBV_QP_PORT }, { 'q', IBV_QP_QKEY }, { 'a', IBV_QP_AV },
-    { 'm', IBV_QP_PATH_MTU }, { 't', IBV_QP_TIMEOUT }, { 'r', IBV_QP_RETRY_CNT }, { 'R', IBV_QP_RNR_RETRY },
-    { 'P', IBV_QP_RQ_PSN }, { 'i', IBV_QP_MAX_QP_RD_ATOMIC }, { 'A', IBV_QP_ALT_PATH },
-    { 'T', IBV_QP_MIN_RNR_TIMER }, { 'S', IBV_QP_SQ_PSN }, { 'd', IBV_QP_MAX_DEST_RD_ATOMIC },
-    { 'g', IBV_QP_PATH_MIG_STATE }, { 'C', IBV_QP_CAP }, { 'D', IBV_QP_DEST_QPN },
+static const struct {
+    char letter;
+    int bit;
+} letters[] = {
+    {'c', IBV_QP_CUR_STATE},
+    {'n', IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {'f', IBV_QP_ACCESS_FLAGS},
+    {'k', IBV_QP_PKEY_INDEX},
+    {'p', IBV_QP_PORT},
+    {'q', IBV_QP_QKEY},
+    {'a', IBV_QP_AV},
+    {'m', IBV_QP_PATH_MTU},
+    {'t', IBV_QP_TIMEOUT},
+    {'r', IBV_QP_RETRY_CNT},
+    {'R', IBV_QP_RNR_RETRY},
+    {'P', IBV_QP_RQ_PSN},
+    {'i', IBV_QP_MAX_QP_RD_ATOMIC},
+    {'A', IBV_QP_ALT_PATH},
+    {'T', IBV_QP_MIN_RNR_TIMER},
+    {'S', IBV_QP_SQ_PSN},
+    {'d', IBV_QP_MAX_DEST_RD_ATOMIC},
+    {'g', IBV_QP_PATH_MIG_STATE},
+    {'C', IBV_QP_CAP},
+    {'D', IBV_QP_DEST_QPN},
 };
 
 static int bits(const char *text)
@@ -111,16 +138,25 @@ static int bits(const char *text)
 }
 
 /* What the specification asks for and takes, from its text; an alternate path is refused over Ethernet, as by Linux. */
-static const struct { enum ibv_qp_type type; int from, to; const char *required, *optional; } expected[] = {
-    { IBV_QPT_RC, RESET, INIT, "kpf", "" }, { IBV_QPT_UC, RESET, INIT, "kpf", "" }, { IBV_QPT_UD, RESET, INIT, "kpq", "" },
-    { IBV_QPT_RC, INIT, INIT, "", "kpf" }, { IBV_QPT_UC, INIT, INIT, "", "kpf" }, { IBV_QPT_UD, INIT, INIT, "", "kpq" },
-    { IBV_QPT_RC, INIT, RTR, "amDPdT", "fk" }, { IBV_QPT_UC, INIT, RTR, "amDP", "fk" }, { IBV_QPT_UD, INIT, RTR, "", "kq" },
-    { IBV_QPT_RC, RTR, RTS, "trRSi", "cfTg" }, { IBV_QPT_UC, RTR, RTS, "S", "cfg" }, { IBV_QPT_UD, RTR, RTS, "S", "cq" },
-    { IBV_QPT_RC, RTS, RTS, "", "cfgT" }, { IBV_QPT_UC, RTS, RTS, "", "cfg" }, { IBV_QPT_UD, RTS, RTS, "", "cq" },
-    { IBV_QPT_RC, RTS, SQD, "", "n" }, { IBV_QPT_UC, RTS, SQD, "", "n" }, { IBV_QPT_UD, RTS, SQD, "", "n" },
-    { IBV_QPT_RC, SQD, RTS, "", "cfTg" }, { IBV_QPT_UC, SQD, RTS, "", "cfg" }, { IBV_QPT_UD, SQD, RTS, "", "cq" },
-    { IBV_QPT_RC, SQD, SQD, "", "patrRidfkTg" }, { IBV_QPT_UC, SQD, SQD, "", "afkg" }, { IBV_QPT_UD, SQD, SQD, "", "kq" },
-    { IBV_QPT_RC, SQE, RTS, "", "" }, { IBV_QPT_UC, SQE, RTS, "", "cf" }, { IBV_QPT_UD, SQE, RTS, "", "cq" },
+static const struct {
+    enum ibv_qp_type type;
+    int from, to;
+    const char *required, *optional;
+} expected[] = {
+    {IBV_QPT_RC, RESET, INIT, "kpf", ""},    {IBV_QPT_UC, RESET, INIT, "kpf", ""},
+    {IBV_QPT_UD, RESET, INIT, "kpq", ""},    {IBV_QPT_RC, INIT, INIT, "", "kpf"},
+    {IBV_QPT_UC, INIT, INIT, "", "kpf"},     {IBV_QPT_UD, INIT, INIT, "", "kpq"},
+    {IBV_QPT_RC, INIT, RTR, "amDPdT", "fk"}, {IBV_QPT_UC, INIT, RTR, "amDP", "fk"},
+    {IBV_QPT_UD, INIT, RTR, "", "kq"},       {IBV_QPT_RC, RTR, RTS, "trRSi", "cfTg"},
+    {IBV_QPT_UC, RTR, RTS, "S", "cfg"},      {IBV_QPT_UD, RTR, RTS, "S", "cq"},
+    {IBV_QPT_RC, RTS, RTS, "", "cfgT"},      {IBV_QPT_UC, RTS, RTS, "", "cfg"},
+    {IBV_QPT_UD, RTS, RTS, "", "cq"},        {IBV_QPT_RC, RTS, SQD, "", "n"},
+    {IBV_QPT_UC, RTS, SQD, "", "n"},         {IBV_QPT_UD, RTS, SQD, "", "n"},
+    {IBV_QPT_RC, SQD, RTS, "", "cfTg"},      {IBV_QPT_UC, SQD, RTS, "", "cfg"},
+    {IBV_QPT_UD, SQD, RTS, "", "cq"},        {IBV_QPT_RC, SQD, SQD, "", "patrRidfkTg"},
+    {IBV_QPT_UC, SQD, SQD, "", "afkg"},      {IBV_QPT_UD, SQD, SQD, "", "kq"},
+    {IBV_QPT_RC, SQE, RTS, "", ""},          {IBV_QPT_UC, SQE, RTS, "", "cf"},
+    {IBV_QPT_UD, SQE, RTS, "", "cq"},
 };
 
 static bool step_of(enum ibv_qp_type type, int from, int to, int *required, int *optional)
@@ -148,7 +184,7 @@ static int step(struct ibv_qp *qp, int from, int to, int mask)
 /* From RESET to a state, by the book. */
 static void bring(struct ibv_qp *qp, int to)
 {
-    static const int way[] = { INIT, RTR, RTS };
+    static const int way[] = {INIT, RTR, RTS};
     int required, optional, at = RESET;
 
     assert_int_equal(step(qp, RESET, RESET, IBV_QP_STATE), 0);
@@ -276,8 +312,8 @@ static void values_at_their_edges(void **state)
     struct ibv_qp_init_attr init;
     assert_int_equal(ibv_query_qp(qp, &a, 0, &init), 0);
     assert_int_equal(a.rq_psn, 5);
-#define RTS_IS(expect, change)                                                                                      \
-    (bring(qp, RTR), a = right(), a.qp_state = IBV_QPS_RTS, (change),                                               \
+#define RTS_IS(expect, change)                                        \
+    (bring(qp, RTR), a = right(), a.qp_state = IBV_QPS_RTS, (change), \
      assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_STATE | bits("trRSi")), (expect)))
     RTS_IS(0, a.timeout = 31);
     RTS_IS(EINVAL, a.timeout = 32);
@@ -377,8 +413,11 @@ static void what_is_granted(void **state)
 static void the_extended_call(void **state)
 {
     struct ibv_qp_init_attr_ex a = {
-        .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
-        .cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+        .send_cq = cq,
+        .recv_cq = cq,
+        .qp_type = IBV_QPT_RC,
+        .pd = pd,
+        .cap = {.max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1},
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
         .send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
     };
@@ -404,8 +443,8 @@ static void the_extended_call(void **state)
     qp = ibv_create_qp_ex(context, &a);
     assert_non_null(qp);
     assert_null(ibv_qp_to_qp_ex(qp));
-    assert_int_equal(ibv_query_ece(qp, &(struct ibv_ece){ 0 }), EOPNOTSUPP);
-    assert_int_equal(ibv_attach_mcast(qp, &(union ibv_gid){ { 0xff } }, 0), EOPNOTSUPP);
+    assert_int_equal(ibv_query_ece(qp, &(struct ibv_ece){0}), EOPNOTSUPP);
+    assert_int_equal(ibv_attach_mcast(qp, &(union ibv_gid){{0xff}}, 0), EOPNOTSUPP);
     assert_int_equal(ibv_query_qp_data_in_order(qp, IBV_WR_SEND, 0), 0);
     assert_int_equal(ibv_destroy_qp(qp), 0);
 }
@@ -434,15 +473,15 @@ static void what_is_taken_is_given_back(void **state)
 static void shared_receive_queues(void **state)
 {
     const struct sv_profile *p = &model.profile;
-    struct ibv_srq_init_attr a = { .attr = { .max_wr = p->max_srq_wr + 1, .max_sge = 1 } };
+    struct ibv_srq_init_attr a = {.attr = {.max_wr = p->max_srq_wr + 1, .max_sge = 1}};
     struct ibv_srq_attr q;
     (void)state;
     assert_null(ibv_create_srq(pd, &a));
     assert_int_equal(errno, EINVAL);
-    a.attr = (struct ibv_srq_attr){ .max_wr = 8, .max_sge = p->max_srq_sge + 1 };
+    a.attr = (struct ibv_srq_attr){.max_wr = 8, .max_sge = p->max_srq_sge + 1};
     assert_null(ibv_create_srq(pd, &a));
     assert_int_equal(errno, EINVAL);
-    a.attr = (struct ibv_srq_attr){ .max_wr = 8, .max_sge = 2 };
+    a.attr = (struct ibv_srq_attr){.max_wr = 8, .max_sge = 2};
     struct ibv_srq *srq = ibv_create_srq(pd, &a);
     assert_non_null(srq);
 
@@ -453,9 +492,9 @@ static void shared_receive_queues(void **state)
     assert_int_equal(ask.cap.max_recv_wr, 0);
     assert_int_equal(ibv_destroy_srq(srq), EBUSY);
 
-    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){ .srq_limit = 9 }, IBV_SRQ_LIMIT), EINVAL);
-    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){ .max_wr = 20 }, IBV_SRQ_MAX_WR), 0);
-    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){ .max_wr = p->max_srq_wr + 1 }, IBV_SRQ_MAX_WR), EINVAL);
+    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 9}, IBV_SRQ_LIMIT), EINVAL);
+    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = 20}, IBV_SRQ_MAX_WR), 0);
+    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){.max_wr = p->max_srq_wr + 1}, IBV_SRQ_MAX_WR), EINVAL);
     assert_int_equal(ibv_modify_srq(srq, &q, 4), EINVAL);
     assert_int_equal(ibv_query_srq(srq, &q), 0);
     assert_int_equal(q.max_wr, 20);
@@ -464,7 +503,7 @@ static void shared_receive_queues(void **state)
 
     /* Empty and armed: the event is there at once; so is the last one of a queue pair that fails. */
     struct ibv_async_event event;
-    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){ .srq_limit = 9 }, IBV_SRQ_LIMIT), 0);
+    assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 9}, IBV_SRQ_LIMIT), 0);
     assert_int_equal(ibv_get_async_event(context, &event), 0);
     assert_int_equal(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
     assert_ptr_equal(event.element.srq, srq);
@@ -482,7 +521,7 @@ static void shared_receive_queues(void **state)
 static void a_drained_queue_says_so(void **state)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC);
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
     struct ibv_async_event event;
     (void)state;
     bring(qp, RTS);
@@ -508,10 +547,10 @@ static void address_handles(void **state)
     AH_REFUSED(a.grh.sgid_index = 200);
 
     /* The way back of a datagram over IPv4: the header fills the last 20 of the 40 bytes. */
-    uint8_t header[40] = { [20] = 0x45 };
+    uint8_t header[40] = {[20] = 0x45};
     memcpy(header + 32, device_of(neighbour())->gids[1].raw + 12, 4);
     memcpy(header + 36, device_of(0)->gids[1].raw + 12, 4);
-    struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
+    struct ibv_wc wc = {.wc_flags = IBV_WC_GRH};
     assert_int_equal(ibv_init_ah_from_wc(context, 1, &wc, (struct ibv_grh *)(void *)header, &a), 0);
     assert_int_equal(a.grh.sgid_index, 1);
     assert_memory_equal(a.grh.dgid.raw, device_of(neighbour())->gids[1].raw, 16);
@@ -534,7 +573,7 @@ static void ten_queue_pairs(void **state)
 
 static void uc_only(void **state)
 {
-    struct ibv_srq_init_attr a = { .attr = { .max_wr = 8, .max_sge = 1 } };
+    struct ibv_srq_init_attr a = {.attr = {.max_wr = 8, .max_sge = 1}};
     (void)state;
     refused(asks(IBV_QPT_RC), 102);
     refused(asks(IBV_QPT_UD), 102);
@@ -543,8 +582,10 @@ static void uc_only(void **state)
 
 static void depth_in_frames(void **state)
 {
-    static const struct { uint32_t asked, granted; } depths[] = {
-        { 1, 1023 }, { 32, 1023 }, { 256, 1023 }, { 1023, 1023 }, { 1024, 4095 }, { 4095, 4095 },
+    static const struct {
+        uint32_t asked, granted;
+    } depths[] = {
+        {1, 1023}, {32, 1023}, {256, 1023}, {1023, 1023}, {1024, 4095}, {4095, 4095},
     };
     struct ibv_qp_attr attr;
     (void)state;
@@ -612,12 +653,19 @@ static void error_blocks_deregistration(void **state)
 static int run_generic(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_of_rc), cmocka_unit_test(steps_of_uc), cmocka_unit_test(steps_of_ud),
-        cmocka_unit_test(steps_without_a_state), cmocka_unit_test(the_state_assumed_must_be_the_state),
-        cmocka_unit_test(values_at_their_edges), cmocka_unit_test(a_query_tells_what_was_set),
-        cmocka_unit_test(what_is_granted), cmocka_unit_test(the_extended_call),
-        cmocka_unit_test(what_is_taken_is_given_back), cmocka_unit_test(shared_receive_queues),
-        cmocka_unit_test(a_drained_queue_says_so), cmocka_unit_test(address_handles),
+        cmocka_unit_test(steps_of_rc),
+        cmocka_unit_test(steps_of_uc),
+        cmocka_unit_test(steps_of_ud),
+        cmocka_unit_test(steps_without_a_state),
+        cmocka_unit_test(the_state_assumed_must_be_the_state),
+        cmocka_unit_test(values_at_their_edges),
+        cmocka_unit_test(a_query_tells_what_was_set),
+        cmocka_unit_test(what_is_granted),
+        cmocka_unit_test(the_extended_call),
+        cmocka_unit_test(what_is_taken_is_given_back),
+        cmocka_unit_test(shared_receive_queues),
+        cmocka_unit_test(a_drained_queue_says_so),
+        cmocka_unit_test(address_handles),
     };
     return cmocka_run_group_tests_name("generic", tests, open_device, close_device);
 }
@@ -625,7 +673,7 @@ static int run_generic(void)
 static int run_tb5(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_of_uc), cmocka_unit_test(ten_queue_pairs), cmocka_unit_test(uc_only),
+        cmocka_unit_test(steps_of_uc),     cmocka_unit_test(ten_queue_pairs),        cmocka_unit_test(uc_only),
         cmocka_unit_test(depth_in_frames), cmocka_unit_test(gids_that_lead_nowhere),
     };
     return cmocka_run_group_tests_name(model.profile.name, tests, open_device, close_device);
@@ -634,14 +682,13 @@ static int run_tb5(void)
 /* On a device of its own: what it does to it stays. */
 static int run_tb5_error(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(error_blocks_deregistration) };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(error_blocks_deregistration)};
     return cmocka_run_group_tests_name("tb5, an error", tests, open_device, close_device);
 }
 
-static int in_child(const char *directory, const char *fabric, const char *profile, int words, const char *const *word,
-                    int (*run)(void))
+static int in_child(const char *directory, const char *fabric, const char *profile, int words, const char *const *word, int (*run)(void))
 {
-    struct sv_why why = { "" };
+    struct sv_why why = {""};
     int status = 1;
 
     fflush(NULL);
@@ -661,7 +708,7 @@ static int in_child(const char *directory, const char *fabric, const char *profi
 
 int main(void)
 {
-    static const char *const joined[] = { "switch", "3" }, *const ring[] = { "ring", "3" };
+    static const char *const joined[] = {"switch", "3"}, *const ring[] = {"ring", "3"};
     char memory[] = "/dev/shm/softverbs-states-XXXXXX", disk[] = "/tmp/softverbs-states-XXXXXX";
     const char *directory = mkdtemp(memory);
 

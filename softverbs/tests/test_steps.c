@@ -17,14 +17,14 @@ enum { PLACES = 2 };
 
 static struct rig {
     _Atomic uint32_t round, prepared, dead, checked, over; /* of the round of that number, from 1 */
-    _Atomic uint32_t acted;   /* the victim has done it all, alive */
-    _Atomic uint32_t happened, not_happened; /* rounds in which the owner was told of it, and not */
-} *rig;
+    _Atomic uint32_t acted;                                /* the victim has done it all, alive */
+    _Atomic uint32_t happened, not_happened;               /* rounds in which the owner was told of it, and not */
+} * rig;
 
 static struct scenario {
     void (*prepare)(void), (*act)(void), (*check)(bool killed);
-    bool shared;  /* the owner receives from a shared queue */
-    int entries;  /* of the owner's queue for receives; 0: many */
+    bool shared; /* the owner receives from a shared queue */
+    int entries; /* of the owner's queue for receives; 0: many */
 } now;
 
 static struct ibv_qp *qp;
@@ -189,7 +189,7 @@ static void protect(int how)
 
 #ifdef __x86_64__
 enum { TRAP = 0x100 }; /* of the flags: SIGTRAP behind the next instruction */
-static char *opened;    /* the page to which it is storing */
+static char *opened;   /* the page to which it is storing */
 
 /* At a store: let through, alone. */
 static void at_a_store(int number, siginfo_t *info, void *at)
@@ -422,7 +422,8 @@ static void sends_two(void)
 {
     struct ibv_sge sge = {(uintptr_t)memory, 8, mr->lkey};
     struct ibv_send_wr wr[2] = {{.next = &wr[1], .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND},
-                                {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}}, *bad;
+                                {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}},
+                       *bad;
     ibv_post_send(qp, wr, &bad);
 }
 
@@ -489,8 +490,10 @@ static void test_late_receive(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_message), TEST(test_shared), TEST(test_refused_write), TEST(test_refused_write_shared),
-        TEST(test_bad_receive), TEST(test_bad_receive_shared), TEST(test_overrun), TEST(test_late_receive),
+        TEST(test_message),       TEST(test_shared),
+        TEST(test_refused_write), TEST(test_refused_write_shared),
+        TEST(test_bad_receive),   TEST(test_bad_receive_shared),
+        TEST(test_overrun),       TEST(test_late_receive),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,10 +18,10 @@
 #define BASE_CACHE_LINE 64
 #define BASE_PAGE       16384u /* pool granularity: the largest page of the systems we run on */
 
-#define BASE_LIKELY(x)   __builtin_expect(!!(x), 1)
-#define BASE_UNLIKELY(x) __builtin_expect(!!(x), 0)
-#define BASE_INLINE      static inline __attribute__((always_inline)) /* on the way of every operation */
-#define BASE_COLD        __attribute__((cold, noinline))
+#define BASE_LIKELY(x)    __builtin_expect(!!(x), 1)
+#define BASE_UNLIKELY(x)  __builtin_expect(!!(x), 0)
+#define BASE_INLINE       static inline __attribute__((always_inline)) /* on the way of every operation */
+#define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
 /* One load instead of a call, for a few words: a library that is loaded late finds little room in the static block. */
@@ -42,15 +42,15 @@ int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #if defined(__clang_analyzer__)
 /* An analyzer sees one file at a time: it must be told that these return the code they were given, and no success. */
-#define BASE_FAILURE(f, code, ...)                                                                           \
-    ({                                                                                                       \
-        int code_ = (code);                                                                                  \
-        (f)(code_, __VA_ARGS__);                                                                             \
-        if (code_ >= 0)                                                                                      \
-            __builtin_unreachable();                                                                         \
-        code_;                                                                                               \
+#define BASE_FAILURE(f, code, ...)   \
+    ({                               \
+        int code_ = (code);          \
+        (f)(code_, __VA_ARGS__);     \
+        if (code_ >= 0)              \
+            __builtin_unreachable(); \
+        code_;                       \
     })
-#define base_fail(code, ...) BASE_FAILURE(base_fail, code, __VA_ARGS__)
+#define base_fail(code, ...)    BASE_FAILURE(base_fail, code, __VA_ARGS__)
 #define base_context(code, ...) BASE_FAILURE(base_context, code, __VA_ARGS__)
 #endif
 /* A code that is a failure for sure. Says so to the compiler and to analyzers, where they cannot see it. */
@@ -68,18 +68,18 @@ const char *base_strerror(int code);
 /* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
 enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };
 extern _Atomic int base_log_threshold;
-void base_log_set(const char *level);  /* unknown names are ignored */
-void base_log_name(const char *name);  /* who speaks: "node 3" */
+void base_log_set(const char *level); /* unknown names are ignored */
+void base_log_name(const char *name); /* who speaks: "node 3" */
 void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-#define base_log(level, ...)                                                                                 \
-    do {                                                                                                     \
-        if (BASE_UNLIKELY((int)(level) <= atomic_load_explicit(&base_log_threshold, memory_order_relaxed)))  \
-            base_log_write(level, __VA_ARGS__);                                                              \
+#define base_log(level, ...)                                                                                \
+    do {                                                                                                    \
+        if (BASE_UNLIKELY((int)(level) <= atomic_load_explicit(&base_log_threshold, memory_order_relaxed))) \
+            base_log_write(level, __VA_ARGS__);                                                             \
     } while (0)
 
 /* --- time (time.c) --- */
-int64_t base_now_ns(void);                    /* monotonic */
-int64_t base_recent_ns(void);                 /* the same, at most some 30 us ago: cheaper for who asks all the time */
+int64_t base_now_ns(void);    /* monotonic */
+int64_t base_recent_ns(void); /* the same, at most some 30 us ago: cheaper for who asks all the time */
 void base_sleep_ns(int64_t ns);
 /* The moment a relative time-out ends; saturates. */
 static inline int64_t base_deadline(int64_t timeout_ns)
@@ -105,8 +105,7 @@ void base_spin_wait(base_spin *s) BASE_COLD;
 static inline bool base_spin_try(base_spin *s)
 {
     /* acquire pairs with the release in base_spin_unlock() */
-    return atomic_load_explicit(&s->held, memory_order_relaxed) == 0 &&
-           atomic_exchange_explicit(&s->held, 1, memory_order_acquire) == 0;
+    return atomic_load_explicit(&s->held, memory_order_relaxed) == 0 && atomic_exchange_explicit(&s->held, 1, memory_order_acquire) == 0;
 }
 static inline void base_spin_lock(base_spin *s)
 {
@@ -129,12 +128,12 @@ int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Whether a descriptor from a peer is such memory, of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
 #define BASE_CPU_WORDS 16
-unsigned base_cpus(void);             /* processors that this process may use */
+unsigned base_cpus(void);                        /* processors that this process may use */
 void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a set: bit i for processor i, to 1023 */
-uint64_t base_memory_total(void);     /* bytes of the machine, or of this process's control group if less */
+uint64_t base_memory_total(void);                /* bytes of the machine, or of this process's control group if less */
 uint64_t base_memory_available(void);
-uint64_t base_cache_bytes(void);      /* the last level's, of a processor; 0 when not known */
-uint64_t base_memory_huge(void);      /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
+uint64_t base_cache_bytes(void); /* the last level's, of a processor; 0 when not known */
+uint64_t base_memory_huge(void); /* bytes of free huge pages of 2 MiB; 0 where there is no such thing */
 int base_random(void *bytes, size_t len);
 /* A thread that gets no signals: they are for the program's own. Returns 0 or a negative errno without a sentence. */
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
@@ -168,7 +167,8 @@ const char *base_format_bytes(uint64_t bytes, char *buf, size_t len);
 
 /* --- grow.c: structs of the public interface that later versions add fields to --- */
 /* A caller's struct, whose first field is its size as the caller knows it: `out` gets what is there, and zeros behind it. -EINVAL: that
- * size is below `least`, that of the first version. -E2BIG: what lies beyond `full` is not zero. `name`: of the struct, for the sentence. */
+ * size is below `least`, that of the first version. -E2BIG: what lies beyond `full` is not zero. `name`: of the struct, for the sentence.
+ */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* The other way: as much as fits into the caller's `bytes`, and zeros behind what there is. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);

@@ -13,7 +13,7 @@
 
 static _Thread_local char message[ERROR_MAX];
 
-int (base_fail)(int code, const char *format, ...)
+int(base_fail)(int code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -22,7 +22,7 @@ int (base_fail)(int code, const char *format, ...)
     return code;
 }
 
-int (base_context)(int code, const char *format, ...)
+int(base_context)(int code, const char *format, ...)
 {
     char front[ERROR_MAX], whole[ERROR_MAX];
     va_list args;

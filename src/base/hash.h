@@ -9,7 +9,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#ifdef WEFT_XXH_DISPATCH /* meson.build: the library chooses while running; on arm64 there is nothing to choose */
+#ifdef WEFT_XXH_DISPATCH     /* meson.build: the library chooses while running; on arm64 there is nothing to choose */
 #define BASE_HASH_SHORT 240u /* up to here XXH3 has no use for wide vectors */
 /* As in xxh_x86dispatch.h, which cannot be included beside the functions above. */
 XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);

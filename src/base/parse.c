@@ -43,7 +43,7 @@ int base_parse_bytes(const char *text, uint64_t *out)
     static const struct {
         const char *name;
         unsigned shift;
-    } units[] = {{"", 0},   {"b", 0},   {"k", 10},  {"kb", 10},  {"kib", 10}, {"m", 20},  {"mb", 20},
+    } units[] = {{"", 0},     {"b", 0},  {"k", 10},  {"kb", 10},  {"kib", 10}, {"m", 20},  {"mb", 20},
                  {"mib", 20}, {"g", 30}, {"gb", 30}, {"gib", 30}, {"t", 40},   {"tb", 40}, {"tib", 40}};
     double value;
     const char *unit;

@@ -29,10 +29,10 @@
 #endif
 #endif
 #if defined(__linux__) && !defined(THREAD_SANITIZER) && !defined(__SANITIZE_THREAD__)
-#define STANDS_STILL true
+#define STANDS_STILL  true
 #define NEW_PROCESS() vfork() /* NOLINT: posix_spawn() cannot set the death signal */
 #else
-#define STANDS_STILL false
+#define STANDS_STILL  false
 #define NEW_PROCESS() fork()
 #endif
 
@@ -103,9 +103,9 @@ struct report {
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];                 /* what becomes 0, 1, 2; BASE_FD_OURS: it stays */
-    int opened[4];              /* of which these are closed here again; -1: none */
-    int report[2];              /* the child says in it what failed; closed without a word when the program runs */
+    int fds[3];    /* what becomes 0, 1, 2; BASE_FD_OURS: it stays */
+    int opened[4]; /* of which these are closed here again; -1: none */
+    int report[2]; /* the child says in it what failed; closed without a word when the program runs */
     const sigset_t *mask;
 };
 

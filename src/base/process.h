@@ -39,30 +39,30 @@ enum base_process_group { BASE_GROUP_OURS, BASE_GROUP_OWN, BASE_SESSION_OWN };
 enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM };
 
 struct base_process {
-    const char *path;   /* from base_process_find() */
+    const char *path; /* from base_process_find() */
     char *const *argv;
-    char *const *env;   /* NULL: ours */
+    char *const *env; /* NULL: ours */
     /* [3]: become 0, 1, 2: a descriptor, BASE_FD_OURS or BASE_FD_NULL. NULL: all ours. Others are passed on unless they are
      * close-on-exec. */
     const int *fds;
     enum base_process_group group; /* BASE_GROUP_OWN: it leads one, whose number is its own */
-    int end_with;       /* the signal it gets when the thread that starts it ends, where the system knows that; 0: none */
+    int end_with;                  /* the signal it gets when the thread that starts it ends, where the system knows that; 0: none */
     /* Signals with a handler here have their default there, and ignored ones stay ignored, but these are as they were saved; NULL: none. */
     const struct base_dispositions *dispositions;
     const sigset_t *mask;       /* blocked there; NULL: as here */
     const struct rlimit *files; /* its limit on open files; NULL: as here */
-    bool orphan;        /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
+    bool orphan;                /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
     /* Where its number is written before it runs, so that whoever outlives this process knows it; memory that they share, or NULL. On macOS
      * it is written after. 0 again when it does not start. */
     _Atomic int32_t *number;
 };
-/* Start a program, at a cost that does not grow with the memory mapped here (that of an orphan does). Any thread may, and no handler of ours
- * runs in the new process. Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and `step`
- * (may be NULL) says what failed: making a process, its settings, or executing the program. */
+/* Start a program, at a cost that does not grow with the memory mapped here (that of an orphan does). Any thread may, and no handler of
+ * ours runs in the new process. Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and
+ * `step` (may be NULL) says what failed: making a process, its settings, or executing the program. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
-/* Go on in a new process: as fork(), 0 in it. All signals are blocked there, so that no handler of ours runs. For processes without threads:
- * of a threaded one the child has only this thread, and locks that nobody gives back. Else a negative errno without a sentence. */
+/* Go on in a new process: as fork(), 0 in it. All signals are blocked there, so that no handler of ours runs. For processes without
+ * threads: of a threaded one the child has only this thread, and locks that nobody gives back. Else a negative errno without a sentence. */
 pid_t base_process_fork(void);
 /* In such a process, when it is to outlive what happens to its starter: out of reach of its terminal and group, and with none of its
  * streams. `name` is for lists of processes. */
@@ -84,7 +84,8 @@ void base_adopt(void);            /* what dead children leave running becomes ou
 
 /* --- end --- */
 int base_process_kill(pid_t pid); /* SIGKILL, then base_process_reap() */
-/* The same to a child that leads a group, with what it has started: the group is killed before the child is reaped, while its number is its own. */
+/* The same to a child that leads a group, with what it has started: the group is killed before the child is reaped, while its number is its
+ * own. */
 int base_process_kill_group(pid_t pid);
 
 #endif

@@ -43,12 +43,12 @@ static int set_size(int fd, const char *name, uint64_t bytes)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
-        return base_fail(-EFBIG, "%s: %llu bytes of shared memory are more than the limit on file sizes allows "
-                         "(RLIMIT_FSIZE, %llu bytes); raise it with ulimit -f, or ask for a smaller pool", name,
-                         (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
+        return base_fail(-EFBIG,
+                         "%s: %llu bytes of shared memory are more than the limit on file sizes allows "
+                         "(RLIMIT_FSIZE, %llu bytes); raise it with ulimit -f, or ask for a smaller pool",
+                         name, (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
     if (ftruncate(fd, (off_t)bytes))
-        return base_fail(-errno, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes,
-                         base_strerror(errno));
+        return base_fail(-errno, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes, base_strerror(errno));
     return 0;
 }
 
@@ -58,8 +58,8 @@ static int check_size(int fd, uint64_t bytes)
     if (fstat(fd, &st))
         return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu",
-                         (long long)st.st_size, (unsigned long long)bytes);
+        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu", (long long)st.st_size,
+                         (unsigned long long)bytes);
     return 0;
 }
 
@@ -140,11 +140,12 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
     int device = open(path, O_RDWR | O_CLOEXEC);
     if (device < 0)
         return base_fail(errno == ENOENT ? -ENODEV : -errno, "%s: %s%s", path, base_strerror(errno),
-                         errno == EACCES ? " (it is for the group kvm)" : errno == ENOENT ? " (modprobe udmabuf)" : "");
+                         errno == EACCES   ? " (it is for the group kvm)"
+                         : errno == ENOENT ? " (modprobe udmabuf)"
+                                           : "");
     struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
     int made = ioctl(device, UDMABUF_CREATE, &what);
-    int rc = made < 0 ? base_fail(-errno, "%s does not take %llu bytes: %s", path, (unsigned long long)bytes,
-                                  base_strerror(errno)) : made;
+    int rc = made < 0 ? base_fail(-errno, "%s does not take %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno)) : made;
     close(device);
     return rc;
 }
@@ -300,8 +301,7 @@ void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns)
     if (timeout_ns <= 0)
         return;
     int64_t us = timeout_ns / 1000 + 1;
-    __ulock_wait(UL_COMPARE_AND_WAIT_SHARED | ULF_NO_ERRNO, (void *)word, seen,
-                 us > UINT32_MAX ? UINT32_MAX : (uint32_t)us);
+    __ulock_wait(UL_COMPARE_AND_WAIT_SHARED | ULF_NO_ERRNO, (void *)word, seen, us > UINT32_MAX ? UINT32_MAX : (uint32_t)us);
 }
 
 void base_futex_wake(_Atomic uint32_t *word, int count)

@@ -46,20 +46,25 @@ static int print_rows(const struct cluster_setting_row *rows, int count, bool as
 
 int cli_config(int argc, char **argv)
 {
-    static const struct option longs[] = {{"json", no_argument, NULL, 'j'},
-                                          {"hostfile", required_argument, NULL, 'H'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"json", no_argument, NULL, 'j'}, {"hostfile", required_argument, NULL, 'H'}, {"help", no_argument, NULL, 'h'}, {0}};
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     weft_config config = {.bytes = sizeof config};
     bool as_json = false, started = false;
     int c;
     while ((c = cli_option("config", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'j': as_json = true; break;
-        case 'H': config.hostfile = optarg; break;
-        case 'h': fputs(help, stdout); return cli_flush("config");
-        default: return CLI_USAGE;
+        case 'j':
+            as_json = true;
+            break;
+        case 'H':
+            config.hostfile = optarg;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return cli_flush("config");
+        default:
+            return CLI_USAGE;
         }
     }
     if (optind < argc)

@@ -11,32 +11,46 @@
 const char *cli_link_text(enum verbs_link link)
 {
     switch (link) {
-    case VERBS_INFINIBAND: return "InfiniBand";
-    case VERBS_ETHERNET: return "Ethernet";
-    case VERBS_THUNDERBOLT: return "Thunderbolt";
-    default: return "other";
+    case VERBS_INFINIBAND:
+        return "InfiniBand";
+    case VERBS_ETHERNET:
+        return "Ethernet";
+    case VERBS_THUNDERBOLT:
+        return "Thunderbolt";
+    default:
+        return "other";
     }
 }
 
 const char *cli_port_state_text(enum ibv_port_state state)
 {
     switch (state) {
-    case IBV_PORT_DOWN: return "down";
-    case IBV_PORT_INIT: return "init";
-    case IBV_PORT_ARMED: return "armed";
-    case IBV_PORT_ACTIVE: return "active";
-    case IBV_PORT_ACTIVE_DEFER: return "deferred";
-    default: return "unknown";
+    case IBV_PORT_DOWN:
+        return "down";
+    case IBV_PORT_INIT:
+        return "init";
+    case IBV_PORT_ARMED:
+        return "armed";
+    case IBV_PORT_ACTIVE:
+        return "active";
+    case IBV_PORT_ACTIVE_DEFER:
+        return "deferred";
+    default:
+        return "unknown";
     }
 }
 
 const char *cli_gid_kind_text(enum verbs_gid_kind kind)
 {
     switch (kind) {
-    case VERBS_GID_IB: return "InfiniBand";
-    case VERBS_GID_ROCE_V1: return "RoCE v1";
-    case VERBS_GID_ROCE_V2: return "RoCE v2";
-    default: return "";
+    case VERBS_GID_IB:
+        return "InfiniBand";
+    case VERBS_GID_ROCE_V1:
+        return "RoCE v1";
+    case VERBS_GID_ROCE_V2:
+        return "RoCE v2";
+    default:
+        return "";
     }
 }
 
@@ -50,13 +64,19 @@ const char *cli_transport_of(const struct verbs_device *d)
 const char *cli_reason(const struct verbs_device *d)
 {
     switch (d->usable) {
-    case 0: return NULL;
-    case -ENETDOWN: return "port-down";
-    case -EADDRNOTAVAIL: return "no-gid";
-    case -EOPNOTSUPP: return "no-connections";
+    case 0:
+        return NULL;
+    case -ENETDOWN:
+        return "port-down";
+    case -EADDRNOTAVAIL:
+        return "no-gid";
+    case -EOPNOTSUPP:
+        return "no-connections";
     case -EACCES:
-    case -EPERM: return "no-access";
-    default: return "error";
+    case -EPERM:
+        return "no-access";
+    default:
+        return "error";
     }
 }
 
@@ -124,13 +144,12 @@ static json_t *traits_json(const struct verbs_traits *t)
     char access[96], otherwise[96];
     return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:s, "
                      "s:s, s:i}",
-                     "rc", t->rc, "uc", t->uc, "ud", t->ud, "write", t->write, "read", t->read, "srq", t->srq, "atomics",
-                     t->atomics, "atomics_with_cpu", t->atomics_with_cpu, "dmabuf", t->dmabuf, "acknowledges",
-                     t->acknowledges, "heap", t->heap, "region_bytes", (json_int_t)t->region_bytes, "message_bytes",
-                     (json_int_t)t->message_bytes, "depth", (int)t->depth, "depth_unit_bytes", (int)t->depth_unit_bytes,
-                     "cqe", (int)t->cqe, "sge", (int)t->sge, "inline_bytes", (int)t->inline_bytes, "rd_atomic",
-                     (int)t->rd_atomic, "access", cli_access_text(t->access, access, sizeof access), "access_else",
-                     cli_access_text(t->access_else, otherwise, sizeof otherwise), "mtu", 128 << t->mtu);
+                     "rc", t->rc, "uc", t->uc, "ud", t->ud, "write", t->write, "read", t->read, "srq", t->srq, "atomics", t->atomics,
+                     "atomics_with_cpu", t->atomics_with_cpu, "dmabuf", t->dmabuf, "acknowledges", t->acknowledges, "heap", t->heap,
+                     "region_bytes", (json_int_t)t->region_bytes, "message_bytes", (json_int_t)t->message_bytes, "depth", (int)t->depth,
+                     "depth_unit_bytes", (int)t->depth_unit_bytes, "cqe", (int)t->cqe, "sge", (int)t->sge, "inline_bytes",
+                     (int)t->inline_bytes, "rd_atomic", (int)t->rd_atomic, "access", cli_access_text(t->access, access, sizeof access),
+                     "access_else", cli_access_text(t->access_else, otherwise, sizeof otherwise), "mtu", 128 << t->mtu);
 }
 
 json_t *cli_device_json(const struct verbs_device *d)
@@ -138,9 +157,9 @@ json_t *cli_device_json(const struct verbs_device *d)
     struct verbs_usage u;
     const char *transport = cli_transport_of(d);
     verbs_usage(d->name, &u);
-    json_t *j = json_pack("{s:s, s:i, s:s, s:s, s:s, s:f, s:b}", "device", d->name, "port", (int)d->port, "interface",
-                          d->interface, "state", cli_port_state_text(d->port_attr.state), "link",
-                          cli_link_text(d->traits.link), "gbits", d->gbits, "usable", d->usable == 0);
+    json_t *j = json_pack("{s:s, s:i, s:s, s:s, s:s, s:f, s:b}", "device", d->name, "port", (int)d->port, "interface", d->interface,
+                          "state", cli_port_state_text(d->port_attr.state), "link", cli_link_text(d->traits.link), "gbits", d->gbits,
+                          "usable", d->usable == 0);
     if (!j)
         return NULL;
     json_object_set_new(j, "transport", transport ? json_string(transport) : json_null());

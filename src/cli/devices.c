@@ -64,9 +64,8 @@ static int add_line(struct cli_table *t, const struct verbs_device *d)
 
 static int print_lines(const struct verbs_device *const *shown, uint32_t count)
 {
-    static const struct cli_column columns[] = {{"device", false}, {"port", false},       {"link", false},
-                                                {"speed", true},   {"gid [index]", false}, {"qps", true},
-                                                {"regions", true}, {"use", false}};
+    static const struct cli_column columns[] = {{"device", false},      {"port", false}, {"link", false},   {"speed", true},
+                                                {"gid [index]", false}, {"qps", true},   {"regions", true}, {"use", false}};
     struct cli_table *t = cli_table_new(columns, 8);
     int rc = t ? 0 : -ENOMEM;
     for (uint32_t i = 0; rc == 0 && i < count; i++)
@@ -97,8 +96,8 @@ static void print_gids(const struct verbs_device *d)
             continue;
         }
         bool is_it = d->usable == 0 && g->index == d->chosen.gid.index;
-        printf("    gid %-4u         %s%s%s%s%s\n", g->index, verbs_gid_text(&g->raw, text, sizeof text),
-               kind[0] ? ", " : "", kind, is_it ? "   <- used: " : "", is_it ? d->chosen.why : "");
+        printf("    gid %-4u         %s%s%s%s%s\n", g->index, verbs_gid_text(&g->raw, text, sizeof text), kind[0] ? ", " : "", kind,
+               is_it ? "   <- used: " : "", is_it ? d->chosen.why : "");
     }
     if (empty)
         printf("    and %u empty\n", empty);
@@ -110,22 +109,20 @@ static void print_traits(const struct verbs_device *d)
     char access[96], otherwise[96], a[32], b[32], qps[48], pds[48], regions[48], cqs[48];
     struct verbs_usage u;
     verbs_usage(d->name, &u);
-    printf("    queue pairs      %s, of kind%s%s%s\n", used_of(u.qps, t->qps, qps, sizeof qps), t->rc ? " RC" : "",
-           t->uc ? " UC" : "", t->ud ? " UD" : "");
+    printf("    queue pairs      %s, of kind%s%s%s\n", used_of(u.qps, t->qps, qps, sizeof qps), t->rc ? " RC" : "", t->uc ? " UC" : "",
+           t->ud ? " UD" : "");
     printf("    domains          %s\n", used_of(u.pds, t->pds, pds, sizeof pds));
     printf("    regions          %s, of at most %s each\n", used_of(u.regions, t->regions, regions, sizeof regions),
            base_format_bytes(t->region_bytes, a, sizeof a));
     printf("    completion       %s queues, of at most %u entries\n", used_of(u.cqs, t->cqs, cqs, sizeof cqs), t->cqe);
-    printf("    operations       send%s%s%s%s\n", t->write ? ", write" : "", t->read ? ", read" : "",
-           t->atomics ? ", atomics" : "", t->atomics ? t->atomics_with_cpu ? " (with the processors', too)"
-                                                                          : " (not with the processors')" : "");
+    printf("    operations       send%s%s%s%s\n", t->write ? ", write" : "", t->read ? ", read" : "", t->atomics ? ", atomics" : "",
+           t->atomics ? t->atomics_with_cpu ? " (with the processors', too)" : " (not with the processors')" : "");
     printf("    depth            %u %s%s; %u element%s a request; messages of at most %s\n", t->depth,
-           t->depth_unit_bytes ? "frames of " : "requests",
-           t->depth_unit_bytes ? base_format_bytes(t->depth_unit_bytes, b, sizeof b) : "", t->sge, t->sge == 1 ? "" : "s",
-           base_format_bytes(t->message_bytes, a, sizeof a));
+           t->depth_unit_bytes ? "frames of " : "requests", t->depth_unit_bytes ? base_format_bytes(t->depth_unit_bytes, b, sizeof b) : "",
+           t->sge, t->sge == 1 ? "" : "s", base_format_bytes(t->message_bytes, a, sizeof a));
     printf("    shared receives  %s\n", yes(t->srq));
-    printf("    flags            %s%s%s\n", cli_access_text(t->access, access, sizeof access),
-           t->access_else ? "; if refused " : "", cli_access_text(t->access_else, otherwise, sizeof otherwise));
+    printf("    flags            %s%s%s\n", cli_access_text(t->access, access, sizeof access), t->access_else ? "; if refused " : "",
+           cli_access_text(t->access_else, otherwise, sizeof otherwise));
     printf("    memory           %s, %s\n", t->heap ? "any" : "of mmap, not of malloc",
            t->dmabuf ? "dmabuf if the driver has it" : "no dmabuf");
 }
@@ -153,8 +150,7 @@ static int print_blocks(const struct verbs_device *const *shown, uint32_t count)
 }
 
 /* Those that were named, in that order; all when none was. */
-static int choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there,
-                  char **names)
+static int choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there, char **names)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; !names[0] && i < there; i++)
@@ -181,8 +177,7 @@ static int print(const struct verbs_device *const *shown, uint32_t count, bool a
         return cli_json_print("devices", list);
     }
     if (count == 0) {
-        fputs("This host has no RDMA device: nodes of one host reach each other through shared memory all the same.\n",
-              stderr);
+        fputs("This host has no RDMA device: nodes of one host reach each other through shared memory all the same.\n", stderr);
         return 0;
     }
     return verbose ? print_blocks(shown, count) : print_lines(shown, count);
@@ -203,11 +198,20 @@ int cli_devices(int argc, char **argv)
     int c, wanted = -1;
     while ((c = cli_option("devices", argc, argv, "vh", longs, &started)) != -1) {
         switch (c) {
-        case 'j': as_json = true; break;
-        case 'v': verbose = true; break;
-        case 'g': index = optarg; break;
-        case 'h': fputs(help, stdout); return cli_flush("devices");
-        default: return CLI_USAGE;
+        case 'j':
+            as_json = true;
+            break;
+        case 'v':
+            verbose = true;
+            break;
+        case 'g':
+            index = optarg;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return cli_flush("devices");
+        default:
+            return CLI_USAGE;
         }
     }
     if (index) {

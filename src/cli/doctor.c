@@ -26,17 +26,16 @@ static int print_json(const struct doctor_finding *all, unsigned count, unsigned
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < count; i++)
-        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "id", all[i].id, "stops", all[i].stops, "what",
-                                              all[i].what, "seen", all[i].seen, "remedy", all[i].remedy));
-    return cli_json_print("doctor",
-                          json_pack("{s:b, s:i, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list));
+        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "id", all[i].id, "stops", all[i].stops, "what", all[i].what,
+                                              "seen", all[i].seen, "remedy", all[i].remedy));
+    return cli_json_print("doctor", json_pack("{s:b, s:i, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list));
 }
 
 static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable, bool known)
 {
     for (unsigned i = 0; i < count; i++)
-        printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)",
-               all[i].seen, all[i].remedy);
+        printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)", all[i].seen,
+               all[i].remedy);
     if (count == 0)
         printf("Nothing found that stops RDMA here.\n");
     if (!known) {
@@ -63,11 +62,20 @@ int cli_doctor(int argc, char **argv)
     int c;
     while ((c = cli_option("doctor", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'j': as_json = true; break;
-        case 'f': facts_dir = optarg; break;
-        case 's': save_dir = optarg; break;
-        case 'h': fputs(help, stdout); return cli_flush("doctor");
-        default: return CLI_USAGE;
+        case 'j':
+            as_json = true;
+            break;
+        case 'f':
+            facts_dir = optarg;
+            break;
+        case 's':
+            save_dir = optarg;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return cli_flush("doctor");
+        default:
+            return CLI_USAGE;
         }
     }
     if (optind < argc)

@@ -35,9 +35,9 @@ void doctor_forget(struct doctor_facts *f);
 /* doctor_find.c */
 const char *doctor_file(enum doctor_fact which); /* its name in a directory */
 struct doctor_finding {
-    const char *id;    /* "port-down" */
-    bool stops;        /* RDMA cannot work with it; else it is a warning */
-    int rank;          /* lower: more likely the cause */
+    const char *id; /* "port-down" */
+    bool stops;     /* RDMA cannot work with it; else it is a warning */
+    int rank;       /* lower: more likely the cause */
     char what[160], seen[800], remedy[800];
 };
 #define DOCTOR_FINDINGS 48u

@@ -11,9 +11,7 @@ static bool is_rdma_interface(const struct doctor *d, const char *interface)
 {
     size_t i;
     const json_t *device;
-    json_array_foreach (d->devices, i, device)
-        if (strcmp(doctor_text_of(device, "interface"), interface) == 0)
-            return true;
+    json_array_foreach(d->devices, i, device) if (strcmp(doctor_text_of(device, "interface"), interface) == 0) return true;
     return false;
 }
 
@@ -22,8 +20,9 @@ static void report_bridge(struct doctor *d, const char *bridge, const char *memb
     struct doctor_finding *f = doctor_add(d, "bridge", BRIDGE, false);
     SAY(f->what, "The Thunderbolt bridge (%.30s) is active", bridge);
     SAY(f->seen, "%.30s is active with members %.300s%s", bridge, members, ours ? ", which are ports of RDMA devices" : "");
-    SAY(f->remedy, "When cables form a loop it floods them. sudo ifconfig %.30s down (until the next restart), or make "
-                   "\"Thunderbolt Bridge\" inactive in System Settings, Network; then give each port an address of its own",
+    SAY(f->remedy,
+        "When cables form a loop it floods them. sudo ifconfig %.30s down (until the next restart), or make "
+        "\"Thunderbolt Bridge\" inactive in System Settings, Network; then give each port an address of its own",
         bridge);
 }
 

@@ -99,8 +99,8 @@ static void allocate(const char *name, FILE *to)
     fprintf(to, "%s domain %d\n", name, -rc);
     struct ibv_cq *cq = rc ? NULL : d->lib->create_cq(d->context, 16, NULL, NULL, 0);
     if (cq) {
-        struct verbs_qp_options o = {.type = d->traits.rc ? IBV_QPT_RC : IBV_QPT_UC, .send_cq = cq, .recv_cq = cq,
-                                     .send_depth = 16, .recv_depth = 16, .sge = 1};
+        struct verbs_qp_options o = {
+            .type = d->traits.rc ? IBV_QPT_RC : IBV_QPT_UC, .send_cq = cq, .recv_cq = cq, .send_depth = 16, .recv_depth = 16, .sge = 1};
         rc = verbs_qp_create(&q, d, &o);
         fprintf(to, "%s queue_pair %d\n", name, -rc);
         if (rc == 0)

@@ -52,9 +52,9 @@ static json_t *read_devices(struct doctor *d)
         SAY(why, "no JSON: line %d, column %d: %.200s", error.line, error.column, error.text);
     else if (!json_is_array(list))
         SAY(why, "no list of devices");
-    json_array_foreach (list, i, device)
-        if (!why[0] && (!json_is_string(json_object_get(device, "device")) || !json_is_boolean(json_object_get(device, "usable"))))
-            SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
+    json_array_foreach(list, i, device) if (!why[0] && (!json_is_string(json_object_get(device, "device")) ||
+                                                        !json_is_boolean(json_object_get(device, "usable"))))
+        SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
     if (!why[0])
         return list;
     report_unreadable(d, DOCTOR_DEVICES, why, remedy);
@@ -180,7 +180,8 @@ static void check_thunderbolt(struct doctor *d)
     SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which never will do RDMA");
     SAY(f->seen, "no port over 40 Gb/s (system_profiler: \"%s\")%s", line,
         doctor_fact(d, DOCTOR_RDMA_CTL) && strstr(doctor_fact(d, DOCTOR_RDMA_CTL), "enabled")
-            ? "; rdma_ctl says enabled all the same, which is not your mistake" : "");
+            ? "; rdma_ctl says enabled all the same, which is not your mistake"
+            : "");
     SAY(f->remedy, "Nothing can be set to change it: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through "
                    "shared memory, and other machines over TCP");
 }
@@ -218,8 +219,8 @@ static void check_access(struct doctor *d)
 
 static void check_presence(struct doctor *d)
 {
-    if (!d->devices || json_array_size(d->devices) > 0 || has(d, "no-library") || has(d, "old-system") ||
-        has(d, "thunderbolt-4") || has(d, "not-enabled") || has(d, "no-access"))
+    if (!d->devices || json_array_size(d->devices) > 0 || has(d, "no-library") || has(d, "old-system") || has(d, "thunderbolt-4") ||
+        has(d, "not-enabled") || has(d, "no-access"))
         return;
     struct doctor_finding *f = doctor_add(d, "no-device", NO_DEVICE, true);
     SAY(f->what, "This host has no RDMA device");
@@ -245,8 +246,10 @@ static void check_port(struct doctor *d, const json_t *device)
         SAY(f->remedy, "Is a Thunderbolt 5 cable in that port, and a Mac at its other end? RDMA must be enabled at both ends: "
                        "`rdma_ctl status` there");
     else
-        SAY(f->remedy, "Is there a cable, and is the other end on? ip link set %.30s up; InfiniBand needs a subnet manager "
-                       "somewhere (opensm)", doctor_text_of(device, "interface")[0] ? doctor_text_of(device, "interface") : "INTERFACE");
+        SAY(f->remedy,
+            "Is there a cable, and is the other end on? ip link set %.30s up; InfiniBand needs a subnet manager "
+            "somewhere (opensm)",
+            doctor_text_of(device, "interface")[0] ? doctor_text_of(device, "interface") : "INTERFACE");
 }
 
 /* Whether some interface or GID has this address already, as far as is known. */
@@ -257,10 +260,9 @@ static bool address_taken(const struct doctor *d, const char *address)
     for (const char *at = doctor_fact(d, DOCTOR_INTERFACES); at && (at = strstr(at, address)); at += n)
         if (at[n] < '0' || at[n] > '9')
             return true;
-    json_array_foreach (d->devices, i, device)
-        json_array_foreach (json_object_get(device, "gids"), k, gid)
-            if (strncmp(doctor_text_of(gid, "gid"), "::ffff:", 7) == 0 && strcmp(doctor_text_of(gid, "gid") + 7, address) == 0)
-                return true;
+    json_array_foreach(d->devices, i, device)
+        json_array_foreach(json_object_get(device, "gids"), k, gid) if (strncmp(doctor_text_of(gid, "gid"), "::ffff:", 7) == 0 &&
+                                                                        strcmp(doctor_text_of(gid, "gid") + 7, address) == 0) return true;
     return false;
 }
 
@@ -286,22 +288,27 @@ static void check_gid(struct doctor *d, const json_t *device)
     SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
     address_for(d, address);
     if (d->mac)
-        SAY(f->remedy, "sudo ifconfig %.30s inet %s/16 alias, and another last number at the other end; for good in "
-                       "System Settings, Network", interface, address);
+        SAY(f->remedy,
+            "sudo ifconfig %.30s inet %s/16 alias, and another last number at the other end; for good in "
+            "System Settings, Network",
+            interface, address);
     else
-        SAY(f->remedy, "sudo ip address add %s/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
-                       "the other end", address, interface, interface);
+        SAY(f->remedy,
+            "sudo ip address add %s/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
+            "the other end",
+            address, interface, interface);
 }
 
 static void check_device_error(struct doctor *d, const json_t *device, bool connections)
 {
-    struct doctor_finding *f = connections ? doctor_add(d, "no-connections", NO_CONNECTIONS, true)
-                                           : doctor_add(d, "device-error", DEVICE_ERROR, true);
+    struct doctor_finding *f =
+        connections ? doctor_add(d, "no-connections", NO_CONNECTIONS, true) : doctor_add(d, "device-error", DEVICE_ERROR, true);
     SAY(f->what, connections ? "%.60s has neither reliable nor unreliable connections" : "%.60s cannot be used",
         doctor_text_of(device, "device"));
     SAY(f->seen, "%.700s", doctor_text_of(device, "why_not"));
-    SAY(f->remedy, "%s", connections ? "weft cannot use this kind of device; another transport may (libfabric)"
-                                     : "Is another driver or firmware there? See `dmesg`, and `weft devices -v`");
+    SAY(f->remedy, "%s",
+        connections ? "weft cannot use this kind of device; another transport may (libfabric)"
+                    : "Is another driver or firmware there? See `dmesg`, and `weft devices -v`");
 }
 
 /* More is in use than there is. */
@@ -335,7 +342,8 @@ static void check_full(struct doctor *d, const json_t *device, bool domains)
     bool full = exhausted(device, domains ? "protection_domains" : "queue_pairs", &used, &total);
     if (code <= 0 && !full)
         return;
-    struct doctor_finding *f = domains ? doctor_add(d, "no-domains", NO_DOMAINS, true) : doctor_add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
+    struct doctor_finding *f =
+        domains ? doctor_add(d, "no-domains", NO_DOMAINS, true) : doctor_add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
     SAY(f->what, "All %s of %.60s are taken", domains ? "protection domains" : "queue pairs", name);
     if (code > 0 && !full)
         SAY(f->seen, "%s was refused with errno %d; the device has %" PRId64, domains ? "a domain" : "a queue pair", code, total);
@@ -355,7 +363,8 @@ static void check_devices(struct doctor *d)
 {
     size_t i;
     json_t *device;
-    json_array_foreach (d->devices, i, device) {
+    json_array_foreach(d->devices, i, device)
+    {
         const char *reason = doctor_text_of(device, "reason");
         if (json_is_true(json_object_get(device, "usable"))) {
             unsigned before = d->count;

@@ -9,15 +9,29 @@
 
 /* In the order of likelihood: the first is printed first. */
 enum rank {
-    UNREADABLE, NO_LIBRARY, OLD_SYSTEM, THUNDERBOLT_4, NOT_ENABLED, NO_ACCESS, NO_DEVICE, PORT_DOWN, NO_GID, NO_DOMAINS,
-    NO_QUEUE_PAIRS, DEVICE_ERROR, NO_CONNECTIONS, BRIDGE, MEMLOCK, GPU
+    UNREADABLE,
+    NO_LIBRARY,
+    OLD_SYSTEM,
+    THUNDERBOLT_4,
+    NOT_ENABLED,
+    NO_ACCESS,
+    NO_DEVICE,
+    PORT_DOWN,
+    NO_GID,
+    NO_DOMAINS,
+    NO_QUEUE_PAIRS,
+    DEVICE_ERROR,
+    NO_CONNECTIONS,
+    BRIDGE,
+    MEMLOCK,
+    GPU
 };
 
 struct doctor {
     const struct doctor_facts *facts;
     struct doctor_finding *out;
     unsigned count, usable, proposed; /* proposed: addresses */
-    json_t *devices; /* a list, or NULL: not known */
+    json_t *devices;                  /* a list, or NULL: not known */
     bool mac;
 };
 

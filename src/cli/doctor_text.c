@@ -5,11 +5,11 @@
 #include "cli/doctor_find.h"
 
 static const char *const files[DOCTOR_FACTS] = {
-    [DOCTOR_SYSTEM] = "system.txt",           [DOCTOR_LIBRARY] = "library.txt",
-    [DOCTOR_DEVICES] = "devices.json",        [DOCTOR_ALLOCATION] = "allocation.txt",
-    [DOCTOR_LIMITS] = "limits.txt",           [DOCTOR_UVERBS] = "uverbs.txt",
-    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",       [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
-    [DOCTOR_INTERFACES] = "interfaces.txt",   [DOCTOR_PCI] = "pci.txt",
+    [DOCTOR_SYSTEM] = "system.txt",         [DOCTOR_LIBRARY] = "library.txt",
+    [DOCTOR_DEVICES] = "devices.json",      [DOCTOR_ALLOCATION] = "allocation.txt",
+    [DOCTOR_LIMITS] = "limits.txt",         [DOCTOR_UVERBS] = "uverbs.txt",
+    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",     [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
+    [DOCTOR_INTERFACES] = "interfaces.txt", [DOCTOR_PCI] = "pci.txt",
 };
 
 const char *doctor_file(enum doctor_fact which)

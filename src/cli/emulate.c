@@ -46,7 +46,8 @@ static int read_file(struct emulation *e, bool *cables)
     json_error_t why;
     struct stat st;
     if (stat(e->topology, &st) == 0 && !S_ISREG(st.st_mode))
-        return base_fail(-EINVAL, "--softverbs: %s is not a regular file; a topology's file has JSON, as softverbs topo prints it", e->topology);
+        return base_fail(-EINVAL, "--softverbs: %s is not a regular file; a topology's file has JSON, as softverbs topo prints it",
+                         e->topology);
     int fd = open(e->topology, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return base_fail(-errno, "--softverbs: topology %s: %s", e->topology, base_strerror(errno));
@@ -65,8 +66,10 @@ static int read_file(struct emulation *e, bool *cables)
     *cables = json_array_size(json_object_get(root, "cables")) > 0;
     json_decref(root);
     if (count < 1 || count > EMULATE_HOSTS)
-        return base_fail(-EINVAL, "--softverbs: topology %s: expected an object with \"hosts\", a list of 1 to %u, as softverbs topo prints "
-                         "it, and found %zu", e->topology, EMULATE_HOSTS, count);
+        return base_fail(-EINVAL,
+                         "--softverbs: topology %s: expected an object with \"hosts\", a list of 1 to %u, as softverbs topo prints "
+                         "it, and found %zu",
+                         e->topology, EMULATE_HOSTS, count);
     return 0;
 }
 
@@ -113,9 +116,10 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
         profile = text + n;
     }
     if (!profile)
-        return base_fail(-EINVAL, "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or a topology's FILE, and perhaps :PROFILE "
-                         "(generic, usual without cables; tb5, usual with them; tb5-strict; or a file)", text,
-                         kind ? "" : "there is no such file; ");
+        return base_fail(-EINVAL,
+                         "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or a topology's FILE, and perhaps :PROFILE "
+                         "(generic, usual without cables; tb5, usual with them; tb5-strict; or a file)",
+                         text, kind ? "" : "there is no such file; ");
     if (nodes > e->hosts)
         return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, and there are %u nodes: each needs one of its own", text, e->hosts,
                          e->hosts == 1 ? "" : "s", nodes);
@@ -161,7 +165,8 @@ static char **environment_with(const char *assignment)
 
 static int make_fabric(const struct emulation *e)
 {
-    const char *argv[] = {"softverbs", "up", "--fabric", "weft", "--profile", e->profile, "--", e->topology, e->count[0] ? e->count : NULL, NULL};
+    const char *argv[] = {"softverbs", "up", "--fabric", "weft", "--profile", e->profile, "--", e->topology, e->count[0] ? e->count : NULL,
+                          NULL};
     char **env = environment_with(e->directory);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of softverbs");
@@ -172,8 +177,9 @@ static int make_fabric(const struct emulation *e)
     free(env);
     if (rc)
         return base_fail(rc, "cannot start softverbs (%s): %s", e->command, base_strerror(rc));
-    return base_process_reap(pid) == 0 ? 0 : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
-                                                       e->count[0] ? ":" : "", e->count, e->profile);
+    return base_process_reap(pid) == 0 ? 0
+                                       : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
+                                                   e->count[0] ? ":" : "", e->count, e->profile);
 }
 
 static char **make_argv(struct emulation *e, char *const *program)
@@ -189,7 +195,7 @@ static char **make_argv(struct emulation *e, char *const *program)
     for (size_t i = 0; i < START; i++)
         argv[i] = (char *)(uintptr_t)start[i];
     argv[START] = e->host;
-    argv[START + 1] = (char *)(uintptr_t)"--";
+    argv[START + 1] = (char *)(uintptr_t) "--";
     memcpy(argv + START + 2, program, count * sizeof *program);
     return argv;
 }

@@ -93,8 +93,8 @@ static int tell(struct hosts *r, const struct launch *l, const char *name, const
  * file with the secret, are said anew. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
-    static const char *const not_these[] = {"WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
-                                            "WEFT_SECRET_FILE", "WEFT_SSH"};
+    static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
+                                            "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_SSH"};
     int status = 0;
     for (char **e = environ; *e && !status; e++) {
         size_t n = strcspn(*e, "=");
@@ -131,8 +131,10 @@ static int prepare_remote(struct hosts *r, struct launch *l, const struct cluste
     if (cluster_settings_resolve(&s, &c))
         return cli_error(l->sub, "%s", base_error());
     if (strncmp(s.coord, "unix:", 5) == 0)
-        status = cli_error(l->sub, "the nodes meet at %s, where no other machine comes: set WEFT_COORD to HOST:PORT, or leave it "
-                           "out", s.coord);
+        status = cli_error(l->sub,
+                           "the nodes meet at %s, where no other machine comes: set WEFT_COORD to HOST:PORT, or leave it "
+                           "out",
+                           s.coord);
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
         status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other machines");
     else if (s.secret)

@@ -14,7 +14,7 @@ struct hosts {
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count;
     char coord[160];
-    char self[4096]; /* this command */
+    char self[4096];   /* this command */
     char hostfile[32]; /* where the nodes find it, when it was a pipe */
 };
 /* The hostfile that counts: the option's, else the environment's. NULL: none. */

@@ -34,11 +34,10 @@ static const char *signal_name(int sig, char *buf, size_t len)
     static const struct {
         int number;
         const char *name;
-    } names[] = {{SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},
-                 {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},
-                 {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},
-                 {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
-                 {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"}};
+    } names[] = {{SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"},
+                 {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"},
+                 {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"},
+                 {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (names[i].number == sig)
             return names[i].name;
@@ -163,7 +162,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
         launch_say(s, "node %u (%s) was killed by %s", rank, where, signal_name(status - 128, name, sizeof name));
     else if (WIFSIGNALED(how) && !by_us)
         launch_say(s, "node %u (%s) was killed by %s%s", rank, where, signal_name(WTERMSIG(how), name, sizeof name),
-            WCOREDUMP(how) ? " (core dumped)" : "");
+                   WCOREDUMP(how) ? " (core dumped)" : "");
     else if (!by_us && !leader) /* the leader has said what there is to say */
         launch_say(s, "node %u (%s) exited with %d", rank, where, status);
     if (s->l->lead && !leader) {
@@ -215,7 +214,7 @@ static bool handle_signals(struct launcher *s)
             case SIGUSR2:
                 signal_nodes(s, sig);
                 break;
-            default: /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
+            default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
                 stay = stay && s->running > 0; /* only output is left, and nobody wants it */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
@@ -237,8 +236,8 @@ static bool handle_time(struct launcher *s)
     char who[256];
     int64_t now = base_now_ns();
     if (s->running && now >= s->deadline && !s->timed_out) {
-        launch_say(s, "time-out of %gs: %s %s still running", (double)s->l->timeout_ns / 1e9,
-            running_names(s, who, sizeof who), s->running == 1 ? "was" : "were");
+        launch_say(s, "time-out of %gs: %s %s still running", (double)s->l->timeout_ns / 1e9, running_names(s, who, sizeof who),
+                   s->running == 1 ? "was" : "were");
         s->timed_out = true;
         s->deadline = INT64_MAX;
         end_nodes(s, SIGTERM);
@@ -383,8 +382,7 @@ static void raise_limit(struct launcher *s)
 
 int launch_cluster(const struct launch *l)
 {
-    struct launcher s = {.l = l, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}, .keeper = {.fd = -1},
-                         .ssh_grace = INT64_MAX};
+    struct launcher s = {.l = l, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}, .keeper = {.fd = -1}, .ssh_grace = INT64_MAX};
     struct pollfd *fds = NULL;
     int status = launch_find_program(&s), rc;
     if (status)

@@ -17,31 +17,31 @@
 struct launch {
     const char *sub; /* the start of messages: "run" for "weft run: " */
     uint32_t nodes;
-    char **argv; /* the program (looked up in PATH) and its arguments */
+    char **argv;   /* the program (looked up in PATH) and its arguments */
     char **others; /* for all nodes but the first: this command, with these arguments. NULL: as the first */
     /* The first node leads: its exit status is the launch's, and with its end all is over. A node that fails meanwhile is
      * its affair: it is told by LAUNCH_TOLD, which is blocked when it starts. */
     bool lead;
     bool tag, kill_on_failure;
-    int64_t timeout_ns;   /* 0: none */
-    const char *hostfile; /* NULL: as the environment has it */
-    const char *pool;     /* likewise */
+    int64_t timeout_ns;    /* 0: none */
+    const char *hostfile;  /* NULL: as the environment has it */
+    const char *pool;      /* likewise */
     const char *softverbs; /* "switch:8": emulated devices, a host a node; NULL: none */
-    bool guard;           /* a process of its own owns each node's devices */
-    const char *self;     /* this command's name here */
-    bool make_secret;     /* the user has set none: one for this cluster alone */
+    bool guard;            /* a process of its own owns each node's devices */
+    const char *self;      /* this command's name here */
+    bool make_secret;      /* the user has set none: one for this cluster alone */
     /* Nodes on other machines, where there are any. */
     const char *const *ssh;  /* [nodes]: what to call node k's machine; NULL: it is this one. NULL: all are here */
     const char *const *told; /* NULL-terminated assignments for their environment */
     const char *weft;        /* this command's name there */
     const char *coord;       /* where all meet; NULL: at a place of this machine */
 };
-#define LAUNCH_TOLD       SIGUSR2
-#define LAUNCH_GRACE_NS   (INT64_C(5) * 1000000000) /* from asking to killing */
-#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000) /* for what was killed behind ssh to end; then ssh is killed */
-#define LAUNCH_TIMED_OUT  124
-#define LAUNCH_NOT_USABLE 126
-#define LAUNCH_NOT_FOUND  127
+#define LAUNCH_TOLD         SIGUSR2
+#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* from asking to killing */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)  /* for what was killed behind ssh to end; then ssh is killed */
+#define LAUNCH_TIMED_OUT    124
+#define LAUNCH_NOT_USABLE   126
+#define LAUNCH_NOT_FOUND    127
 /* Start the nodes, stay until all have ended and nothing of them is left. Returns the exit status. */
 int launch_cluster(const struct launch *l);
 
@@ -89,8 +89,8 @@ static inline size_t relay_waiting(const struct relay_out *o)
 void relay_say(struct relay_out *o, const char *text, size_t len); /* a line of our own */
 /* Read what is there: 1 some, 0 nothing now, -1 the end (closed, its last line passed on). */
 int relay_read(struct relay_in *in);
-void relay_close(struct relay_in *in);  /* passes on an unfinished line */
-void relay_write(struct relay_out *o);  /* as much as goes without waiting */
+void relay_close(struct relay_in *in); /* passes on an unfinished line */
+void relay_write(struct relay_out *o); /* as much as goes without waiting */
 void relay_out_free(struct relay_out *o);
 
 #endif

@@ -79,8 +79,30 @@ static int print_help(void)
 }
 
 enum {
-    BLOCK = 256, SEPARATOR, EXACT, DRY_RUN, KERNEL, KERNEL_FROM, NODES, SLOTS, MEMORY, RETRIES, TIMEOUT, LITERAL, OUTPUT, UNORDERED,
-    STATS, JSON, STATS_FILE, PROGRESS, NO_PROGRESS, HOSTFILE, REMOTE_WEFT, SOFTVERBS, GUARD, HELP
+    BLOCK = 256,
+    SEPARATOR,
+    EXACT,
+    DRY_RUN,
+    KERNEL,
+    KERNEL_FROM,
+    NODES,
+    SLOTS,
+    MEMORY,
+    RETRIES,
+    TIMEOUT,
+    LITERAL,
+    OUTPUT,
+    UNORDERED,
+    STATS,
+    JSON,
+    STATS_FILE,
+    PROGRESS,
+    NO_PROGRESS,
+    HOSTFILE,
+    REMOTE_WEFT,
+    SOFTVERBS,
+    GUARD,
+    HELP
 };
 
 static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
@@ -144,11 +166,21 @@ static size_t unescape(char *to, const char *text)
             continue;
         }
         switch (*++p) {
-        case 'n': *to++ = '\n'; break;
-        case 't': *to++ = '\t'; break;
-        case 'r': *to++ = '\r'; break;
-        case '0': *to++ = '\0'; break;
-        case '\\': *to++ = '\\'; break;
+        case 'n':
+            *to++ = '\n';
+            break;
+        case 't':
+            *to++ = '\t';
+            break;
+        case 'r':
+            *to++ = '\r';
+            break;
+        case '0':
+            *to++ = '\0';
+            break;
+        case '\\':
+            *to++ = '\\';
+            break;
         default:
             cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\0, \\\\", p);
             return 0;
@@ -180,12 +212,23 @@ static int kernel_from(struct map_options *o, const char *arg)
 static int take_option(struct map_options *o, struct launch *l, char **own, int c)
 {
     switch (c) {
-    case HOSTFILE: l->hostfile = optarg; return 0;
-    case REMOTE_WEFT: l->weft = optarg; return 0;
-    case SOFTVERBS: l->softverbs = optarg; return 0;
-    case GUARD: l->guard = true; return 0;
-    case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
-    case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
+    case HOSTFILE:
+        l->hostfile = optarg;
+        return 0;
+    case REMOTE_WEFT:
+        l->weft = optarg;
+        return 0;
+    case SOFTVERBS:
+        l->softverbs = optarg;
+        return 0;
+    case GUARD:
+        l->guard = true;
+        return 0;
+    case BLOCK:
+        return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
+    case MEMORY:
+        o->memory = optarg;
+        return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
         if (o->cut == MAP_CUT_EXACT)
             return cli_usage("map", "--separator and --exact exclude each other");
@@ -199,25 +242,51 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_EXACT;
         return 0;
-    case NODES: return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
-    case SLOTS: return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
-    case RETRIES: return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
+    case NODES:
+        return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
+    case SLOTS:
+        return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
+    case RETRIES:
+        return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
         return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: no command is that quick");
-    case DRY_RUN: o->dry_run = true; return 0;
-    case KERNEL: o->kernel = optarg; o->kernel_file = NULL; return 0;
-    case KERNEL_FROM: return kernel_from(o, optarg);
-    case LITERAL: o->literal = true; return 0;
-    case OUTPUT: o->output = strcmp(optarg, "-") ? optarg : NULL; return 0;
-    case UNORDERED: o->unordered = true; return 0;
-    case STATS: o->stats = true; return 0;
-    case JSON: o->json = true; return 0;
-    case STATS_FILE: o->stats_file = optarg; return 0;
-    case PROGRESS: o->progress = MAP_ALWAYS; return 0;
-    case NO_PROGRESS: o->progress = MAP_NEVER; return 0;
-    default: return CLI_USAGE;
+    case DRY_RUN:
+        o->dry_run = true;
+        return 0;
+    case KERNEL:
+        o->kernel = optarg;
+        o->kernel_file = NULL;
+        return 0;
+    case KERNEL_FROM:
+        return kernel_from(o, optarg);
+    case LITERAL:
+        o->literal = true;
+        return 0;
+    case OUTPUT:
+        o->output = strcmp(optarg, "-") ? optarg : NULL;
+        return 0;
+    case UNORDERED:
+        o->unordered = true;
+        return 0;
+    case STATS:
+        o->stats = true;
+        return 0;
+    case JSON:
+        o->json = true;
+        return 0;
+    case STATS_FILE:
+        o->stats_file = optarg;
+        return 0;
+    case PROGRESS:
+        o->progress = MAP_ALWAYS;
+        return 0;
+    case NO_PROGRESS:
+        o->progress = MAP_NEVER;
+        return 0;
+    default:
+        return CLI_USAGE;
     }
 }
 
@@ -244,13 +313,13 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: at most %u share a job; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
-        status = cli_usage("map", "hostfile %s: the first host, %s, is not this machine; it has to be: here are the files",
-                           l->hostfile, l->ssh[0]);
+        status = cli_usage("map", "hostfile %s: the first host, %s, is not this machine; it has to be: here are the files", l->hostfile,
+                           l->ssh[0]);
     o->nodes = l->nodes;
     o->apart = true;
     o->emulated = l->softverbs != NULL;
     if (!status && (status = map_plan(o, &bytes)) == 0) {
-        char *others[] = {hosts.self, (char *)(uintptr_t)"map", (char *)(uintptr_t)"--as-node", NULL};
+        char *others[] = {hosts.self, (char *)(uintptr_t) "map", (char *)(uintptr_t) "--as-node", NULL};
         memcpy(first, others, 3 * sizeof *first);
         memcpy(first + 3, argv + 1, (size_t)(argc - 1) * sizeof *first);
         snprintf(pool, sizeof pool, "%llu", (unsigned long long)bytes);

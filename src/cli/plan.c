@@ -14,7 +14,8 @@ static const char help[] =
     "\n"
     "Computes how many memory regions and queue pairs a pattern of traffic needs, against what a device has: with one\n"
     "region a buffer, as programs often do it, and with weft's pool, where buffers of any number share a region for each\n"
-    "gigabyte, and weft's own frames have another. A node has sizes x depth buffers to send from, and as many to receive from each other member of its group:\n"
+    "gigabyte, and weft's own frames have another. A node has sizes x depth buffers to send from, and as many to receive from each other "
+    "member of its group:\n"
     "sizes x depth x peers in all.\n"
     "\n"
     "  --peers N[,N...]       members of the group, this node included (2)\n"
@@ -79,25 +80,19 @@ static int add_row(struct cli_table *t, const struct plan *p, uint64_t peers, ui
     snprintf(text[3], 32, "%" PRIu64, n.regions);
     snprintf(text[4], 32, "%" PRIu64, n.pool_regions);
     snprintf(text[5], 32, "%" PRIu64, n.qps);
-    const char *cells[] = {text[0],
-                           text[1],
-                           text[2],
-                           base_format_bytes(n.bytes, bytes, sizeof bytes),
-                           text[3],
-                           left_text(p->regions, n.regions, left[0], sizeof left[0]),
-                           text[4],
-                           left_text(p->regions, n.pool_regions, left[1], sizeof left[1]),
-                           text[5],
-                           left_text(p->qps, n.qps, left[2], sizeof left[2])};
+    const char *cells[] = {text[0], text[1],
+                           text[2], base_format_bytes(n.bytes, bytes, sizeof bytes),
+                           text[3], left_text(p->regions, n.regions, left[0], sizeof left[0]),
+                           text[4], left_text(p->regions, n.pool_regions, left[1], sizeof left[1]),
+                           text[5], left_text(p->qps, n.qps, left[2], sizeof left[2])};
     return cli_table_add(t, cells);
 }
 
 static int print_table(const struct plan *p)
 {
-    static const struct cli_column columns[] = {{"peers", true},         {"depth", true},         {"buffers", true},
-                                                {"memory", true},        {"regions alone", true}, {"left", true},
-                                                {"regions pooled", true}, {"left", true},         {"queue pairs", true},
-                                                {"left", true}};
+    static const struct cli_column columns[] = {{"peers", true},         {"depth", true}, {"buffers", true},        {"memory", true},
+                                                {"regions alone", true}, {"left", true},  {"regions pooled", true}, {"left", true},
+                                                {"queue pairs", true},   {"left", true}};
     struct cli_table *t = cli_table_new(columns, 10);
     int rc = t ? 0 : -ENOMEM;
     for (unsigned i = 0; rc == 0 && i < p->peer_count; i++)
@@ -107,8 +102,8 @@ static int print_table(const struct plan *p)
         cli_table_free(t);
         return cli_error("plan", "no memory for the table");
     }
-    printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count,
-           p->size_count == 1 ? "" : "s", p->against, p->regions, p->qps);
+    printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count, p->size_count == 1 ? "" : "s",
+           p->against, p->regions, p->qps);
     cli_table_print(t, stdout);
     cli_table_free(t);
     return cli_flush("plan");
@@ -126,16 +121,13 @@ static int print_json(const struct plan *p)
     for (unsigned i = 0; i < p->peer_count; i++)
         for (unsigned k = 0; k < p->depth_count; k++) {
             struct need n = compute(p, p->peers[i], p->depths[k]);
-            json_array_append_new(rows, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "peers", (json_int_t)p->peers[i],
-                                                  "depth", (json_int_t)p->depths[k], "buffers", (json_int_t)n.buffers,
-                                                  "bytes", (json_int_t)n.bytes, "region_a_buffer",
-                                                  side_json(n.regions, p->regions), "pool",
-                                                  side_json(n.pool_regions, p->regions), "queue_pairs",
-                                                  side_json(n.qps, p->qps)));
+            json_array_append_new(rows, json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "peers", (json_int_t)p->peers[i], "depth",
+                                                  (json_int_t)p->depths[k], "buffers", (json_int_t)n.buffers, "bytes", (json_int_t)n.bytes,
+                                                  "region_a_buffer", side_json(n.regions, p->regions), "pool",
+                                                  side_json(n.pool_regions, p->regions), "queue_pairs", side_json(n.qps, p->qps)));
         }
-    return cli_json_print("plan", json_pack("{s:s, s:I, s:I, s:i, s:o}", "against", p->against, "regions",
-                                            (json_int_t)p->regions, "queue_pairs", (json_int_t)p->qps, "sizes",
-                                            (int)p->size_count, "plans", rows));
+    return cli_json_print("plan", json_pack("{s:s, s:I, s:I, s:i, s:o}", "against", p->against, "regions", (json_int_t)p->regions,
+                                            "queue_pairs", (json_int_t)p->qps, "sizes", (int)p->size_count, "plans", rows));
 }
 
 /* "2,3,4" or "4K,64K" into a list; the count, or 0 after a message. */
@@ -153,8 +145,8 @@ static unsigned read_list(const char *option, const char *text, bool sizes, uint
         if (good)
             good = base_parse_bytes(item, &value) == 0 && value >= least && value <= most;
         if (!good) {
-            cli_usage("plan", "%s '%s': expected %s from %" PRIu64 " to %" PRIu64 ", with commas between them, at most %d",
-                      option, text, sizes ? "sizes" : "numbers", least, most, LIST);
+            cli_usage("plan", "%s '%s': expected %s from %" PRIu64 " to %" PRIu64 ", with commas between them, at most %d", option, text,
+                      sizes ? "sizes" : "numbers", least, most, LIST);
             return 0;
         }
         out[n++] = value;
@@ -215,13 +207,18 @@ static int read_device(struct plan *p, const char *name, bool regions_said, bool
 
 int cli_plan(int argc, char **argv)
 {
-    static const struct option longs[] = {{"peers", required_argument, NULL, 'p'},   {"sizes", required_argument, NULL, 's'},
-                                          {"depth", required_argument, NULL, 'd'},   {"lanes", required_argument, NULL, 'l'},
-                                          {"device", required_argument, NULL, 'D'},  {"regions", required_argument, NULL, 'r'},
-                                          {"qps", required_argument, NULL, 'q'},     {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},          {0}};
-    struct plan p = {.peers = {2}, .depths = {4}, .peer_count = 1, .depth_count = 1, .size_count = 8,
-                     .segment = VERBS_SEGMENT, .against = "Thunderbolt 5"};
+    static const struct option longs[] = {{"peers", required_argument, NULL, 'p'},  {"sizes", required_argument, NULL, 's'},
+                                          {"depth", required_argument, NULL, 'd'},  {"lanes", required_argument, NULL, 'l'},
+                                          {"device", required_argument, NULL, 'D'}, {"regions", required_argument, NULL, 'r'},
+                                          {"qps", required_argument, NULL, 'q'},    {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},         {0}};
+    struct plan p = {.peers = {2},
+                     .depths = {4},
+                     .peer_count = 1,
+                     .depth_count = 1,
+                     .size_count = 8,
+                     .segment = VERBS_SEGMENT,
+                     .against = "Thunderbolt 5"};
     struct verbs_traits t;
     const struct ibv_device_attr nothing = {0};
     const struct ibv_port_attr no_port = {0};
@@ -236,16 +233,37 @@ int cli_plan(int argc, char **argv)
         p.sizes[i] = UINT64_C(4096) << i;
     while ((c = cli_option("plan", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'p': n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers); break;
-        case 's': n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes); break;
-        case 'd': n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths); break;
-        case 'l': n = read_one("--lanes", optarg, FAB_LANES_MAX, &p.lanes); break;
-        case 'r': n = read_one("--regions", optarg, UINT32_MAX, &p.regions); regions_said = true; break;
-        case 'q': n = read_one("--qps", optarg, UINT32_MAX, &p.qps); qps_said = true; break;
-        case 'D': device = optarg; break;
-        case 'j': as_json = true; break;
-        case 'h': fputs(help, stdout); return cli_flush("plan");
-        default: return CLI_USAGE;
+        case 'p':
+            n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers);
+            break;
+        case 's':
+            n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes);
+            break;
+        case 'd':
+            n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths);
+            break;
+        case 'l':
+            n = read_one("--lanes", optarg, FAB_LANES_MAX, &p.lanes);
+            break;
+        case 'r':
+            n = read_one("--regions", optarg, UINT32_MAX, &p.regions);
+            regions_said = true;
+            break;
+        case 'q':
+            n = read_one("--qps", optarg, UINT32_MAX, &p.qps);
+            qps_said = true;
+            break;
+        case 'D':
+            device = optarg;
+            break;
+        case 'j':
+            as_json = true;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return cli_flush("plan");
+        default:
+            return CLI_USAGE;
         }
         if (n == 0)
             return CLI_USAGE;

@@ -66,24 +66,42 @@ static const struct kind *find(const char *word)
 /* 0, an exit status after a message, or -1 when the help was asked for. `*out`: what is tried. */
 static int read_options(struct probe *p, const struct kind **out, int argc, char **argv)
 {
-    static const struct option longs[] = {{"device", required_argument, NULL, 'd'}, {"size", required_argument, NULL, 's'},
-                                          {"count", required_argument, NULL, 'n'},  {"to", required_argument, NULL, 't'},
-                                          {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-                                          {"gid-index", required_argument, NULL, 'g'}, {"json", no_argument, NULL, 'j'},
-                                          {"markdown", no_argument, NULL, 'm'},     {"help", no_argument, NULL, 'h'},
+    static const struct option longs[] = {{"device", required_argument, NULL, 'd'},
+                                          {"size", required_argument, NULL, 's'},
+                                          {"count", required_argument, NULL, 'n'},
+                                          {"to", required_argument, NULL, 't'},
+                                          {"listen", required_argument, NULL, 'l'},
+                                          {"peer", required_argument, NULL, 'p'},
+                                          {"gid-index", required_argument, NULL, 'g'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"markdown", no_argument, NULL, 'm'},
+                                          {"help", no_argument, NULL, 'h'},
                                           {0}};
     bool started = false, gid_said = false;
     int64_t n = 0;
     int c;
     while ((c = cli_option("probe", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'd': p->name = optarg; break;
-        case 't': p->to = optarg; break;
-        case 'l': p->listen = optarg; break;
-        case 'p': p->peer = optarg; break;
-        case 'j': p->json = true; break;
-        case 'm': p->markdown = true; break;
-        case 'h': return -1;
+        case 'd':
+            p->name = optarg;
+            break;
+        case 't':
+            p->to = optarg;
+            break;
+        case 'l':
+            p->listen = optarg;
+            break;
+        case 'p':
+            p->peer = optarg;
+            break;
+        case 'j':
+            p->json = true;
+            break;
+        case 'm':
+            p->markdown = true;
+            break;
+        case 'h':
+            return -1;
         case 's':
             if (base_parse_bytes(optarg, &p->size) || p->size < 64 || p->size > VERBS_SEGMENT)
                 return cli_usage("probe", "--size '%s': expected a size from 64 to 1G", optarg);
@@ -99,7 +117,8 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
             p->gid_index = (int)n;
             gid_said = true;
             break;
-        default: return CLI_USAGE;
+        default:
+            return CLI_USAGE;
         }
     }
     if (optind == argc)

@@ -133,13 +133,13 @@ static int make(struct probe_end *e)
     uint32_t depth = t->depth_unit_bytes ? (uint32_t)((e->size - 1) / t->depth_unit_bytes + 1) : 16;
     if (e->lane)
         depth = t->depth < LANE_DEPTH ? t->depth : LANE_DEPTH;
-    struct verbs_qp_options o = {.type = kind_of(e), .send_cq = e->cq, .recv_cq = e->cq, .send_depth = depth,
-                                 .recv_depth = depth, .sge = 1, .signal_all = true};
+    struct verbs_qp_options o = {
+        .type = kind_of(e), .send_cq = e->cq, .recv_cq = e->cq, .send_depth = depth, .recv_depth = depth, .sge = 1, .signal_all = true};
     if ((rc = verbs_qp_create(&e->q, e->d, &o)))
         return rc;
     if (!e->lane && (e->q.send_depth < depth || e->q.recv_depth < depth))
-        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, and %u is granted: make it smaller (--size)", e->d->name,
-                         depth, e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
+        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, and %u is granted: make it smaller (--size)", e->d->name, depth,
+                         e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
     return 0;
 }
 
@@ -191,8 +191,10 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
     if (!unreachable || !(e->p->listen || e->p->peer))
         return rc;
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, base_error());
-    return base_fail(rc, "%s here and %s there may not be joined by a cable: --device chooses, at each end, one that is (`weft devices` "
-                     "lists them). %s", e->d->name, e->theirs, why);
+    return base_fail(rc,
+                     "%s here and %s there may not be joined by a cable: --device chooses, at each end, one that is (`weft devices` "
+                     "lists them). %s",
+                     e->d->name, e->theirs, why);
 }
 
 static int connect_to(struct probe_end *e, const struct hello *h)

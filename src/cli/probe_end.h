@@ -10,11 +10,11 @@
 
 struct probe_end {
     const struct probe *p;
-    int fd;                 /* the stream */
-    bool leads;             /* sets sizes and says what comes next */
-    bool lane;              /* an unreliable queue pair, with as much under way as it takes; else one request at a time */
-    uint32_t count;         /* buffers */
-    uint64_t size, bytes;   /* of one; of all */
+    int fd;               /* the stream */
+    bool leads;           /* sets sizes and says what comes next */
+    bool lane;            /* an unreliable queue pair, with as much under way as it takes; else one request at a time */
+    uint32_t count;       /* buffers */
+    uint64_t size, bytes; /* of one; of all */
     struct verbs_device *d;
     uint8_t *base;
     struct verbs_regions region;
@@ -23,7 +23,7 @@ struct probe_end {
     bool can_write, can_read; /* both ends */
     uint64_t their_base;
     uint32_t their_key;
-    char theirs[32];        /* the other end's device */
+    char theirs[32]; /* the other end's device */
 };
 
 /* `d` becomes the end's. 0, or a negative errno with a sentence, which the other end is told too. */

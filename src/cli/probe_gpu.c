@@ -9,7 +9,7 @@
 #include "cli/command.h"
 #include "cli/probe_gpu.h"
 
-enum { DMA_BUF_FD = 1 };    /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+enum { DMA_BUF_FD = 1 };              /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
 #define GPU_GRAIN (UINT64_C(2) << 20) /* a dmabuf covers whole pages of the GPU */
 
 /* The function `name`, called with the types of the arguments; any failure is negative. */
@@ -23,12 +23,12 @@ static void *symbol(struct probe_gpu *g, const char *name)
     return g->library ? dlsym(g->library, name) : NULL;
 }
 
-#define CALL(g, name, types, ...)                                                                            \
-    ({                                                                                                       \
-        int(*call_) types;                                                                                   \
-        void *at_ = symbol(g, name);                                                                         \
-        memcpy(&call_, &at_, sizeof at_);                                                                    \
-        at_ ? failed(name, call_(__VA_ARGS__)) : base_fail(-ENOSYS, "CUDA's driver has no %s", name);        \
+#define CALL(g, name, types, ...)                                                                     \
+    ({                                                                                                \
+        int(*call_) types;                                                                            \
+        void *at_ = symbol(g, name);                                                                  \
+        memcpy(&call_, &at_, sizeof at_);                                                             \
+        at_ ? failed(name, call_(__VA_ARGS__)) : base_fail(-ENOSYS, "CUDA's driver has no %s", name); \
     })
 
 int probe_gpu_open(struct probe_gpu *g)

@@ -18,7 +18,10 @@ static struct link_result both_ways(const struct link_result of[WAYS])
     if (!b->tried)
         return *a;
     return (struct link_result){
-        .tried = true, .refused = a->refused || b->refused, .sent = a->sent + b->sent, .lost = a->lost + b->lost,
+        .tried = true,
+        .refused = a->refused || b->refused,
+        .sent = a->sent + b->sent,
+        .lost = a->lost + b->lost,
         .damaged = a->damaged + b->damaged,
         .bytes_per_second = a->bytes_per_second < b->bytes_per_second ? a->bytes_per_second : b->bytes_per_second,
     };

@@ -18,19 +18,19 @@
 #include "cli/probe_link.h"
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u                  /* under way in a queue that there is */
-#define MEMORY      (32u << 20)            /* of each end */
+#define FRAMES_MOST 4095u       /* under way in a queue that there is */
+#define MEMORY      (32u << 20) /* of each end */
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000)     /* so long nothing comes: what is missing is lost, or the other end is gone */
+#define QUIET       INT64_C(300000000) /* so long nothing comes: what is missing is lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
-#define LOOK        INT64_C(5000000)       /* the port is looked at no more often, which may be a call into the system; ... */
-#define PAUSE       INT64_C(500000)        /* ... but always when nothing came for so long */
-#define DONE        INT64_C(-1)            /* on the stream, between what the receiver has posted and its report */
-#define GIVEN_UP    INT64_C(-1)            /* there, instead of a size and a depth; these negative: send the like */
+#define LOOK        INT64_C(5000000) /* the port is looked at no more often, which may be a call into the system; ... */
+#define PAUSE       INT64_C(500000)  /* ... but always when nothing came for so long */
+#define DONE        INT64_C(-1)      /* on the stream, between what the receiver has posted and its report */
+#define GIVEN_UP    INT64_C(-1)      /* there, instead of a size and a depth; these negative: send the like */
 #define FILL_ROUNDS 50u
-#define LOSS_MOST   100u                   /* one in so many lost: no deeper */
+#define LOSS_MOST   100u /* one in so many lost: no deeper */
 enum { POLL = 16 };
 
 struct link_probe {
@@ -62,8 +62,9 @@ static int harm(struct link_probe *l, int code, const char *what, uint32_t size,
 /* Asked where nothing moves. Of all reasons for that the likeliest is a cable that was pulled. */
 static int port_up(const struct probe_end *e)
 {
-    return verbs_port_up(e->d) ? 0 : base_fail(-ENETDOWN, "port %u of %s is down: look at the cable, at both of its ends, and probe again",
-                                               e->d->port, e->d->name);
+    return verbs_port_up(e->d) ? 0
+                               : base_fail(-ENETDOWN, "port %u of %s is down: look at the cable, at both of its ends, and probe again",
+                                           e->d->port, e->d->name);
 }
 
 /* Every frame begins with the message's number and its own. */
@@ -91,7 +92,8 @@ static int post(struct probe_end *e, bool send, uint32_t slot, uint32_t size)
 {
     uint64_t offset = (uint64_t)slot * size;
     struct ibv_sge sge = {(uintptr_t)(e->base + offset), size, verbs_lkey(&e->region, offset)};
-    struct ibv_send_wr s = {.wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad_send;
+    struct ibv_send_wr s = {.wr_id = slot, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED},
+                       *bad_send;
     struct ibv_recv_wr r = {.wr_id = slot, .sg_list = &sge, .num_sge = 1}, *bad_receive;
     int rc = send ? ibv_post_send(e->q.qp, &s, &bad_send) : ibv_post_recv(e->q.qp, &r, &bad_receive);
     return rc ? verbs_code(rc, holds_sends(e), NULL) : 0;
@@ -128,7 +130,7 @@ static int given_up(void)
 struct intake {
     uint32_t size, receives, posted, slots_used;
     uint64_t received, damaged, credit; /* credit: receives the sender has not been told of */
-    int64_t first, last, looked; /* looked: at the port */
+    int64_t first, last, looked;        /* looked: at the port */
 };
 
 /* What has come; true when something has. Receives are posted again while `more`, but not on a port that is down: a driver of
@@ -243,7 +245,8 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 /* --- the end that sends --- */
 
 /* `count` messages or, if that is 0, as many as go in the time. `*under_way` at most `depth`. */
-static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r, uint64_t *sent)
+static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r,
+                    uint64_t *sent)
 {
     struct probe_end *e = &l->end;
     uint32_t slots[POLL], free_slots[64] = {0}, left = depth;
@@ -365,8 +368,11 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
         return rc;
-    *r = (struct link_result){.tried = true, .refused = report[0] != 0, .sent = (uint64_t)report[1], .lost = (uint64_t)report[2],
-                         .bytes_per_second = (uint64_t)report[3]};
+    *r = (struct link_result){.tried = true,
+                              .refused = report[0] != 0,
+                              .sent = (uint64_t)report[1],
+                              .lost = (uint64_t)report[2],
+                              .bytes_per_second = (uint64_t)report[3]};
     return 0;
 }
 
@@ -445,17 +451,17 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
         for (unsigned way = 0; way < WAYS; way++) {
             const struct link_result *r = &l->m.results[i / DEPTHS][i % DEPTHS][way];
             if (r->tried)
-                json_array_append_new(list, json_pack("{s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->m.sizes[i / DEPTHS],
-                                                      "depth", (int)link_depths[i % DEPTHS], "way", way == BACK ? "back" : "there",
-                                                      "bytes_per_second", (json_int_t)r->bytes_per_second, "sent",
-                                                      (json_int_t)r->sent, "lost", (json_int_t)r->lost, "damaged",
-                                                      (json_int_t)r->damaged, "refused", r->refused));
+                json_array_append_new(list,
+                                      json_pack("{s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "message_bytes", (int)l->m.sizes[i / DEPTHS],
+                                                "depth", (int)link_depths[i % DEPTHS], "way", way == BACK ? "back" : "there",
+                                                "bytes_per_second", (json_int_t)r->bytes_per_second, "sent", (json_int_t)r->sent, "lost",
+                                                (json_int_t)r->lost, "damaged", (json_int_t)r->damaged, "refused", r->refused));
         }
     }
-    return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:I, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted", (int)l->granted,
-                     "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
-                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->m.lane_lost,
-                     "harm", l->harm[0] ? json_string(l->harm) : json_null());
+    return json_pack("{s:s, s:s, s:i, s:i, s:o, s:o, s:I, s:o}", "device", l->end.d->name, "other", l->end.theirs, "granted",
+                     (int)l->granted, "depth_unit_bytes", (int)l->end.d->traits.depth_unit_bytes, "measures", list, "lanes",
+                     lanes[0] ? json_string(lanes) : json_null(), "lanes_lost", (json_int_t)l->m.lane_lost, "harm",
+                     l->harm[0] ? json_string(l->harm) : json_null());
 }
 
 /* With what speaks against it. */
@@ -478,8 +484,8 @@ static int report(const struct probe *p, struct link_probe *l)
         link_propose(&l->m);
     link_lanes_text(&l->m, lanes, sizeof lanes);
     if (!p->json)
-        printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs, l->granted,
-               l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
+        printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs,
+               l->granted, l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
     int status = probe_print(p, link_table(&l->m), json_of(l, lanes));
     if (!status && !p->json && lanes[0])
         status = print_proposal(l, lanes);
@@ -532,8 +538,8 @@ static int finish(const struct probe *p, struct link_probe *l, struct verbs_devi
     if (l->rc == -ECONNRESET && (p->listen || p->peer))
         return probe_error(p, "%s: what it said there tells why", l->why);
     if (l->rc && (!l->harm[0] || !l->end.leads))
-        return probe_error(p, "%s%s", l->why, l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to
-                                                  ? " (--listen and --peer do it with another host)" : "");
+        return probe_error(p, "%s%s", l->why,
+                           l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to ? " (--listen and --peer do it with another host)" : "");
     return l->end.leads ? report(p, l) : 0;
 }
 

@@ -171,8 +171,7 @@ static void try_kind(struct report *r, struct verbs_device *d, const struct kind
     if (rc) {
         row(r, k->name, false, 0, 0, base_error()[0] ? base_error() : base_strerror(rc));
     } else {
-        rc = m.dmabuf < 0 ? verbs_register(&region, d, m.at, m.bytes, 1)
-                          : verbs_register_dmabuf(&region, d, m.dmabuf, 0, m.at, m.bytes, 1);
+        rc = m.dmabuf < 0 ? verbs_register(&region, d, m.at, m.bytes, 1) : verbs_register_dmabuf(&region, d, m.dmabuf, 0, m.at, m.bytes, 1);
         row(r, k->name, true, rc, rc ? 0 : region.access, rc ? base_strerror(rc) : "");
         if (rc == 0)
             verbs_unregister(&region);

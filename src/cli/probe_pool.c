@@ -77,8 +77,7 @@ static int64_t wrong(const struct probe_end *e, uint64_t first, uint64_t n, uint
 }
 
 /* Buffer b when [low, high) have been received, each from the other end's buffer with the number counted from the end. */
-static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b, uint32_t low, uint32_t high, uint64_t from,
-                           uint64_t n)
+static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b, uint32_t low, uint32_t high, uint64_t from, uint64_t n)
 {
     uint64_t words = e->size / 8, first = b * words + from;
     if (b >= low && b < high)
@@ -251,9 +250,9 @@ static void *other_end(void *arg)
 static json_t *result_json(const struct pool *pool, unsigned i)
 {
     const struct result *r = &pool->results[i];
-    return json_pack("{s:s, s:b, s:i, s:i, s:I, s:I, s:b}", "operation", rounds[i].name, "tried", r->tried, "buffers",
-                     (int)pool->end.count, "good", (int)r->good, "bytes", (json_int_t)(r->good * pool->end.size), "lost",
-                     (json_int_t)r->lost, "ok", r->tried && r->bad == NOTHING && r->good == pool->end.count);
+    return json_pack("{s:s, s:b, s:i, s:i, s:I, s:I, s:b}", "operation", rounds[i].name, "tried", r->tried, "buffers", (int)pool->end.count,
+                     "good", (int)r->good, "bytes", (json_int_t)(r->good * pool->end.size), "lost", (json_int_t)r->lost, "ok",
+                     r->tried && r->bad == NOTHING && r->good == pool->end.count);
 }
 
 /* Of a round that was not. */
@@ -291,8 +290,8 @@ static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
 
 static int report(const struct probe *p, const struct pool *pool)
 {
-    static const struct cli_column columns[] = {{"operation", false}, {"buffers", true}, {"bytes", true}, {"lost", true},
-                                                {"result", false}};
+    static const struct cli_column columns[] = {
+        {"operation", false}, {"buffers", true}, {"bytes", true}, {"lost", true}, {"result", false}};
     struct cli_table *t = cli_table_new(columns, 5);
     json_t *list = json_array();
     char size[32];
@@ -308,9 +307,8 @@ static int report(const struct probe *p, const struct pool *pool)
     if (!p->json)
         printf("%s and %s: %u buffers of %s in one region each\n%s", pool->end.d->name, pool->end.theirs, pool->end.count,
                base_format_bytes(pool->end.size, size, sizeof size), p->markdown ? "\n" : "");
-    json_t *j = json_pack("{s:s, s:s, s:i, s:i, s:I, s:b, s:o}", "device", pool->end.d->name, "other", pool->end.theirs,
-                          "regions", 1, "buffers", (int)pool->end.count, "buffer_bytes", (json_int_t)pool->end.size, "ok", good,
-                          "operations", list);
+    json_t *j = json_pack("{s:s, s:s, s:i, s:i, s:I, s:b, s:o}", "device", pool->end.d->name, "other", pool->end.theirs, "regions", 1,
+                          "buffers", (int)pool->end.count, "buffer_bytes", (json_int_t)pool->end.size, "ok", good, "operations", list);
     int rc = probe_print(p, t, j);
     return rc ? rc : good ? 0 : CLI_FAILED;
 }
@@ -350,7 +348,9 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
 
 int probe_pool(const struct probe *p)
 {
-    struct pool pool = {.end = {.p = p, .fd = -1, .leads = !p->listen,
+    struct pool pool = {.end = {.p = p,
+                                .fd = -1,
+                                .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
     struct verbs_device *d = probe_open(p); /* first: who has none need not wait for the other end */

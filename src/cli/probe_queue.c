@@ -51,9 +51,11 @@ static int last_code(const struct verbs_device *d)
 /* Asks for exactly this depth, unlike verbs_qp_create(), which asks for no more than there is. */
 static struct ibv_qp *make(const struct verbs_device *d, struct ibv_cq *cq, struct ibv_qp_init_attr *init, uint32_t depth)
 {
-    *init = (struct ibv_qp_init_attr){.send_cq = cq, .recv_cq = cq, .qp_type = kind_of(d), .sq_sig_all = 1,
-                                      .cap = {.max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 1,
-                                              .max_recv_sge = 1}};
+    *init = (struct ibv_qp_init_attr){.send_cq = cq,
+                                      .recv_cq = cq,
+                                      .qp_type = kind_of(d),
+                                      .sq_sig_all = 1,
+                                      .cap = {.max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 1, .max_recv_sge = 1}};
     errno = 0;
     return d->lib->create_qp(d->pd, init);
 }
@@ -142,8 +144,7 @@ static struct past fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_
     struct past past = {.tried = true, .depth = depth};
     struct ibv_sge piece = *sge;
     while (past.taken <= depth && !cli_stopped()) {
-        struct ibv_send_wr send = {.sg_list = &piece, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED},
-                           *bad_send;
+        struct ibv_send_wr send = {.sg_list = &piece, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad_send;
         struct ibv_recv_wr receive = {.sg_list = &piece, .num_sge = 1}, *bad_receive;
         errno = 0;
         int rc = sends ? ibv_post_send(qp, &send, &bad_send) : ibv_post_recv(qp, &receive, &bad_receive);
@@ -161,8 +162,8 @@ static struct past fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_
 static int past_here(struct queue_report *r, struct ibv_cq *cq)
 {
     struct verbs_device *d = r->d;
-    struct verbs_qp_options o = {.type = kind_of(d), .send_cq = cq, .recv_cq = cq, .send_depth = 16, .recv_depth = 16, .sge = 1,
-                                 .signal_all = true};
+    struct verbs_qp_options o = {
+        .type = kind_of(d), .send_cq = cq, .recv_cq = cq, .send_depth = 16, .recv_depth = 16, .sge = 1, .signal_all = true};
     struct verbs_qp one = {0}, two = {0};
     struct verbs_regions region = {0};
     void *memory = probe_map(BASE_PAGE);
@@ -214,8 +215,8 @@ static json_t *count_json(const struct count *c)
 
 static json_t *past_json(const struct past *x)
 {
-    return json_pack("{s:b, s:i, s:i, s:i, s:b}", "tried", x->tried, "depth", (int)x->depth, "taken", (int)x->taken, "errno",
-                     -x->code, "past", x->taken > x->depth);
+    return json_pack("{s:b, s:i, s:i, s:i, s:b}", "tried", x->tried, "depth", (int)x->depth, "taken", (int)x->taken, "errno", -x->code,
+                     "past", x->taken > x->depth);
 }
 
 static json_t *report_json(const struct queue_report *r)
@@ -223,13 +224,13 @@ static json_t *report_json(const struct queue_report *r)
     json_t *depths = json_array();
     for (unsigned i = 0; i < r->depth_count; i++) {
         const struct depth *one = &r->depths[i];
-        json_array_append_new(depths, json_pack("{s:i, s:i, s:i, s:i}", "asked", (int)one->asked, "send", (int)one->send,
-                                                "receive", (int)one->receive, "errno", -one->code));
+        json_array_append_new(depths, json_pack("{s:i, s:i, s:i, s:i}", "asked", (int)one->asked, "send", (int)one->send, "receive",
+                                                (int)one->receive, "errno", -one->code));
     }
     return json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "device", r->d->name, "depth_unit_bytes",
-                     (int)r->d->traits.depth_unit_bytes, "queue_pairs", count_json(&r->qps), "domains", count_json(&r->pds),
-                     "depths", depths, "sends_past_depth", past_json(&r->sends), "receives_past_depth", past_json(&r->receives),
-                     "past_not_tried", r->why_not);
+                     (int)r->d->traits.depth_unit_bytes, "queue_pairs", count_json(&r->qps), "domains", count_json(&r->pds), "depths",
+                     depths, "sends_past_depth", past_json(&r->sends), "receives_past_depth", past_json(&r->receives), "past_not_tried",
+                     r->why_not);
 }
 
 static int add(struct cli_table *t, const char *what, uint32_t asked, const char *given, int code, const char *note)

@@ -13,15 +13,15 @@
 
 struct trial {
     struct verbs_device *d;
-    uint64_t bytes;       /* of one */
+    uint64_t bytes; /* of one */
     uint32_t most, count;
     struct verbs_regions *regions;
     uint8_t **memory;
     uint64_t *keys;
-    int code;             /* of the refusal; 0: there was none */
-    int64_t ns;           /* spent in registering */
-    bool again;           /* one could be registered after the last was given back */
-    char harm[128];       /* what made it stop; "" */
+    int code;       /* of the refusal; 0: there was none */
+    int64_t ns;     /* spent in registering */
+    bool again;     /* one could be registered after the last was given back */
+    char harm[128]; /* what made it stop; "" */
 };
 
 /* Keys must be new each time. A table of those that were seen, twice as large as they can be many; 0 is free. */
@@ -98,8 +98,8 @@ static void try_all(struct trial *t)
 
 static int report(const struct probe *p, const struct trial *t)
 {
-    static const struct cli_column columns[] = {{"device", false}, {"regions", true}, {"of", true},     {"each", true},
-                                                {"time each", true}, {"then", false}};
+    static const struct cli_column columns[] = {{"device", false}, {"regions", true},   {"of", true},
+                                                {"each", true},    {"time each", true}, {"then", false}};
     struct cli_table *table = cli_table_new(columns, 6);
     char count[32], said[32], each[32], time[48], then[320];
     snprintf(count, sizeof count, "%u", t->count);
@@ -116,9 +116,9 @@ static int report(const struct probe *p, const struct trial *t)
         cli_table_free(table);
         table = NULL;
     }
-    json_t *j = json_pack("{s:s, s:i, s:i, s:I, s:i, s:I, s:b, s:s}", "device", t->d->name, "regions", (int)t->count,
-                          "errno", -t->code, "region_bytes", (json_int_t)t->bytes, "said", t->d->attr.max_mr,
-                          "register_ns", (json_int_t)(t->count ? t->ns / t->count : 0), "again", t->again, "harm", t->harm);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:I, s:i, s:I, s:b, s:s}", "device", t->d->name, "regions", (int)t->count, "errno", -t->code,
+                          "region_bytes", (json_int_t)t->bytes, "said", t->d->attr.max_mr, "register_ns",
+                          (json_int_t)(t->count ? t->ns / t->count : 0), "again", t->again, "harm", t->harm);
     return probe_print(p, table, j);
 }
 

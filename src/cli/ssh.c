@@ -19,7 +19,6 @@
 #include "cli/launch.h"
 #include "cli/ssh.h"
 
-
 extern char **environ;
 
 /* What goes over the pipe first: this, and then zero-terminated strings: folder, arguments, assignments. */
@@ -199,8 +198,14 @@ static int start_program(const struct job *job, const struct base_dispositions *
     char path[4096];
     sigset_t none;
     sigemptyset(&none);
-    const struct base_process how = {.path = path, .argv = job->argv, .env = job->env, .fds = fds, .group = BASE_GROUP_OWN,
-                                     .end_with = SIGKILL, .dispositions = before, .mask = &none};
+    const struct base_process how = {.path = path,
+                                     .argv = job->argv,
+                                     .env = job->env,
+                                     .fds = fds,
+                                     .group = BASE_GROUP_OWN,
+                                     .end_with = SIGKILL,
+                                     .dispositions = before,
+                                     .mask = &none};
     int rc = base_process_find(job->argv[0], path, sizeof path);
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* a folder: as the system says it */
 }

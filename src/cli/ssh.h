@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-#define SSH_FAILED    255 /* its exit status when it could not do what it should */
+#define SSH_FAILED    255         /* its exit status when it could not do what it should */
 #define SSH_ORDER_MAX (60u << 10) /* what a pipe takes at once */
 
 /* What a node is told: folder, program, environment. `*out` is to be freed. */

@@ -97,8 +97,8 @@ int launch_make_fabric(struct launcher *s)
  * back for them: they are no part of the emulation. */
 static int keep_outer(struct launcher *s, size_t *n)
 {
-    static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "SOFTVERBS_DIR",
-                                                      "SOFTVERBS_FABRIC", "SOFTVERBS_HOST", "WEFT_TRANSPORT"};
+    static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD",       "LD_LIBRARY_PATH", "ASAN_OPTIONS",  "SOFTVERBS_DIR",
+                                                      "SOFTVERBS_FABRIC", "SOFTVERBS_HOST",  "WEFT_TRANSPORT"};
     for (size_t i = 0; i < LAUNCH_OUTER; i++) {
         const char *value = getenv(changed[i]);
         size_t len = strlen("WEFT_OUTER_") + strlen(changed[i]) + 2 + (value ? strlen(value) : 0);
@@ -173,11 +173,17 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
     sigemptyset(&mask);
     if (s->l->lead && rank == 0)
         sigaddset(&mask, LAUNCH_TOLD);
-    const int fds[3] = {remote ? f->control[0] : rank > 0 || isatty(STDIN_FILENO) ? BASE_FD_NULL : BASE_FD_OURS,
+    const int fds[3] = {remote                             ? f->control[0]
+                        : rank > 0 || isatty(STDIN_FILENO) ? BASE_FD_NULL
+                                                           : BASE_FD_OURS,
                         s->l->tag ? f->out[1] : BASE_FD_OURS, s->l->tag ? f->err[1] : BASE_FD_OURS};
     const struct base_process how = {
-        .path = remote ? ssh : emulated ? s->emulation.command : s->path,
-        .argv = remote ? (char *const *)(uintptr_t)f->ssh.argv : emulated ? s->emulation.argv[rank > 0] : launch_argv(s, rank),
+        .path = remote     ? ssh
+                : emulated ? s->emulation.command
+                           : s->path,
+        .argv = remote     ? (char *const *)(uintptr_t)f->ssh.argv
+                : emulated ? s->emulation.argv[rank > 0]
+                           : launch_argv(s, rank),
         .env = remote ? NULL : s->env,
         .fds = fds,
         .group = BASE_GROUP_OWN,
@@ -276,15 +282,15 @@ int launch_start_node(struct launcher *s, uint32_t rank)
 failed:
     if (machine && f.ssh.argv[0])
         launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to what takes its place", rank, machine,
-            f.ssh.argv[0], base_strerror(rc));
+                   f.ssh.argv[0], base_strerror(rc));
     else if (rc == -ENOENT && base_check_interpreter(s->path))
         launch_say(s, "could not start node %u: %s", rank, base_error());
     else
         launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(rc),
-            rc == -ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
-            : rc == -EMFILE ? " (raise the limit: ulimit -n)"
-            : rc == -EAGAIN ? " (too many processes of this user: ulimit -u)"
-                              : "");
+                   rc == -ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
+                   : rc == -EMFILE ? " (raise the limit: ulimit -n)"
+                   : rc == -EAGAIN ? " (too many processes of this user: ulimit -u)"
+                                   : "");
 cleanup:
     for (int i = 0; i < 2; i++) {
         launch_close(&f.out[i]);

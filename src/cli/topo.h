@@ -23,7 +23,7 @@ struct topo_device {
 };
 struct topo_node {
     char host[64];
-    bool reported;         /* this is all there, and its links */
+    bool reported; /* this is all there, and its links */
     uint64_t pool_bytes;
     uint32_t device_count;
     struct topo_device devices[TOPO_DEVICES];
@@ -33,7 +33,7 @@ struct topo_link {
     int64_t round_trip_ns; /* median */
     uint64_t bytes_per_second;
     bool measured;
-    char why[160];         /* not measured, or only in part */
+    char why[160]; /* not measured, or only in part */
 };
 
 struct topo {

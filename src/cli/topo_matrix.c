@@ -37,7 +37,8 @@ static int look(const struct topo *t)
         for (uint32_t k = i + 1; k < t->size; k++) {
             const weft_link_stats *there = &link_of(t, i, k)->stats, *back = &link_of(t, k, i)->stats;
             if (there->cables != back->cables || !device_of(t, i, k) != !device_of(t, k, i))
-                return cli_error("topo", "a cable between nodes %u and %u was pulled or plugged meanwhile: there is no matrix; try again", i, k);
+                return cli_error("topo", "a cable between nodes %u and %u was pulled or plugged meanwhile: there is no matrix; try again",
+                                 i, k);
             any = any || device_of(t, i, k);
             if ((several(t, i, k) || several(t, k, i)) && pairs++ == 0) {
                 a = i;
@@ -48,9 +49,10 @@ static int look(const struct topo *t)
         return cli_error("topo", "no RDMA device leads from one node to another: there is no matrix; `weft doctor` says what is wrong "
                                  "with devices");
     if (pairs)
-        fprintf(stderr, "weft topo: several devices lead from one node to the other in %u pair%s, nodes %u (%s) and %u (%s) first; MLX's hostfile "
-                        "has one for a pair: the first is taken\n", pairs, pairs == 1 ? "" : "s", a, link_of(t, a, b)->stats.devices, b,
-                link_of(t, b, a)->stats.devices);
+        fprintf(stderr,
+                "weft topo: several devices lead from one node to the other in %u pair%s, nodes %u (%s) and %u (%s) first; MLX's hostfile "
+                "has one for a pair: the first is taken\n",
+                pairs, pairs == 1 ? "" : "s", a, link_of(t, a, b)->stats.devices, b, link_of(t, b, a)->stats.devices);
     return 0;
 }
 

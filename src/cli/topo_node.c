@@ -16,20 +16,20 @@
 #include "weft/pool.h"
 #include "weft/sync.h"
 
-#define BLOCK   (1u << 20)
-#define WINDOW  4u        /* blocks under way */
-#define SAMPLES 4096u     /* round trips that are kept */
-#define WARM    16u       /* that do not count: connections are made at the first use */
-#define FLOOR   64u       /* round trips at least, however slow */
-#define NUMBERS 16u       /* on their way at a time; one is, but that it is complete may be known later than that it came */
-#define SPIN    (20 * WEFT_US) /* then the processor is for whoever the answer waits for */
-#define LAST    UINT32_MAX
+#define BLOCK    (1u << 20)
+#define WINDOW   4u             /* blocks under way */
+#define SAMPLES  4096u          /* round trips that are kept */
+#define WARM     16u            /* that do not count: connections are made at the first use */
+#define FLOOR    64u            /* round trips at least, however slow */
+#define NUMBERS  16u            /* on their way at a time; one is, but that it is complete may be known later than that it came */
+#define SPIN     (20 * WEFT_US) /* then the processor is for whoever the answer waits for */
+#define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* so long a cable may be pulled between two measures */
 
 /* In every node's pool. */
 struct desk {
-    uint64_t word;        /* the peer's number */
+    uint64_t word;         /* the peer's number */
     uint64_t out[NUMBERS]; /* ours, on their way there */
     uint8_t pad[BASE_PAGE - 8 - 8 * NUMBERS];
     uint8_t from[WINDOW * BLOCK], to[WINDOW * BLOCK];
@@ -39,13 +39,13 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;       /* of the whole cluster: when somebody has gone all is over */
-    weft_gaddr *desks;    /* [size] */
-    struct desk *desk;    /* ours */
-    weft_gaddr report;    /* in node 0's pool: its nodes, then its links */
+    uint64_t epoch;    /* of the whole cluster: when somebody has gone all is over */
+    weft_gaddr *desks; /* [size] */
+    struct desk *desk; /* ours */
+    weft_gaddr report; /* in node 0's pool: its nodes, then its links */
     int64_t *samples;
     weft_op ops[NUMBERS];
-    uint32_t told;        /* numbers in this measure */
+    uint32_t told; /* numbers in this measure */
 };
 
 static int by_value(const void *a, const void *b)

@@ -81,7 +81,8 @@ static void node_devices(const struct topo_node *n, char *out, size_t len)
     out[0] = '\0';
     for (uint32_t i = 0; i < n->device_count; i++) {
         const struct topo_device *d = &n->devices[i];
-        int m = snprintf(out + at, len - at, "%s%s%s%s%s", at ? ", " : "", d->name, d->reason[0] ? " (" : "", d->reason, d->reason[0] ? ")" : "");
+        int m = snprintf(out + at, len - at, "%s%s%s%s%s", at ? ", " : "", d->name, d->reason[0] ? " (" : "", d->reason,
+                         d->reason[0] ? ")" : "");
         at = at + (size_t)m < len ? at + (size_t)m : len - 1;
     }
 }
@@ -108,9 +109,9 @@ static struct cli_table *node_table(const struct topo *t)
 
 static struct cli_table *link_table(const struct topo *t)
 {
-    static const struct cli_column columns[] = {{"from", true},       {"to", true},        {"state", false}, {"transport", false},
-                                                {"way", false},       {"devices", false},  {"round trip", true},
-                                                {"bandwidth", true},  {"retransmits", true}, {"repairs", true}};
+    static const struct cli_column columns[] = {{"from", true},        {"to", true},       {"state", false},     {"transport", false},
+                                                {"way", false},        {"devices", false}, {"round trip", true}, {"bandwidth", true},
+                                                {"retransmits", true}, {"repairs", true}};
     struct cli_table *table = cli_table_new(columns, 10);
     int rc = table ? 0 : -ENOMEM;
     for (uint32_t i = 0; i < t->size * t->size && !rc; i++) {
@@ -124,8 +125,16 @@ static struct cli_table *link_table(const struct topo *t)
         snprintf(b, sizeof b, "%u", to);
         snprintf(retransmits, sizeof retransmits, tb ? "%llu" : "-", (unsigned long long)l->stats.frames_retransmitted);
         snprintf(repairs, sizeof repairs, tb ? "%llu" : "-", (unsigned long long)l->stats.bulk_repairs);
-        const char *cells[] = {a, b, l->measured ? "up" : l->why, dash(l->stats.transport), way_text(l, to, way, sizeof way),
-                               dash(l->stats.devices), time_text(l, time, sizeof time), rate_text(l, rate, sizeof rate), retransmits, repairs};
+        const char *cells[] = {a,
+                               b,
+                               l->measured ? "up" : l->why,
+                               dash(l->stats.transport),
+                               way_text(l, to, way, sizeof way),
+                               dash(l->stats.devices),
+                               time_text(l, time, sizeof time),
+                               rate_text(l, rate, sizeof rate),
+                               retransmits,
+                               repairs};
         rc = cli_table_add(table, cells);
     }
     if (!rc)
@@ -164,8 +173,8 @@ static json_t *node_json(const struct topo_node *n, uint32_t number)
     for (uint32_t i = 0; i < n->device_count; i++) {
         const struct topo_device *d = &n->devices[i];
         json_array_append_new(devices, json_pack("{s:o, s:o, s:o, s:o, s:f, s:b, s:o}", "device", text_json(d->name), "interface",
-                                                 text_json(d->interface), "link", text_json(d->link), "state", text_json(d->state),
-                                                 "gbits", d->gbits, "usable", !d->reason[0], "reason", text_json(d->reason)));
+                                                 text_json(d->interface), "link", text_json(d->link), "state", text_json(d->state), "gbits",
+                                                 d->gbits, "usable", !d->reason[0], "reason", text_json(d->reason)));
     }
     return json_pack("{s:i, s:o, s:I, s:o}", "node", (int)number, "host", text_json(n->host), "pool_bytes", (json_int_t)n->pool_bytes,
                      "devices", devices);
@@ -175,14 +184,14 @@ static json_t *link_json(const struct topo_link *l, uint32_t from, uint32_t to)
 {
     const weft_link_stats *s = &l->stats;
     return json_pack("{s:i, s:i, s:s, s:o, s:o, s:b, s:o, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "from", (int)from,
-                     "to", (int)to, "state", l->measured ? "up" : "failed", "why", text_json(l->why), "transport",
-                     text_json(s->transport), "direct", direct(l, to), "via",
-                     s->via == UINT32_MAX ? json_null() : json_integer(s->via), "devices", text_json(s->devices), "cables", (int)s->cables,
-                     "round_trip_ns", (json_int_t)l->round_trip_ns, "bytes_per_second", (json_int_t)l->bytes_per_second, "frames_sent",
-                     (json_int_t)s->frames_sent, "frames_retransmitted", (json_int_t)s->frames_retransmitted, "frames_received",
-                     (json_int_t)s->frames_received, "frames_damaged", (json_int_t)s->frames_damaged, "bulk_sent_bytes",
-                     (json_int_t)s->bulk_sent_bytes, "bulk_received_bytes", (json_int_t)s->bulk_received_bytes, "bulk_rejected",
-                     (json_int_t)s->bulk_rejected, "bulk_repairs", (json_int_t)s->bulk_repairs);
+                     "to", (int)to, "state", l->measured ? "up" : "failed", "why", text_json(l->why), "transport", text_json(s->transport),
+                     "direct", direct(l, to), "via", s->via == UINT32_MAX ? json_null() : json_integer(s->via), "devices",
+                     text_json(s->devices), "cables", (int)s->cables, "round_trip_ns", (json_int_t)l->round_trip_ns, "bytes_per_second",
+                     (json_int_t)l->bytes_per_second, "frames_sent", (json_int_t)s->frames_sent, "frames_retransmitted",
+                     (json_int_t)s->frames_retransmitted, "frames_received", (json_int_t)s->frames_received, "frames_damaged",
+                     (json_int_t)s->frames_damaged, "bulk_sent_bytes", (json_int_t)s->bulk_sent_bytes, "bulk_received_bytes",
+                     (json_int_t)s->bulk_received_bytes, "bulk_rejected", (json_int_t)s->bulk_rejected, "bulk_repairs",
+                     (json_int_t)s->bulk_repairs);
 }
 
 static int print_json(const struct topo *t)
@@ -270,7 +279,9 @@ static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radiu
     bool way = direct(l, b);
     char time[96], rate[96];
     printf("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"><title>", p.x, p.y, q.x, q.y,
-           !l->measured ? "failed" : way ? "direct" : "far");
+           !l->measured ? "failed"
+           : way        ? "direct"
+                        : "far");
     middle_text(t, a, b, time, rate, sizeof time);
     printf("%u - %u: ", a, b);
     xml_text(l->stats.transport);
@@ -313,7 +324,8 @@ static int print_svg(const struct topo *t)
     for (uint32_t i = 0; i < t->size; i++) {
         struct place p = place_of(t, i, radius, middle);
         printf("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"26\"/><text x=\"%.1f\" y=\"%.1f\" class=\"node\">%u</text>"
-               "<text x=\"%.1f\" y=\"%.1f\" class=\"host\">", p.x, p.y, p.x, p.y + 6, i, p.x, p.y + 41);
+               "<text x=\"%.1f\" y=\"%.1f\" class=\"host\">",
+               p.x, p.y, p.x, p.y + 6, i, p.x, p.y + 41);
         xml_text(t->nodes[i].host);
         puts("</text>");
     }
@@ -324,9 +336,13 @@ static int print_svg(const struct topo *t)
 int topo_print(const struct topo *t, enum topo_format format)
 {
     switch (format) {
-    case TOPO_JSON: return print_json(t);
-    case TOPO_DOT: return print_dot(t);
-    case TOPO_SVG: return print_svg(t);
-    default: return print_tables(t);
+    case TOPO_JSON:
+        return print_json(t);
+    case TOPO_DOT:
+        return print_dot(t);
+    case TOPO_SVG:
+        return print_svg(t);
+    default:
+        return print_tables(t);
     }
 }

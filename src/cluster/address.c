@@ -56,8 +56,7 @@ static int parse(const char *text, struct address *a)
         host = text + 1;
         end = colon > host && colon[-1] == ']' ? colon - 1 : NULL;
     } else if (colon && memchr(text, ':', (size_t)(colon - text))) {
-        return base_fail(-EINVAL, "address '%s': an IPv6 address stands in brackets, as in [::1]:%d", text,
-                         CLUSTER_PORT);
+        return base_fail(-EINVAL, "address '%s': an IPv6 address stands in brackets, as in [::1]:%d", text, CLUSTER_PORT);
     }
     if (!end || end == host || (size_t)(end - host) >= sizeof a->name)
         return base_fail(-EINVAL, "address '%s': expected HOST:PORT, [IPV6]:PORT or unix:PATH", text);
@@ -89,8 +88,7 @@ int cluster_private_address(char *out, size_t len, const char *kind, const char 
     (void)dir;
     snprintf(out, len, "unix:@weft-%s-%016llx%016llx", kind, (unsigned long long)r[0], (unsigned long long)r[1]);
 #else
-    snprintf(out, len, "unix:%s/weft-%s-%016llx%016llx", dir ? dir : "/tmp", kind, (unsigned long long)r[0],
-             (unsigned long long)r[1]);
+    snprintf(out, len, "unix:%s/weft-%s-%016llx%016llx", dir ? dir : "/tmp", kind, (unsigned long long)r[0], (unsigned long long)r[1]);
 #endif
     return 0;
 }
@@ -108,8 +106,7 @@ static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
 /* Numbers first: they need no name service, which may be slow or away. */
 static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
 {
-    struct addrinfo hints = {
-        .ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo hints = {.ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     *list = NULL;
     int rc = getaddrinfo(a->name, a->port, &hints, list);
     if (rc == EAI_NONAME) {
@@ -118,8 +115,8 @@ static int lookup(const char *text, const struct address *a, int flags, struct a
     }
     if (rc == 0 && *list)
         return 0;
-    return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH, "address '%s': cannot resolve '%s': %s", text,
-                     a->name, rc == EAI_SYSTEM ? base_strerror(errno) : gai_strerror(rc));
+    return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH, "address '%s': cannot resolve '%s': %s", text, a->name,
+                     rc == EAI_SYSTEM ? base_strerror(errno) : gai_strerror(rc));
 }
 
 static int new_socket(int family)
@@ -132,8 +129,7 @@ static int new_socket(int family)
     if (fd < 0)
         return -errno;
     int one = 1;
-    if (fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, O_NONBLOCK) ||
-        setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one)) {
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, O_NONBLOCK) || setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one)) {
         int error = errno;
         close(fd);
         return -error;
@@ -293,9 +289,8 @@ static bool is_self(int fd)
     socklen_t here_len = sizeof here, there_len = sizeof there;
     memset(&here, 0, sizeof here);
     memset(&there, 0, sizeof there);
-    return getsockname(fd, (struct sockaddr *)&here, &here_len) == 0 &&
-           getpeername(fd, (struct sockaddr *)&there, &there_len) == 0 && here.ss_family != AF_UNIX &&
-           here_len == there_len && memcmp(&here, &there, here_len) == 0;
+    return getsockname(fd, (struct sockaddr *)&here, &here_len) == 0 && getpeername(fd, (struct sockaddr *)&there, &there_len) == 0 &&
+           here.ss_family != AF_UNIX && here_len == there_len && memcmp(&here, &there, here_len) == 0;
 }
 
 /* One attempt: a socket or a negative errno, without a sentence. */
@@ -332,9 +327,8 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
 /* What goes away once the other side is up. EAGAIN: a Unix listener's queue is full. */
 static bool may_pass(int error)
 {
-    return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET ||
-           error == -ECONNABORTED || error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ETIMEDOUT ||
-           error == -EINTR;
+    return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET || error == -ECONNABORTED ||
+           error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ETIMEDOUT || error == -EINTR;
 }
 
 int cluster_connect(const char *address, int64_t deadline)
@@ -372,8 +366,7 @@ int cluster_connect(const char *address, int64_t deadline)
         }
         int64_t left = deadline - base_now_ns();
         if (left <= 0) {
-            fd = base_fail(-ETIMEDOUT, "connect to '%s': nobody listened until the deadline: %s", address,
-                           base_strerror(why));
+            fd = base_fail(-ETIMEDOUT, "connect to '%s': nobody listened until the deadline: %s", address, base_strerror(why));
             break;
         }
         base_sleep_ns(pause < left ? pause : left);

@@ -16,10 +16,10 @@
  * ring:   [["10.0.0.1:5000"], ["10.0.0.2:5000"]], one list of HOST:PORT a rank
  * matrix: [[null, "rdma_en5"], ["rdma_en5", null]], the device of rank i towards rank j */
 struct cluster_host {
-    char *ssh;      /* name to reach it by; NULL: none given */
-    char **ips;     /* [ip_count] addresses it listens on */
+    char *ssh;  /* name to reach it by; NULL: none given */
+    char **ips; /* [ip_count] addresses it listens on */
     uint32_t ip_count;
-    char **rdma;    /* [rdma_count] device towards node j; NULL where there is none (oneself, no cable) */
+    char **rdma; /* [rdma_count] device towards node j; NULL where there is none (oneself, no cable) */
     uint32_t rdma_count;
     uint32_t machine; /* which entry of the file: nodes with the same number are slots of one host */
 };
@@ -31,7 +31,7 @@ struct cluster_hostfile {
     /* Settings the file gives ("settings": {"pool": "1G"}): name/value pairs. */
     struct cluster_pair {
         char *name, *value;
-    } *settings;
+    } * settings;
     uint32_t setting_count;
 };
 #define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* bytes of a file */
@@ -51,7 +51,7 @@ struct cluster_settings {
     struct fab_options fabric;
     struct mem_options pool; /* but for the heap's offset */
     int64_t join_timeout_ns;
-    uint8_t *secret;     /* NULL: none; freed (and wiped) by cluster_settings_clear() */
+    uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
 };
@@ -62,12 +62,12 @@ void cluster_settings_clear(struct cluster_settings *s);
 /* The table behind it, for `weft config`. */
 #define CLUSTER_SETTINGS_MAX 32u
 struct cluster_setting_row {
-    const char *name;        /* "pool" */
-    const char *variable;    /* "WEFT_POOL" */
+    const char *name;     /* "pool" */
+    const char *variable; /* "WEFT_POOL" */
     const char *default_text;
-    const char *help;        /* one line: what, unit, range */
-    char value[256];         /* resolved, as text; a secret shows as "(set)" */
-    char from[160];          /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
+    const char *help; /* one line: what, unit, range */
+    char value[256];  /* resolved, as text; a secret shows as "(set)" */
+    char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
 /* `rows` has room for `max`; returns how many there are, or an error. `config` may be NULL: what options say. A
  * missing rank is no error here: who asks is not a node. */

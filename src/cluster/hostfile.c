@@ -42,15 +42,33 @@ static void step_back(struct reader *r)
 static const char *describe(const json_t *v, char *buf, size_t len)
 {
     switch (v ? (int)json_typeof(v) : -1) {
-    case JSON_OBJECT: snprintf(buf, len, "an object"); break;
-    case JSON_ARRAY: snprintf(buf, len, "a list of %zu", json_array_size(v)); break;
-    case JSON_STRING: snprintf(buf, len, "\"%.60s%s\"", json_string_value(v), json_string_length(v) > 60 ? "..." : ""); break;
-    case JSON_INTEGER: snprintf(buf, len, "%" JSON_INTEGER_FORMAT, json_integer_value(v)); break;
-    case JSON_REAL: snprintf(buf, len, "%g", json_real_value(v)); break;
-    case JSON_TRUE: snprintf(buf, len, "true"); break;
-    case JSON_FALSE: snprintf(buf, len, "false"); break;
-    case JSON_NULL: snprintf(buf, len, "null"); break;
-    default: snprintf(buf, len, "nothing"); break;
+    case JSON_OBJECT:
+        snprintf(buf, len, "an object");
+        break;
+    case JSON_ARRAY:
+        snprintf(buf, len, "a list of %zu", json_array_size(v));
+        break;
+    case JSON_STRING:
+        snprintf(buf, len, "\"%.60s%s\"", json_string_value(v), json_string_length(v) > 60 ? "..." : "");
+        break;
+    case JSON_INTEGER:
+        snprintf(buf, len, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
+        break;
+    case JSON_REAL:
+        snprintf(buf, len, "%g", json_real_value(v));
+        break;
+    case JSON_TRUE:
+        snprintf(buf, len, "true");
+        break;
+    case JSON_FALSE:
+        snprintf(buf, len, "false");
+        break;
+    case JSON_NULL:
+        snprintf(buf, len, "null");
+        break;
+    default:
+        snprintf(buf, len, "nothing");
+        break;
     }
     for (char *p = buf; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
@@ -62,9 +80,8 @@ static const char *describe(const json_t *v, char *buf, size_t len)
 static int expected(struct reader *r, const char *what, const json_t *found)
 {
     char place[256], text[128];
-    return base_fail(-EINVAL, "%s:%u: %s: expected %s, found %s", r->name,
-                     position_line(r->text, r->len, &r->path), position_name(&r->path, place, sizeof place), what,
-                     describe(found, text, sizeof text));
+    return base_fail(-EINVAL, "%s:%u: %s: expected %s, found %s", r->name, position_line(r->text, r->len, &r->path),
+                     position_name(&r->path, place, sizeof place), what, describe(found, text, sizeof text));
 }
 
 static int out_of_memory(const struct reader *r)
@@ -96,7 +113,8 @@ static int only_keys(struct reader *r, json_t *object, const char *const *keys, 
 {
     const char *key;
     json_t *value;
-    json_object_foreach(object, key, value) {
+    json_object_foreach(object, key, value)
+    {
         if (!allowed(key, keys)) {
             step_key(r, key);
             return expected(r, what, value);
@@ -151,7 +169,8 @@ static int read_devices(struct reader *r, const json_t *list, struct cluster_hos
         if (json_is_array(v)) {
             const json_t *cable;
             size_t k;
-            json_array_foreach(v, k, cable) {
+            json_array_foreach(v, k, cable)
+            {
                 step_index(r, k);
                 if (!is_name(cable, 63))
                     return expected(r, "a device's name", cable);
@@ -159,8 +178,8 @@ static int read_devices(struct reader *r, const json_t *list, struct cluster_hos
             }
             if (json_array_size(v) > 1 && i != me) {
                 char place[256];
-                base_log(BASE_LOG_INFO, "%s: %s: %zu cables; the first is used", r->name,
-                         position_name(&r->path, place, sizeof place), json_array_size(v));
+                base_log(BASE_LOG_INFO, "%s: %s: %zu cables; the first is used", r->name, position_name(&r->path, place, sizeof place),
+                         json_array_size(v));
             }
             v = json_array_get(v, 0); /* NULL, when empty, is as good as null */
         }
@@ -263,7 +282,8 @@ static int read_hosts(struct reader *r, const json_t *list, bool own)
     size_t i;
     if (rc)
         return rc;
-    json_array_foreach(list, i, v) {
+    json_array_foreach(list, i, v)
+    {
         step_index(r, i);
         if ((rc = read_host(r, v, i, r->out->machines, own)))
             return rc;
@@ -282,7 +302,8 @@ static int read_settings(struct reader *r, json_t *object)
     h->settings = calloc(json_object_size(object) + 1, sizeof *h->settings);
     if (!h->settings)
         return out_of_memory(r);
-    json_object_foreach(object, key, v) {
+    json_object_foreach(object, key, v)
+    {
         char text[64];
         const char *value = text;
         step_key(r, key);
@@ -356,7 +377,8 @@ static int read_ring(struct reader *r, const json_t *root)
     size_t i, k;
     if (rc)
         return rc;
-    json_array_foreach(root, i, rank) {
+    json_array_foreach(root, i, rank)
+    {
         struct cluster_host *h = &r->out->hosts[i];
         h->machine = (uint32_t)i;
         r->slots[i] = 1;
@@ -366,7 +388,8 @@ static int read_ring(struct reader *r, const json_t *root)
         h->ips = calloc(json_array_size(rank), sizeof *h->ips);
         if (!h->ips)
             return out_of_memory(r);
-        json_array_foreach(rank, k, v) {
+        json_array_foreach(rank, k, v)
+        {
             const char *text = json_string_value(v);
             const char *colon = text ? strrchr(text, ':') : NULL;
             step_index(r, k);
@@ -392,7 +415,8 @@ static int read_matrix(struct reader *r, const json_t *root)
     size_t i;
     if (rc)
         return rc;
-    json_array_foreach(root, i, row) {
+    json_array_foreach(root, i, row)
+    {
         r->out->hosts[i].machine = (uint32_t)i;
         r->slots[i] = 1;
         step_index(r, i);
@@ -454,8 +478,7 @@ static void free_hosts(struct cluster_host *hosts, uint32_t count)
 }
 
 /* One node of a machine with slots: `machine`'s entry, its devices counted by node and no longer by machine. */
-static int copy_host(struct cluster_host *to, const struct cluster_host *machine, const uint32_t *slots,
-                     uint32_t nodes)
+static int copy_host(struct cluster_host *to, const struct cluster_host *machine, const uint32_t *slots, uint32_t nodes)
 {
     to->machine = machine->machine;
     if (machine->ssh && !(to->ssh = strdup(machine->ssh)))
@@ -491,8 +514,7 @@ static int expand_slots(struct reader *r)
     if (nodes <= h->machines) /* equal: no slots */
         return 0;
     if (nodes > WEFT_MAX_NODES)
-        return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u slots", r->name,
-                         WEFT_MAX_NODES, nodes);
+        return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u slots", r->name, WEFT_MAX_NODES, nodes);
     struct cluster_host *all = calloc(nodes, sizeof *all);
     if (!all)
         return out_of_memory(r);
@@ -525,8 +547,8 @@ int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size
         for (char *p = error.text; *p; p++)
             if ((unsigned char)*p < 0x20 || *p == 0x7f)
                 *p = ' ';
-        return base_fail(-EINVAL, "%s:%d: expected JSON, found an error in column %d: %s", name,
-                         error.line > 0 ? error.line : 1, error.column, error.text);
+        return base_fail(-EINVAL, "%s:%d: expected JSON, found an error in column %d: %s", name, error.line > 0 ? error.line : 1,
+                         error.column, error.text);
     }
     r.out = calloc(1, sizeof *r.out);
     rc = r.out ? read_any(&r, root) : out_of_memory(&r);

@@ -151,8 +151,10 @@ static int wait_for_word(struct join *j)
     while (!rc && !h->done) {
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
-            rc = base_fail(-ETIMEDOUT, "node 0 (pid %u on %s) has not said within %.1f s that all nodes have connected; if slow, raise "
-                           "WEFT_JOIN_TIMEOUT", j->cards[0].pid, j->cards[0].host, (double)j->settings->join_timeout_ns / 1e9);
+            rc = base_fail(-ETIMEDOUT,
+                           "node 0 (pid %u on %s) has not said within %.1f s that all nodes have connected; if slow, raise "
+                           "WEFT_JOIN_TIMEOUT",
+                           j->cards[0].pid, j->cards[0].host, (double)j->settings->join_timeout_ns / 1e9);
     }
     return rc;
 }

@@ -14,20 +14,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_GRACE    (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
-#define GUEST_WAIT      (2 * WEFT_SECOND) /* for a guest of node 0, when there are more than can be nodes */
-#define PENDING_MAX     (2u * WEFT_MAX_NODES)
+#define ANSWER_GRACE (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
+#define GUEST_WAIT   (2 * WEFT_SECOND) /* for a guest of node 0, when there are more than can be nodes */
+#define PENDING_MAX  (2u * WEFT_MAX_NODES)
 
 /* --- MACs --- */
 
-static void proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
-                      const struct wire_challenge *challenge, const struct wire_card *card)
+static void proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_challenge *challenge,
+                      const struct wire_card *card)
 {
     join_mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
 }
 
-static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello,
-                       const struct wire_answer *answer, const struct wire_card *cards)
+static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_answer *answer,
+                       const struct wire_card *cards)
 {
     struct wire_answer plain = *answer;
     memset(plain.mac, 0, sizeof plain.mac);
@@ -138,15 +138,13 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     char text[WIRE_TEXT];
     uint32_t rank = g->hello.rank, size = j->w->size;
     if (g->hello.size != size) {
-        snprintf(text, sizeof text, "this node was told that the cluster has %u nodes, node 0 that it has %u", g->hello.size,
-                 size);
+        snprintf(text, sizeof text, "this node was told that the cluster has %u nodes, node 0 that it has %u", g->hello.size, size);
         snprintf(t->text, sizeof t->text, "node %u was told that there are %u nodes, node 0 that there are %u", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
         snprintf(t->text, sizeof t->text, "one came as node %u, which is not one of 1 to %u", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
-        snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid,
-                 j->cards[rank].host);
+        snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid, j->cards[rank].host);
         snprintf(t->text, sizeof t->text, "two came as node %u", rank);
     } else {
         j->cards[rank] = g->proof.card;
@@ -228,8 +226,8 @@ static bool make_room(struct guest *g, uint32_t *guests)
 {
     uint32_t oldest = *guests;
     for (uint32_t i = 0; i < *guests; i++)
-        if (g[i].stage != SEATED && (oldest == *guests || g[i].stage < g[oldest].stage ||
-                                     (g[i].stage == g[oldest].stage && g[i].came < g[oldest].came)))
+        if (g[i].stage != SEATED &&
+            (oldest == *guests || g[i].stage < g[oldest].stage || (g[i].stage == g[oldest].stage && g[i].came < g[oldest].came)))
             oldest = i;
     if (oldest == *guests)
         return false;
@@ -375,7 +373,8 @@ static int attend(struct join *j)
         rc = -EPROTO;
     if (rc) {
         if (rc == -ECONNRESET || rc == -EPIPE)
-            base_fail(rc, "node 0 at %s closed the connection: it failed or ended, and then says why, or is no weft of this version", coord);
+            base_fail(rc, "node 0 at %s closed the connection: it failed or ended, and then says why, or is no weft of this version",
+                      coord);
         else
             base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
         goto out;
@@ -386,8 +385,10 @@ static int attend(struct join *j)
     if (!rc)
         rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
     if (rc == -ECONNRESET || rc == -EPIPE) {
-        rc = base_fail(-EACCES, "node 0 at %s closed the connection: the cluster secret is wrong or missing here or there "
-                                "(WEFT_SECRET_FILE), or it ended", coord);
+        rc = base_fail(-EACCES,
+                       "node 0 at %s closed the connection: the cluster secret is wrong or missing here or there "
+                       "(WEFT_SECRET_FILE), or it ended",
+                       coord);
         goto out;
     }
     if (rc) {

@@ -18,7 +18,7 @@
 #include "fabric/fabric.h"
 
 #define JOIN_STRANGER_WAIT (1 * WEFT_SECOND) /* for a connection to take the few bytes it is sent */
-#define JOIN_STRANGERS     16u /* connections beyond those of all nodes, of which nothing is known yet */
+#define JOIN_STRANGERS     16u               /* connections beyond those of all nodes, of which nothing is known yet */
 
 struct join_listener {
     int fd; /* -1: none */
@@ -44,7 +44,7 @@ struct join {
     struct join_hub *hubs; /* [hub_count] */
     struct pollfd *fds;    /* of join_hub_wait() */
     uint32_t hub_count;
-    bool told;             /* who failed first is known to all */
+    bool told;      /* who failed first is known to all */
     char scope[32]; /* "%eth0": of our address towards node 0, where it is a link-local one; else "" */
 };
 
@@ -62,8 +62,8 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
 
 /* --- hub.c --- */
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes the descriptor */
-/* Until one of `others` can be read (the first is *ready, else -1; at most 2 * size + JOIN_STRANGERS of them), somebody has news, `until` or a second is over. An error: a node has
- * failed, and the sentence says which and why. */
+/* Until one of `others` can be read (the first is *ready, else -1; at most 2 * size + JOIN_STRANGERS of them), somebody has news, `until`
+ * or a second is over. An error: a node has failed, and the sentence says which and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
 /* This node has connected with all, or failed (`rc`, with its sentence): tell the others; when it has, wait until all have. What is to
  * be returned. */

@@ -157,8 +157,9 @@ static int take_caller(struct callers *cs, int listener)
         return 0; /* the other still waits at the listener */
     }
     if (c.fd < 0)
-        return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED ? 0
-               : base_fail(c.fd, "taking the connection of another node: %s", base_strerror(c.fd));
+        return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED
+                   ? 0
+                   : base_fail(c.fd, "taking the connection of another node: %s", base_strerror(c.fd));
     if (!join_user_allowed(c.fd, &c.pid)) {
         close(c.fd);
         return 0;
@@ -251,8 +252,7 @@ static int say_who_is_missing(struct join *j, int rc)
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT", i,
                          j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
-    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i, j->cards[i].pid,
-                     j->cards[i].host);
+    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i, j->cards[i].pid, j->cards[i].host);
 }
 
 static int answer_all(struct join *j)
@@ -297,12 +297,16 @@ int join_pairs(struct join *j)
             continue;
         const struct wire_card *c = &j->cards[i];
         if (!is_here(j, i) && !c->away[0])
-            return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, and node 0 listens at "
-                             "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT", i, c->host);
+            return base_fail(-EHOSTUNREACH,
+                             "node %u (on %s) is on another host or in another container, and node 0 listens at "
+                             "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT",
+                             i, c->host);
         base_error_clear();
         if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
-            return base_fail(-EHOSTUNREACH, "node %u (on %s) is on another host or in another container, which shm "
-                             "(WEFT_TRANSPORT) does not reach", i, c->host);
+            return base_fail(-EHOSTUNREACH,
+                             "node %u (on %s) is on another host or in another container, which shm "
+                             "(WEFT_TRANSPORT) does not reach",
+                             i, c->host);
         if (!fab_choose(w, c->host_id))
             return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this machine reaches it", i, c->host);
         w->size_here += is_here(j, i);

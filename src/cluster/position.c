@@ -106,8 +106,7 @@ const char *position_name(const struct position_path *path, char *buf, size_t le
     size_t n = 0;
     for (unsigned i = 0; i < path->depth && n < len; i++) {
         const struct position_step *s = &path->steps[i];
-        int m = s->key ? snprintf(buf + n, len - n, "%s%.60s", i ? "." : "", s->key)
-                       : snprintf(buf + n, len - n, "[%zu]", s->index);
+        int m = s->key ? snprintf(buf + n, len - n, "%s%.60s", i ? "." : "", s->key) : snprintf(buf + n, len - n, "[%zu]", s->index);
         n += m > 0 ? (size_t)m : 0;
     }
     if (!path->depth)

@@ -39,8 +39,7 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
         rc = base_fail(-EINVAL, "%s='%s': expected a regular file", who, path);
     } else if (st.st_mode & (S_IRWXG | S_IRWXO)) {
-        rc = base_fail(-EACCES, "%s='%s': others may use it (mode %04o): chmod 600 it", who, path,
-                       (unsigned)st.st_mode & 07777u);
+        rc = base_fail(-EACCES, "%s='%s': others may use it (mode %04o): chmod 600 it", who, path, (unsigned)st.st_mode & 07777u);
     }
     while (rc == 0 && len < sizeof bytes) {
         ssize_t n = read(fd, bytes + len, sizeof bytes - len);
@@ -82,8 +81,7 @@ int settings_read_secret(const struct found *found, struct cluster_settings *out
     if (text->text[0] && text->source >= file->source) {
         size_t len = strlen(text->text);
         if (len > SECRET_MAX)
-            return base_fail(-EINVAL, "%s: expected 1 to %u bytes, found %zu", settings_speaker(SECRET_TEXT, text),
-                             SECRET_MAX, len);
+            return base_fail(-EINVAL, "%s: expected 1 to %u bytes, found %zu", settings_speaker(SECRET_TEXT, text), SECRET_MAX, len);
         out->secret = (uint8_t *)strdup(text->text);
         out->secret_len = len;
         return out->secret ? 0 : base_fail(-ENOMEM, "no memory for the secret");

@@ -11,8 +11,7 @@
 
 /* --- where the values come from --- */
 
-void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where,
-                 const char *what)
+void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where, const char *what)
 {
     f->text = text;
     f->source = source;
@@ -110,8 +109,8 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
     int n = snprintf(out->coord, sizeof out->coord, bare_ipv6 ? "[%s]:%d" : "%s:%d", host, CLUSTER_PORT);
     if (n < 0 || (size_t)n >= sizeof out->coord || cluster_address_check(out->coord))
-        return base_fail(-EINVAL, "hostfile %s: host 0: '%s' is not an address: set %s to HOST:PORT",
-                         found[HOSTFILE].text, host, settings_table[COORD].variable);
+        return base_fail(-EINVAL, "hostfile %s: host 0: '%s' is not an address: set %s to HOST:PORT", found[HOSTFILE].text, host,
+                         settings_table[COORD].variable);
     settings_take(&found[COORD], out->coord, CLUSTER_HOSTFILE, "hostfile", found[HOSTFILE].text);
     return 0;
 }
@@ -242,8 +241,7 @@ int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const 
         row->variable = settings_table[i].variable;
         row->default_text = settings_table[i].fallback;
         row->help = settings_table[i].help;
-        snprintf(row->value, sizeof row->value, "%s",
-                 settings_table[i].kind == SECRET && found[i].text[0] ? "(set)" : found[i].text);
+        snprintf(row->value, sizeof row->value, "%s", settings_table[i].kind == SECRET && found[i].text[0] ? "(set)" : found[i].text);
         snprintf(row->from, sizeof row->from, "%s", found[i].from);
     }
     cluster_settings_clear(&s);

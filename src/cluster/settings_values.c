@@ -19,8 +19,8 @@ const char *settings_speaker(enum id id, const struct found *f)
 int settings_bad(enum id id, const struct found *f, const char *expected)
 {
     bool file = f->source == CLUSTER_HOSTFILE;
-    return base_fail(-EINVAL, "%s%s%s='%s': expected %s", file ? f->from : "", file ? ": " : "", settings_speaker(id, f),
-                     f->text, expected);
+    return base_fail(-EINVAL, "%s%s%s='%s': expected %s", file ? f->from : "", file ? ": " : "", settings_speaker(id, f), f->text,
+                     expected);
 }
 
 static const char *format_duration(int64_t ns, char *buf, size_t len)
@@ -155,9 +155,10 @@ int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t 
     char what[320], word[32], *end;
     const char *p = f->text;
     uint32_t n = 0;
-    snprintf(what, sizeof what, "1 to %u lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message a multiple of 4K, up to %uK; "
-                                "1 to %u of them, together at most %u frames of 4K", FAB_LANES_MAX, FRAMES_MOST * 4,
-             FAB_LANE_DEPTH, FRAMES_MOST);
+    snprintf(what, sizeof what,
+             "1 to %u lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message a multiple of 4K, up to %uK; "
+             "1 to %u of them, together at most %u frames of 4K",
+             FAB_LANES_MAX, FRAMES_MOST * 4, FAB_LANE_DEPTH, FRAMES_MOST);
     for (bool more = true; more; n++) {
         size_t len = strcspn(p, ","), size = strcspn(p, ":,");
         uint64_t bytes;
@@ -167,9 +168,8 @@ int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t 
         word[size] = '\0';
         const char *digits = p + size + 1;
         unsigned long depth = strtoul(digits, &end, 10);
-        if (base_parse_bytes(word, &bytes) || bytes == 0 || bytes % FRAME || bytes > (uint64_t)FRAMES_MOST * FRAME ||
-            digits[0] < '0' || digits[0] > '9' || end != p + len || depth < 1 || depth > FAB_LANE_DEPTH ||
-            bytes / FRAME * depth > FRAMES_MOST)
+        if (base_parse_bytes(word, &bytes) || bytes == 0 || bytes % FRAME || bytes > (uint64_t)FRAMES_MOST * FRAME || digits[0] < '0' ||
+            digits[0] > '9' || end != p + len || depth < 1 || depth > FAB_LANE_DEPTH || bytes / FRAME * depth > FRAMES_MOST)
             return settings_bad(TB_LANES, f, what);
         lanes[n] = (struct fab_lane){.message = (uint32_t)bytes, .depth = (uint32_t)depth};
         more = p[len] == ',';

@@ -21,12 +21,12 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC   UINT64_C(0x7765667430303033) /* "weft0003": raised when a message changes */
-#define WIRE_NONCE   32
-#define WIRE_MAC     32
-#define WIRE_ADDRESS 108
-#define WIRE_TEXT    512
-#define WIRE_REASON  1024 /* a whole sentence of base_error() */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303033) /* "weft0003": raised when a message changes */
+#define WIRE_NONCE        32
+#define WIRE_MAC          32
+#define WIRE_ADDRESS      108
+#define WIRE_TEXT         512
+#define WIRE_REASON       1024 /* a whole sentence of base_error() */
 #define WIRE_LIVENESS_MAX (3600 * WEFT_SECOND)
 
 struct wire_hello {
@@ -45,9 +45,9 @@ struct wire_card {
     uint32_t rank, pid;
     uint8_t host_id[16];
     char host[64];
-    char side[WIRE_ADDRESS]; /* where it takes side connections from nodes of its host */
-    char away[WIRE_ADDRESS]; /* and from other hosts: numeric HOST:PORT; "": it does not */
-    int64_t liveness_ns;     /* how long a peer on another host may be silent */
+    char side[WIRE_ADDRESS];       /* where it takes side connections from nodes of its host */
+    char away[WIRE_ADDRESS];       /* and from other hosts: numeric HOST:PORT; "": it does not */
+    int64_t liveness_ns;           /* how long a peer on another host may be silent */
     uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that it may use */
 };
 
@@ -76,8 +76,8 @@ struct wire_token {
 
 struct wire_news {
     uint64_t magic;
-    uint32_t rank;        /* about this node */
-    int32_t error;        /* 0: it has connected with all (from node 0: all have); else it has failed, an errno, and why */
+    uint32_t rank; /* about this node */
+    int32_t error; /* 0: it has connected with all (from node 0: all have); else it has failed, an errno, and why */
     char text[WIRE_REASON];
     uint8_t mac[WIRE_MAC]; /* over everything else, and the session */
 };

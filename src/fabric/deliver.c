@@ -12,8 +12,8 @@ bool fab_in_handler(void)
     return handler_depth != 0;
 }
 
-bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
-                 const void *payload, size_t payload_len)
+bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
+                 size_t payload_len)
 {
     if (BASE_UNLIKELY(id >= FAB_HANDLERS))
         return true; /* not from any weft: drop it */

@@ -20,10 +20,9 @@ static BASE_COLD int refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes
     if (addr == WEFT_NULL)
         return base_fail(-EFAULT, "the address is null");
     if (offset < w->heap_offset)
-        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own", a,
-                         (unsigned long long)w->heap_offset);
-    return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a,
-                     n, offset, node, (unsigned long long)w->links[node].pool_bytes);
+        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own", a, (unsigned long long)w->heap_offset);
+    return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a, n, offset, node,
+                     (unsigned long long)w->links[node].pool_bytes);
 }
 
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
@@ -43,8 +42,7 @@ int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab
 /* The node's link, while it is alive. */
 static inline struct fab_link *living(struct weft_node *w, uint32_t node)
 {
-    return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE ? &w->links[node]
-                                                                                                        : NULL;
+    return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE ? &w->links[node] : NULL;
 }
 
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake)
@@ -94,8 +92,7 @@ int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op
     return rc;
 }
 
-static inline int atomic_op(weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old,
-                            weft_op *op)
+static inline int atomic_op(weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op)
 {
     struct fab_link *l;
     int rc = fab_resolve(w, word, 8, &l);
@@ -148,14 +145,14 @@ int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header
     if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
         return fab_refuse_node(w, node);
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
-        return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data",
-                         node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
+        return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data", node,
+                         header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
     struct fab_link *l = &w->links[node];
     return l->transport->send(w, l, id, header, header_len, payload, payload_len, op);
 }
 
-int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-              size_t payload_len, weft_op *op)
+int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+              weft_op *op)
 {
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
         return base_fail(-EINVAL, "message to handler %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
@@ -199,8 +196,10 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
         return fab_refuse_node(w, node);
     atomic_thread_fence(memory_order_seq_cst); /* the caller's own stores into shared pools are seen before what it does next */
     if (BASE_UNLIKELY(atomic_exchange_explicit(&f.l->unsure, false, memory_order_relaxed)))
-        return base_fail(-ECONNABORTED, "flush of node %u: its link broke, and of what was under way without an op something may "
-                         "not have happened, or was refused", node);
+        return base_fail(-ECONNABORTED,
+                         "flush of node %u: its link broke, and of what was under way without an op something may "
+                         "not have happened, or was refused",
+                         node);
     return 0;
 }
 
@@ -242,12 +241,13 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
     }
     int status = op->status;
     if (BASE_UNLIKELY(status == -ECONNRESET))
-        return fab_refuse_node(w, op->node) ? base_context(status, "operation") :
-               base_fail(status, "operation to node %u: the node is gone", op->node);
+        return fab_refuse_node(w, op->node) ? base_context(status, "operation")
+                                            : base_fail(status, "operation to node %u: the node is gone", op->node);
     if (BASE_UNLIKELY(status < 0))
         return base_fail(status, "operation to node %u: %s; it may or may not have happened", op->node,
-                         status == -ENETDOWN ? "no way leads there any more, until a cable is back" :
-                         status == -ECONNABORTED ? "its link broke while it was under way, or its device refused it" : base_strerror(status));
+                         status == -ENETDOWN       ? "no way leads there any more, until a cable is back"
+                         : status == -ECONNABORTED ? "its link broke while it was under way, or its device refused it"
+                                                   : base_strerror(status));
     return status;
 }
 

@@ -46,7 +46,7 @@ static inline bool fab_is_system(uint32_t id)
 }
 
 /* A bulk lane of the tb transport: bytes of a message, and how many are under way at most. */
-#define FAB_GUARD_MAX 512u
+#define FAB_GUARD_MAX  512u
 #define FAB_LANES_MAX  8u
 #define FAB_LANE_DEPTH 64u
 struct fab_lane {
@@ -61,23 +61,23 @@ struct fab_lane {
 
 /* What a node is told about its fabric. Who fills it has checked it: the cluster's settings (cluster/settings_table.c) do. */
 struct fab_options {
-    int64_t deadline_ns;  /* so long an operation waits that is not told how long */
-    bool bounded;         /* the deadline bounds waits for other nodes' doing too: see patience.c */
-    int64_t say_after_ns; /* else such a wait says after so long for whom it waits */
-    int64_t spin_ns;      /* so long a wait spins before it sleeps */
-    int64_t liveness_ns;  /* a node on another host that is silent for so long is dead */
-    int64_t reconnect_ns; /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
-    char transport[16];   /* the one to use for peers; "rdma": any over devices; "": the best */
-    char device[64];      /* the verbs device to use; "": the best */
-    int gid_index;        /* of its table; -1: choose (verbs_choose_gid()) */
-    uint32_t rails;       /* rc: devices that are used together; 0: all as good as the best, or only `device` */
+    int64_t deadline_ns;                /* so long an operation waits that is not told how long */
+    bool bounded;                       /* the deadline bounds waits for other nodes' doing too: see patience.c */
+    int64_t say_after_ns;               /* else such a wait says after so long for whom it waits */
+    int64_t spin_ns;                    /* so long a wait spins before it sleeps */
+    int64_t liveness_ns;                /* a node on another host that is silent for so long is dead */
+    int64_t reconnect_ns;               /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
+    char transport[16];                 /* the one to use for peers; "rdma": any over devices; "": the best */
+    char device[64];                    /* the verbs device to use; "": the best */
+    int gid_index;                      /* of its table; -1: choose (verbs_choose_gid()) */
+    uint32_t rails;                     /* rc: devices that are used together; 0: all as good as the best, or only `device` */
     char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
-    uint64_t stripe_bytes; /* rc: puts and gets from so many bytes on are spread over them */
-    uint32_t copy_threads; /* shm: that copy large data together, the caller included; 0: by the processors */
+    uint64_t stripe_bytes;              /* rc: puts and gets from so many bytes on are spread over them */
+    uint32_t copy_threads;              /* shm: that copy large data together, the caller included; 0: by the processors */
     char guard[FAB_GUARD_MAX]; /* tb: the command weft, which is to own the devices in a process of its own; "": this process does */
     struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
     uint32_t lane_count;
-    bool check_frames;    /* tb: looks at a part of every frame of bulk data; else at all of it */
+    bool check_frames; /* tb: looks at a part of every frame of bulk data; else at all of it */
 };
 
 #define FAB_TRANSPORTS_MAX 4u
@@ -93,9 +93,9 @@ struct fab_link;
  * completed by fab_complete(), now or later; on an error return it is not pending. */
 struct fab_transport {
     const char *name;
-    bool rdma;    /* over devices: WEFT_TRANSPORT=rdma allows it */
-    bool at_once; /* puts, gets and atomics are done when they return */
-    int (*open)(struct weft_node *w);  /* resources, before anyone is known */
+    bool rdma;                        /* over devices: WEFT_TRANSPORT=rdma allows it */
+    bool at_once;                     /* puts, gets and atomics are done when they return */
+    int (*open)(struct weft_node *w); /* resources, before anyone is known */
     void (*close)(struct weft_node *w);
     bool (*reaches)(struct weft_node *w, const uint8_t *peer_host_id);
     /* Both sides call it, over their side connection; blocks until `deadline`. */
@@ -108,19 +108,20 @@ struct fab_transport {
 
     int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-    int (*atomic)(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
-                  uint64_t *old, weft_op *op);
-    int (*put_signal)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len,
-                      uint64_t signal, uint64_t add, weft_op *op);
+    int (*atomic)(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+                  weft_op *op);
+    int (*put_signal)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                      weft_op *op);
     /* A system word: set it, and with `wake` wake who waits there. Nothing is answered, and it waits for a cable that is pulled. */
     int (*set_system)(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
-    int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
-                const void *payload, size_t payload_len, weft_op *op);
-    bool (*flushed)(struct weft_node *w, struct fab_link *l, struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
+    int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+                size_t payload_len, weft_op *op);
+    bool (*flushed)(struct weft_node *w, struct fab_link *l,
+                    struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
     void (*fence)(struct weft_node *w, struct fab_link *l);
-    int (*service)(struct weft_node *w);    /* may be NULL: what needs no handler; by any thread, also while a handler runs */
-    int (*progress)(struct weft_node *w);   /* under w->progress; events handled */
-    bool (*idle)(struct weft_node *w);      /* nothing to handle: looked at after announcing sleep */
+    int (*service)(struct weft_node *w);  /* may be NULL: what needs no handler; by any thread, also while a handler runs */
+    int (*progress)(struct weft_node *w); /* under w->progress; events handled */
+    bool (*idle)(struct weft_node *w);    /* nothing to handle: looked at after announcing sleep */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
     /* Wake whoever waits at the peer for memory (weft_wait_until). */
     void (*wake)(struct weft_node *w, struct fab_link *l);
@@ -137,7 +138,7 @@ struct fab_transport {
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
     int (*settle)(struct weft_node *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
-    bool (*needed)(struct weft_node *w); /* may be NULL: the node wants to leave; do others still need it between them? */
+    bool (*needed)(struct weft_node *w);                  /* may be NULL: the node wants to leave; do others still need it between them? */
 };
 
 /* The path from this node to one peer (itself included). */
@@ -146,23 +147,23 @@ struct fab_link {
     uint32_t node;
     uint64_t pool_bytes;
     const struct fab_transport *transport;
-    void *impl;        /* the transport's */
-    int side_fd;       /* liveness anchor; -1 for oneself */
-    int pid_fd;        /* the peer's process, where the system has it; else -1 */
-    char host[64];     /* for messages */
-    int pid;           /* for messages */
+    void *impl;    /* the transport's */
+    int side_fd;   /* liveness anchor; -1 for oneself */
+    int pid_fd;    /* the peer's process, where the system has it; else -1 */
+    char host[64]; /* for messages */
+    int pid;       /* for messages */
     base_spin side_lock;
-    struct fab_side *side; /* side.c; NULL while no message is on its way */
-    char *gone_why;    /* written before the state says so; NULL: nobody knows */
-    bool goodbye;      /* the peer has said that it leaves; the progress thread's */
+    struct fab_side *side;          /* side.c; NULL while no message is on its way */
+    char *gone_why;                 /* written before the state says so; NULL: nobody knows */
+    bool goodbye;                   /* the peer has said that it leaves; the progress thread's */
     _Atomic(const char *) given_up; /* why a room above has done with it (fab_give_up()); NULL: none has */
-    _Atomic bool unsure; /* an operation without an op may not have happened; the next flush says so */
+    _Atomic bool unsure;            /* an operation without an op may not have happened; the next flush says so */
     /* Of a peer on another host (peer.c): */
-    int64_t liveness_ns;   /* so long it and its host may be silent; 0: the kernel tells of its death */
-    int64_t silent_ns;     /* and so long it has been, as far as we listened; the progress thread's */
-    int64_t unanswered_ns; /* and so long its host; the progress thread's */
-    _Atomic bool heard;    /* the transport has: what only a living process sends */
-    _Atomic bool answered; /* its host has acknowledged a heartbeat */
+    int64_t liveness_ns;           /* so long it and its host may be silent; 0: the kernel tells of its death */
+    int64_t silent_ns;             /* and so long it has been, as far as we listened; the progress thread's */
+    int64_t unanswered_ns;         /* and so long its host; the progress thread's */
+    _Atomic bool heard;            /* the transport has: what only a living process sends */
+    _Atomic bool answered;         /* its host has acknowledged a heartbeat */
     int64_t side_sent, side_taken; /* bytes of the side connection, and those known to be acknowledged; under side_lock */
 };
 
@@ -205,10 +206,10 @@ struct weft_node {
     bool oversubscribed; /* more nodes on this host than processors */
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm, *rc, *tb; /* the transports' state */
+    void *shm, *rc, *tb;                                            /* the transports' state */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char **towards;  /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
+    char **towards;      /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
 
     struct fab_link *links; /* [size] */
     struct fab_bell *bell;  /* this node's */
@@ -226,17 +227,17 @@ struct weft_node {
     pthread_t pulse_thread; /* peer.c */
     bool pulse_started;
     _Atomic uint32_t pulse_end;
-    int64_t pulse_ns;      /* between two heartbeats; 0: nobody needs any */
-    int64_t listened_ns;   /* when the side connections were last read; the progress thread's */
-    _Atomic bool lazy;        /* the program polls by itself: the progress thread only looks in now and then */
-    _Atomic uint64_t polls;   /* weft_progress() calls and spinning waits, to tell that */
+    int64_t pulse_ns;            /* between two heartbeats; 0: nobody needs any */
+    int64_t listened_ns;         /* when the side connections were last read; the progress thread's */
+    _Atomic bool lazy;           /* the program polls by itself: the progress thread only looks in now and then */
+    _Atomic uint64_t polls;      /* weft_progress() calls and spinning waits, to tell that */
     _Atomic uint32_t last_looks; /* how often a thread has looked at the end of its wait, because the progress thread napped */
-    _Atomic uint64_t rested;  /* `polls` when a wait went to sleep: those before it say nothing about what comes */
+    _Atomic uint64_t rested;     /* `polls` when a wait went to sleep: those before it say nothing about what comes */
     _Atomic bool stopping;
-    _Atomic uint32_t waiting; /* threads of the program in a call that waits: weft_close() refuses then */
-    struct weft_node *next_open;   /* node/open.c */
-    int wake_fd[2]; /* local kicks for the progress thread */
-    struct pollfd *poll_fds; /* the progress thread's, with whose they are */
+    _Atomic uint32_t waiting;    /* threads of the program in a call that waits: weft_close() refuses then */
+    struct weft_node *next_open; /* node/open.c */
+    int wake_fd[2];              /* local kicks for the progress thread */
+    struct pollfd *poll_fds;     /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;
 
     void *cluster, *sync, *queues; /* of the rooms above */
@@ -248,9 +249,9 @@ uint32_t fab_count_dead(const struct weft_node *w);
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
 
 /* --- wake.c --- */
-void fab_wake_here(struct weft_node *w); /* this node's own waiters, after changing what they wait for */
+void fab_wake_here(struct weft_node *w);           /* this node's own waiters, after changing what they wait for */
 void fab_wake(struct weft_node *w, uint32_t node); /* the waiters of a node, after putting to its memory */
-void fab_kick(struct weft_node *w); /* the progress thread of this node */
+void fab_kick(struct weft_node *w);                /* the progress thread of this node */
 
 /* --- deliver.c --- */
 /* Is this thread inside a handler or hook? Waiting is refused then. */
@@ -274,8 +275,8 @@ int fab_messages(struct weft_node *w);
 /* This thread polls no more, and nobody else does but, when it is woken, the progress thread: no message is to be left. */
 void fab_last_look(struct weft_node *w);
 /* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
-bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len,
-                 const void *payload, size_t payload_len);
+bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
+                 size_t payload_len);
 /* For peer.c and the progress thread: the last messages of a peer, the `gone` hooks, and the periodic ones; as inside a handler. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
@@ -311,7 +312,7 @@ int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint
  * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
 int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
 void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* nobody asks any more how it ends */
-void fab_now_free(struct weft_node *w); /* the transports are closed */
+void fab_now_free(struct weft_node *w);                          /* the transports are closed */
 
 /* --- peer.c: liveness --- */
 /* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
@@ -341,9 +342,9 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died);
 bool fab_side_answered(struct fab_link *l);
 
 /* --- progress.c: the progress thread --- */
-int fab_start(struct weft_node *w); /* the progress thread; links are connected */
+int fab_start(struct weft_node *w);                    /* the progress thread; links are connected */
 int fab_settle(struct weft_node *w, int64_t deadline); /* until it is known that all can be reached */
-void fab_stop(struct weft_node *w); /* says goodbye to the peers, ends the thread */
+void fab_stop(struct weft_node *w);                    /* says goodbye to the peers, ends the thread */
 
 /* --- wait.c --- */
 /* Wait until ready(arg) is true: spin a little (making progress), then sleep. -ETIMEDOUT at the deadline
@@ -355,8 +356,8 @@ int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns); /* WEFT_TIME
  * once, in a call that is not to wait for it. Both without a sentence. */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
 bool fab_nowait(bool on); /* from now on this thread's operations do not wait for room; what it was before */
-/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_TIMEOUT_DEFAULT takes longer,
- * waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
+/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_TIMEOUT_DEFAULT takes
+ * longer, waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
 int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for other nodes' doing --- */
@@ -404,8 +405,8 @@ struct fab_config {
      * that its waiters sleep on. */
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
-    const char *const *towards; /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
-    uint64_t system_bytes; /* of each pool, for the words of the rooms above */
+    const char *const *towards;        /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
+    uint64_t system_bytes;             /* of each pool, for the words of the rooms above */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);

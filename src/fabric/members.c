@@ -60,6 +60,8 @@ BASE_COLD int fab_refuse_node(struct weft_node *w, uint32_t node)
         return base_fail(-ECONNRESET, "node %u is dead: %s", node, w->links[node].gone_why);
     if (state != FAB_ALIVE)
         return base_fail(-ECONNRESET, "node %u %s", node,
-                         state == FAB_LEFT ? "has left the cluster" : state == FAB_DEAD ? "is dead" : "is not connected");
+                         state == FAB_LEFT   ? "has left the cluster"
+                         : state == FAB_DEAD ? "is dead"
+                                             : "is not connected");
     return 0;
 }

@@ -23,8 +23,9 @@ static int pick_transports(struct weft_node *w, const struct fab_transport *cons
         known = known || strcmp(all[i]->name, only) == 0;
         snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", all[i]->name);
     }
-    return known ? 0 : base_fail(-EINVAL, "transport '%s' is not known: this build has %s, and rdma for those over devices (WEFT_TRANSPORT)",
-                                 only, names);
+    return known ? 0
+                 : base_fail(-EINVAL, "transport '%s' is not known: this build has %s, and rdma for those over devices (WEFT_TRANSPORT)",
+                             only, names);
 }
 
 int fab_connect_self(struct weft_node *w, int64_t deadline)
@@ -36,7 +37,9 @@ const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_
 {
     char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
     for (const struct fab_transport **t = w->transports; *t; t++) {
-        bool allowed = strcmp(w->options.transport, "rdma") == 0 ? (*t)->rdma : !w->options.transport[0] || strcmp((*t)->name, w->options.transport) == 0;
+        bool allowed = strcmp(w->options.transport, "rdma") == 0
+                           ? (*t)->rdma
+                           : !w->options.transport[0] || strcmp((*t)->name, w->options.transport) == 0;
         if (!allowed)
             continue;
         base_error_clear();

@@ -150,8 +150,9 @@ static int atomic_now(weft_node *w, enum fab_atomic what, weft_gaddr word, uint6
         op = &n->op;
         to = &n->old;
     }
-    int rc = what == FAB_ADD ? weft_fetch_add(w, word, a, to, op) : what == FAB_SWAP ? weft_swap(w, word, a, to, op) :
-             weft_compare_swap(w, word, a, b, to, op);
+    int rc = what == FAB_ADD    ? weft_fetch_add(w, word, a, to, op)
+             : what == FAB_SWAP ? weft_swap(w, word, a, to, op)
+                                : weft_compare_swap(w, word, a, b, to, op);
     if (n) {
         rc = end(w, n, rc, WEFT_TIMEOUT_DEFAULT);
         if (rc == 0 && old)

@@ -32,8 +32,8 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
     struct fab_link *l = &w->links[node];
     if (!fab_alive(w, node))
         return;
-    base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host,
-             died ? "is dead" : "has left", why);
+    base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host, died ? "is dead" : "has left",
+             why);
     l->gone_why = strdup(why); /* it may be the sentence of an operation that fails below */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
@@ -101,8 +101,10 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
         return 0;
     }
     if (PATIENCE * l->liveness_ns - l->silent_ns <= 0) {
-        snprintf(why, len, "it was silent for %.1f s on a host that answers: stopped, or without a processor (%d times "
-                 "WEFT_LIVENESS)", seconds, PATIENCE);
+        snprintf(why, len,
+                 "it was silent for %.1f s on a host that answers: stopped, or without a processor (%d times "
+                 "WEFT_LIVENESS)",
+                 seconds, PATIENCE);
         return 0;
     }
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;

@@ -15,12 +15,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LAZY_MS 1
-#define BUSY_NS (WEFT_MS / 2)
+#define LAZY_MS  1
+#define BUSY_NS  (WEFT_MS / 2)
 #define SHORT_NS (WEFT_MS / 20)
-#define NAP_MS  1000 /* at most: for peers whose death no descriptor told */
-#define TICK_NS WEFT_MS /* while messages come, upkeep is looked after so often */
-#define LOOK_NS (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
+#define NAP_MS   1000           /* at most: for peers whose death no descriptor told */
+#define TICK_NS  WEFT_MS        /* while messages come, upkeep is looked after so often */
+#define LOOK_NS  (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
 
 /* Everything that makes it worth looking before sleeping. */
 static bool idle(struct weft_node *w)

@@ -15,8 +15,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define HEAD_BYTES   3u
-#define KEPT_BYTES   (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* of messages that the socket does not take yet */
+#define HEAD_BYTES 3u
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* of messages that the socket does not take yet */
 
 struct fab_side {
     uint32_t in, out; /* bytes in the buffers: the beginning of a message; what the socket did not take */

@@ -51,8 +51,7 @@ static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header
         base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it", s->from);
         return;
     }
-    *copy = (struct stashed){.since = base_now_ns(), .id = id, .header_len = (uint32_t)header_len,
-                             .payload_len = (uint32_t)payload_len};
+    *copy = (struct stashed){.since = base_now_ns(), .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};
     if (header_len)
         memcpy(copy->body, header, header_len);
     if (payload_len)
@@ -79,14 +78,12 @@ int stash_retry(struct weft_node *w, struct stash *s)
             continue;
         int64_t waits = base_now_ns() - m->since;
         if (waits >= w->options.deadline_ns) {
-            base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline",
-                     s->from, m->id);
+            base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline", s->from, m->id);
             continue;
         }
         if (waits >= WEFT_SECOND && !m->warned) {
             m->warned = true;
-            base_log(BASE_LOG_WARN, "%u messages from node %u wait: no handler %u is installed (weft_handle)", s->count,
-                     s->from, m->id);
+            base_log(BASE_LOG_WARN, "%u messages from node %u wait: no handler %u is installed (weft_handle)", s->count, s->from, m->id);
         }
         break;
     }

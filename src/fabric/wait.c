@@ -8,10 +8,10 @@
 
 #include <sched.h>
 
-#define BUSY_SLICE_NS     WEFT_MS
-#define SLICE_NS          (10 * WEFT_MS)
-#define YIELD_FOR         16 /* times the spin time: giving the processor away, when nodes outnumber cores */
-#define LOOKS_PER_CLOCK   32u
+#define BUSY_SLICE_NS   WEFT_MS
+#define SLICE_NS        (10 * WEFT_MS)
+#define YIELD_FOR       16 /* times the spin time: giving the processor away, when nodes outnumber cores */
+#define LOOKS_PER_CLOCK 32u
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
 
@@ -85,7 +85,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w); /* and goes on doing so */
-            if (moving) /* asleep, this thread would leave the work to another */
+            if (moving)    /* asleep, this thread would leave the work to another */
                 start = now;
         }
     }

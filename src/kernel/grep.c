@@ -12,16 +12,14 @@
 
 /* Candidates are the places where both the first and the last byte of the text stand: two loads and two compares
  * for 32 places, whatever the text is. */
-__attribute__((target("avx2"))) static const uint8_t *find_avx2(const uint8_t *hay, size_t len, const uint8_t *text,
-                                                                size_t n)
+__attribute__((target("avx2"))) static const uint8_t *find_avx2(const uint8_t *hay, size_t len, const uint8_t *text, size_t n)
 {
     const __m256i first = _mm256_set1_epi8((char)text[0]), last = _mm256_set1_epi8((char)text[n - 1]);
     size_t i = 0;
     for (; i + n - 1 + 32 <= len; i += 32) {
         __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(hay + i));
         __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(hay + i + n - 1));
-        uint32_t hits = (uint32_t)_mm256_movemask_epi8(
-            _mm256_and_si256(_mm256_cmpeq_epi8(a, first), _mm256_cmpeq_epi8(b, last)));
+        uint32_t hits = (uint32_t)_mm256_movemask_epi8(_mm256_and_si256(_mm256_cmpeq_epi8(a, first), _mm256_cmpeq_epi8(b, last)));
         for (; hits; hits &= hits - 1) {
             const uint8_t *at = hay + i + __builtin_ctz(hits);
             if (n <= 2 || memcmp(at + 1, text + 1, n - 2) == 0)

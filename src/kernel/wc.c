@@ -74,8 +74,7 @@ static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool p
 
 #if defined(__x86_64__)
 
-static inline __attribute__((always_inline)) void count_masks(struct wc_count *n, uint64_t newline, uint64_t run,
-                                                               uint64_t mark)
+static inline __attribute__((always_inline)) void count_masks(struct wc_count *n, uint64_t newline, uint64_t run, uint64_t mark)
 {
     unsigned long long sum;
     n->carry = _addcarry_u64(n->carry, run, mark, &sum);
@@ -83,8 +82,8 @@ static inline __attribute__((always_inline)) void count_masks(struct wc_count *n
     n->ended += (uint64_t)__builtin_popcountll(sum & ~run);
 }
 
-__attribute__((target("avx512bw,avx512f,popcnt"))) static void count_avx512(struct wc_count *out, const uint8_t *p,
-                                                                              size_t len, bool printable)
+__attribute__((target("avx512bw,avx512f,popcnt"))) static void count_avx512(struct wc_count *out, const uint8_t *p, size_t len,
+                                                                            bool printable)
 {
     struct wc_count n = *out;
     size_t i = 0;
@@ -111,8 +110,7 @@ __attribute__((target("avx2"))) static inline __m256i at_most_avx2(__m256i a, __
     return _mm256_cmpeq_epi8(_mm256_min_epu8(a, b), a);
 }
 
-__attribute__((target("avx2,popcnt"))) static void count_avx2(struct wc_count *out, const uint8_t *p, size_t len,
-                                                                bool printable)
+__attribute__((target("avx2,popcnt"))) static void count_avx2(struct wc_count *out, const uint8_t *p, size_t len, bool printable)
 {
     struct wc_count n = *out;
     size_t i = 0;
@@ -156,8 +154,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
     const bool printable = WEFT_WC_PRINTABLE;
     struct wc_count n = {0};
     count(&n, in->bytes, in->len, printable);
-    struct wc_piece piece = {
-        .lines = n.lines, .bytes = in->len, .ended = n.ended, .start = in->offset == 0, .tail = n.carry};
+    struct wc_piece piece = {.lines = n.lines, .bytes = in->len, .ended = n.ended, .start = in->offset == 0, .tail = n.carry};
     size_t i = 0;
     for (; i < in->len && !is_space(in->bytes[i]); i++)
         piece.head |= is_mark(in->bytes[i], printable);
@@ -192,8 +189,8 @@ static int finish(const void *state, weft_out *out)
 {
     const struct wc_state *s = state;
     char line[80];
-    int n = snprintf(line, sizeof line, "%7llu %7llu %7llu\n", (unsigned long long)s->lines,
-                     (unsigned long long)(s->words + s->open), (unsigned long long)s->bytes);
+    int n = snprintf(line, sizeof line, "%7llu %7llu %7llu\n", (unsigned long long)s->lines, (unsigned long long)(s->words + s->open),
+                     (unsigned long long)s->bytes);
     return weft_out_write(out, line, (size_t)n);
 }
 

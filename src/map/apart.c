@@ -27,16 +27,16 @@
 struct map_apart {
     pid_t guardian;
     int guardian_fd;
-    _Atomic uint64_t died;  /* a bit a node; the owner's */
-    uint64_t said;          /* of these, what has been said */
-    uint64_t out_of_reach;  /* and which the owner gave up, though they live: a bit a node */
+    _Atomic uint64_t died;                    /* a bit a node; the owner's */
+    uint64_t said;                            /* of these, what has been said */
+    uint64_t out_of_reach;                    /* and which the owner gave up, though they live: a bit a node */
     int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* since when no way leads to a node; 0: one does */
     uint64_t spilled[MAP_NODES_MAX];
     weft_gaddr given, order, tallies;
     /* A node's. */
     pthread_mutex_t lock;
     pthread_cond_t ordered;
-    uint64_t order_at[2];   /* gaddr, length */
+    uint64_t order_at[2]; /* gaddr, length */
     char *order_bytes;
     struct map_order o;
     struct map_options options;
@@ -156,8 +156,8 @@ static int give_order(struct map_job *job)
     size_t len = 0;
     int rc = map_order_write(&order, &bytes, &len);
     if (!rc && (rc = weft_alloc(job->w, len, &a->order)))
-        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: more --memory is needed",
-                  len, (unsigned long long)job->pool_bytes);
+        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: more --memory is needed", len,
+                  (unsigned long long)job->pool_bytes);
     if (!rc) {
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);
         uint64_t at[2] = {a->order, len};
@@ -189,8 +189,7 @@ int map_apart_start(struct map_job *job)
     struct map_apart *a = job->with;
     if ((rc = weft_alloc(job->w, MAP_NODES_MAX * sizeof(struct map_tally), &a->tallies)))
         return rc;
-    memset(weft_ptr(job->w, a->tallies, MAP_NODES_MAX * sizeof(struct map_tally)), 0,
-           MAP_NODES_MAX * sizeof(struct map_tally));
+    memset(weft_ptr(job->w, a->tallies, MAP_NODES_MAX * sizeof(struct map_tally)), 0, MAP_NODES_MAX * sizeof(struct map_tally));
     return 0;
 }
 
@@ -311,8 +310,7 @@ void map_apart_gone(struct map_job *job, uint32_t node, bool died)
         kill(getpid(), SIGTERM);
 }
 
-static void on_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                     void *arg)
+static void on_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)payload, (void)payload_len;
     struct map_apart *a = arg;
@@ -450,9 +448,9 @@ static int serve(struct map_job *job)
     map_on_signal(SIGHUP, on_end);
     map_nodes_stop_with(job);
     struct map_apart *a = job->with;
-    if ((rc = weft_handle(job->w, MAP_HANDLER_ORDER, on_order, a)) ||
-        (rc = weft_handle(job->w, MAP_HANDLER_PRINTS, on_prints, job)) || (rc = get_order(job)) || (rc = follow_order(job)) ||
-        (rc = map_carry_start(job)) || (rc = map_queue_open(job)) || (rc = map_slots_start(job)))
+    if ((rc = weft_handle(job->w, MAP_HANDLER_ORDER, on_order, a)) || (rc = weft_handle(job->w, MAP_HANDLER_PRINTS, on_prints, job)) ||
+        (rc = get_order(job)) || (rc = follow_order(job)) || (rc = map_carry_start(job)) || (rc = map_queue_open(job)) ||
+        (rc = map_slots_start(job)))
         return rc;
     map_slots_join(job);
     pthread_mutex_lock(&a->lock);

@@ -139,8 +139,7 @@ void map_capture_drop(struct map_capture *c)
     c->total = 0;
 }
 
-int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len,
-                       weft_result *result)
+int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len, weft_result *result)
 {
     int rc;
     c->given = 0;

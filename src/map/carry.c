@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUTS     4u /* on their way at once */
+#define PUTS     4u                                    /* on their way at once */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH) /* of one node that wait here: more than one has that is no liar */
 
 struct asked {
@@ -58,8 +58,7 @@ static int wait_for(struct map_job *job, weft_op *op)
 
 /* --- answering --- */
 
-static void on_ask(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                   void *arg)
+static void on_ask(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)payload, (void)payload_len;
     struct map_carry *c = arg;
@@ -68,8 +67,8 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
         return;
     memcpy(&ask, header, sizeof ask);
     bool drop = ask.what == MAP_ASK_DROP;
-    if (ask.what > MAP_ASK_DROP || (!drop && (ask.len > MAP_CHUNK_BYTES || weft_gaddr_node(ask.to) != from ||
-                                              weft_gaddr_node(ask.word) != from)))
+    if (ask.what > MAP_ASK_DROP ||
+        (!drop && (ask.len > MAP_CHUNK_BYTES || weft_gaddr_node(ask.to) != from || weft_gaddr_node(ask.word) != from)))
         return;
     struct asked *a = malloc(sizeof *a);
     pthread_mutex_lock(&c->lock);
@@ -134,8 +133,7 @@ static void *carrier_main(void *arg)
             wait_for(job, &ops[n]);
         uint8_t *at = memory ? memory + n * (size_t)MAP_CHUNK_BYTES : NULL;
         int rc = memory ? read_asked(job, &a->ask, &held, at) : -ENOMEM;
-        busy[n] = weft_put_signal(job->w, a->ask.to, at, rc ? 0 : (size_t)a->ask.len, a->ask.word, answer_of(rc),
-                                  &ops[n]) == 0;
+        busy[n] = weft_put_signal(job->w, a->ask.to, at, rc ? 0 : (size_t)a->ask.len, a->ask.word, answer_of(rc), &ops[n]) == 0;
         free(a);
     }
     for (uint32_t n = 0; n < PUTS; n++)
@@ -230,8 +228,8 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
     return slot->buffer_bytes >= bytes && bytes;
 }
 
-static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uint64_t at, size_t len, weft_gaddr to,
-                       unsigned k, weft_op *op)
+static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uint64_t at, size_t len, weft_gaddr to, unsigned k,
+                       weft_op *op)
 {
     struct map_job *job = slot->job;
     if (piece->place == MAP_IN_POOL)
@@ -289,8 +287,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         int end = end_chunk(slot, piece, k, &ops[k]);
         rc = rc ? rc : end;
         if (!rc && !whole)
-            rc = map_scratch_write(&job->spill, slot->brought_at + ended,
-                                   weft_ptr(job->w, to + k * (uint64_t)MAP_CHUNK_BYTES, len), len);
+            rc = map_scratch_write(&job->spill, slot->brought_at + ended, weft_ptr(job->w, to + k * (uint64_t)MAP_CHUNK_BYTES, len), len);
         ended += len;
         map_slot_renew(slot, &next);
     }

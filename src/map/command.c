@@ -22,8 +22,8 @@ struct running {
     pid_t pid;
     /* What is not fed yet. */
     struct map_span in;
-    bool copy;      /* splice does not work on this input */
-    bool full;      /* output is left in the pipe until the owner has written some */
+    bool copy;            /* splice does not work on this input */
+    bool full;            /* output is left in the pipe until the owner has written some */
     enum map_kind failed; /* why the piece fails though the command does not; MAP_OK: it does not */
 };
 
@@ -245,8 +245,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
     }
 }
 
-void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in,
-                     enum map_kind *kind, int *code)
+void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in, enum map_kind *kind, int *code)
 {
     struct map_job *job = slot->job;
     struct running r = {.slot = slot, .in = *in};
@@ -291,10 +290,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         base_process_reap(r.pid);
         atomic_fetch_add_explicit(&slot->line->command_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
         if (!rc) {
-            *kind = timed_out ? MAP_TIMED_OUT
-                    : info.si_code != CLD_EXITED ? MAP_SIGNALLED
-                    : info.si_status             ? MAP_EXITED
-                                                 : MAP_OK;
+            *kind = timed_out ? MAP_TIMED_OUT : info.si_code != CLD_EXITED ? MAP_SIGNALLED : info.si_status ? MAP_EXITED : MAP_OK;
             *code = timed_out ? 0 : info.si_status;
         }
     }

@@ -138,8 +138,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
     size_t from = nominal > *scan ? (size_t)nominal : *scan;
     if (from + n > len)
         return 0;
-    const uint8_t *hit = n == 1 ? memchr(bytes + from, job->separator[0], len - from)
-                                : memmem(bytes + from, len - from, job->separator, n);
+    const uint8_t *hit = n == 1 ? memchr(bytes + from, job->separator[0], len - from) : memmem(bytes + from, len - from, job->separator, n);
     if (hit)
         return (size_t)(hit - bytes) + n;
     *scan = len - n + 1;

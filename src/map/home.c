@@ -14,35 +14,35 @@
 #include <string.h>
 
 #define MOVES   16u
-#define BOUNCES 4u  /* chunks of memory for what goes to the spill file; so much of the pool is set aside */
-_Static_assert(BOUNCES * MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
+#define BOUNCES 4u /* chunks of memory for what goes to the spill file; so much of the pool is set aside */
+_Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
 #define WAIT_NS (2 * WEFT_MS)
 #define NO_PART UINT32_MAX
 
-struct coming { /* a piece on its way */
-    struct map_outcome *oc;  /* as the node left it, its parts there */
-    struct map_part *home;   /* what becomes of them here: [parts] of [room]. It grows with what comes, for a node may claim any number */
+struct coming {             /* a piece on its way */
+    struct map_outcome *oc; /* as the node left it, its parts there */
+    struct map_part *home;  /* what becomes of them here: [parts] of [room]. It grows with what comes, for a node may claim any number */
     uint32_t parts, room;
-    bool planned;        /* the outcome is here: now its parts */
-    uint32_t part;       /* of `oc`: the next to be asked for, */
-    uint64_t from;       /* and from where in it, or in the outcome itself */
-    uint32_t moves;      /* on their way */
-    int failed;          /* nothing more is asked for; 0: all is well */
+    bool planned;   /* the outcome is here: now its parts */
+    uint32_t part;  /* of `oc`: the next to be asked for, */
+    uint64_t from;  /* and from where in it, or in the outcome itself */
+    uint32_t moves; /* on their way */
+    int failed;     /* nothing more is asked for; 0: all is well */
 };
 
 struct move {
     struct record *r;
-    bool asked;            /* the node's carrier reads it for us; else it is a get */
-    bool held_up;          /* not under way: no way led to the node when it was started, or while it was */
-    bool unsure;           /* asked for, and then no way led to the node: question or answer may be lost, or come late */
-    uint64_t source;       /* there */
-    weft_gaddr at;         /* here, of what is asked for */
+    bool asked;      /* the node's carrier reads it for us; else it is a get */
+    bool held_up;    /* not under way: no way led to the node when it was started, or while it was */
+    bool unsure;     /* asked for, and then no way led to the node: question or answer may be lost, or come late */
+    uint64_t source; /* there */
+    weft_gaddr at;   /* here, of what is asked for */
     weft_op op;
     uint8_t *to, *copy_to; /* copy_to: from the bounce to there; NULL: nowhere else */
     size_t len;
-    uint32_t part;         /* of `home`, that these bytes become; NO_PART: of the outcome itself */
-    weft_gaddr release;    /* what the node may have back then; WEFT_NULL: nothing */
-    int bounce;            /* which it takes; -1: none */
+    uint32_t part;      /* of `home`, that these bytes become; NO_PART: of the outcome itself */
+    weft_gaddr release; /* what the node may have back then; WEFT_NULL: nothing */
+    int bounce;         /* which it takes; -1: none */
 };
 
 struct home {
@@ -51,7 +51,7 @@ struct home {
     weft_gaddr words;     /* [MOVES] */
     weft_gaddr bounces;
     bool taken[BOUNCES];
-    uint32_t coming;      /* pieces on their way */
+    uint32_t coming; /* pieces on their way */
 };
 
 int home_open(struct map_owner *o)
@@ -181,8 +181,7 @@ static int start_move(struct map_owner *o, struct move *m)
 {
     int rc;
     if (m->asked) {
-        struct map_ask ask = {
-            .what = MAP_ASK_SPILL, .offset = m->source, .len = m->len, .to = m->at, .word = word_of(o->home, m)};
+        struct map_ask ask = {.what = MAP_ASK_SPILL, .offset = m->source, .len = m->len, .to = m->at, .word = word_of(o->home, m)};
         rc = map_ask(o->job, m->r->worker, &ask);
     } else {
         rc = weft_get(o->job->w, m->to, m->source, m->len, &m->op);
@@ -365,8 +364,7 @@ static int look_at(struct map_owner *o, struct record *r, int *status)
     if (c->failed == -ECONNRESET)
         return (rc = run_again(o, r)) ? rc : 1;
     if (c->failed)
-        return base_fail(c->failed, "the outcome of a piece cannot be had from node %u: %s", r->worker,
-                         base_strerror(c->failed));
+        return base_fail(c->failed, "the outcome of a piece cannot be had from node %u: %s", r->worker, base_strerror(c->failed));
     if (!c->planned || c->part < c->oc->parts)
         return 0;
     const struct map_part *part = parts_of(c->oc);

@@ -17,21 +17,21 @@
 #include "weft/pool.h"
 #include "weft/queue.h"
 
-#define MAP_CHUNK_BYTES  (256u << 10) /* output is captured in chunks of this size */
-#define MAP_INLINE_BYTES (64u << 10)  /* the last chunk travels inside the outcome up to this size */
-#define MAP_BRING_DEPTH  4u           /* chunks of a piece that are on their way at once */
-#define MAP_HOME_BYTES   (1u << 20)   /* of the owner's pool, for outputs that come through its spill file (home.c) */
-#define MAP_STEP_BYTES   (64u << 10)  /* looking for the end of a piece */
-#define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* of a piece, and of its output: nobody has more, and sums do not wrap */
-#define MAP_ERRNO_MAX    4096                /* beyond all of them */
-#define MAP_PIPE_BYTES   (1 << 20)
-#define MAP_STDERR_BYTES (64u << 10) /* kept of a command's stderr: the first half and the last */
-#define MAP_WINDOW       2048u       /* pieces between the first one not printed and the last one submitted */
-#define MAP_POOL_MIN     (UINT64_C(4) << 20)
-#define MAP_HANDLER_RELEASE 1u       /* message from the owner: it is done with these gaddrs */
-#define MAP_HANDLER_ORDER   2u       /* from the owner: where the order is */
-#define MAP_HANDLER_ASK     3u       /* struct map_ask */
-#define MAP_HANDLER_PRINTS  4u       /* from the owner: whether it is printing, as on the board */
+#define MAP_CHUNK_BYTES     (256u << 10)        /* output is captured in chunks of this size */
+#define MAP_INLINE_BYTES    (64u << 10)         /* the last chunk travels inside the outcome up to this size */
+#define MAP_BRING_DEPTH     4u                  /* chunks of a piece that are on their way at once */
+#define MAP_HOME_BYTES      (1u << 20)          /* of the owner's pool, for outputs that come through its spill file (home.c) */
+#define MAP_STEP_BYTES      (64u << 10)         /* looking for the end of a piece */
+#define MAP_LENGTH_MAX      (UINT64_C(1) << 48) /* of a piece, and of its output: nobody has more, and sums do not wrap */
+#define MAP_ERRNO_MAX       4096                /* beyond all of them */
+#define MAP_PIPE_BYTES      (1 << 20)
+#define MAP_STDERR_BYTES    (64u << 10) /* kept of a command's stderr: the first half and the last */
+#define MAP_WINDOW          2048u       /* pieces between the first one not printed and the last one submitted */
+#define MAP_POOL_MIN        (UINT64_C(4) << 20)
+#define MAP_HANDLER_RELEASE 1u /* message from the owner: it is done with these gaddrs */
+#define MAP_HANDLER_ORDER   2u /* from the owner: where the order is */
+#define MAP_HANDLER_ASK     3u /* struct map_ask */
+#define MAP_HANDLER_PRINTS  4u /* from the owner: whether it is printing, as on the board */
 
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
@@ -74,7 +74,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd;            /* -1: could not be made; `error` says why. Shared by all nodes, unless they are apart */
+    int fd; /* -1: could not be made; `error` says why. Shared by all nodes, unless they are apart */
     int error;
     char directory[256];
 };
@@ -88,21 +88,21 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 
 /* --- the board (nodes.c): memory that all nodes of the job share, for what must be seen of a node that is dead. A node
  * that is apart from the owner shares one with its guardian only, with its own lines --- */
-struct map_line { /* one a slot; written by the slot only */
+struct map_line {                                    /* one a slot; written by the slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
     _Atomic uint64_t pieces, busy_ns, command_ns;
 };
 struct map_board {
-    _Atomic uint32_t ending;                                 /* no command may start any more */
-    _Atomic uint32_t stopped;                                /* the job is stopped (Ctrl-Z), and with it every command */
-    _Atomic int64_t stopped_since, stopped_ns;               /* and how long it was in all; time-outs do not count it */
-    _Atomic uint32_t printing;                               /* the owner is writing output, and giving memory back */
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes;  /* handed out of the spill file */
-    _Atomic int32_t pids[MAP_NODES_MAX];                     /* of the nodes; 0: gone */
-    _Atomic uint64_t given; /* gaddr of [MAP_WINDOW] words at the owner: how often a piece was left to another node */
-    char errors[MAP_NODES_MAX][256];                         /* why a node could not start; read after its end */
-    struct map_line lines[];                                 /* [nodes * slots] */
+    _Atomic uint32_t ending;                                /* no command may start any more */
+    _Atomic uint32_t stopped;                               /* the job is stopped (Ctrl-Z), and with it every command */
+    _Atomic int64_t stopped_since, stopped_ns;              /* and how long it was in all; time-outs do not count it */
+    _Atomic uint32_t printing;                              /* the owner is writing output, and giving memory back */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* handed out of the spill file */
+    _Atomic int32_t pids[MAP_NODES_MAX];                    /* of the nodes; 0: gone */
+    _Atomic uint64_t given;          /* gaddr of [MAP_WINDOW] words at the owner: how often a piece was left to another node */
+    char errors[MAP_NODES_MAX][256]; /* why a node could not start; read after its end */
+    struct map_line lines[];         /* [nodes * slots] */
 };
 int map_board_create(struct map_job *job, size_t lines);
 void map_board_destroy(struct map_job *job);
@@ -121,7 +121,7 @@ int map_queue_open(struct map_job *job);
 int map_nodes_start(struct map_job *job);
 /* Has a node ended? Its commands are killed; says so on stderr unless the job is over. */
 void map_nodes_check(struct map_job *job);
-void map_nodes_wait(struct map_job *job); /* at the end: they leave by themselves */
+void map_nodes_wait(struct map_job *job);  /* at the end: they leave by themselves */
 void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
@@ -131,14 +131,14 @@ void map_end_all(struct map_job *job);
 struct map_tally { /* of a node that is apart; in the owner's pool, written by the node */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
 };
-int map_apart_start(struct map_job *job);  /* in the owner: join them */
-int map_apart_order(struct map_job *job);  /* tell them what to do */
-void map_apart_check(struct map_job *job); /* what they have done, and whether one has died */
-uint64_t map_apart_spilled(const struct map_job *job); /* bytes, at the other nodes */
+int map_apart_start(struct map_job *job);                    /* in the owner: join them */
+int map_apart_order(struct map_job *job);                    /* tell them what to do */
+void map_apart_check(struct map_job *job);                   /* what they have done, and whether one has died */
+uint64_t map_apart_spilled(const struct map_job *job);       /* bytes, at the other nodes */
 void map_apart_printing(struct map_job *job, bool printing); /* to all others */
 void map_apart_wait(struct map_job *job);
 void map_apart_gone(struct map_job *job, uint32_t node, bool died); /* on a weft thread */
-void map_apart_tell(struct map_job *job);  /* in a node: what it has done, to the owner; elsewhere nothing */
+void map_apart_tell(struct map_job *job);                           /* in a node: what it has done, to the owner; elsewhere nothing */
 void map_apart_free(struct map_job *job);
 
 /* --- carry.c: bytes that only another node can read: files, and what has gone through its temporary ones --- */
@@ -166,9 +166,9 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
-    char path[4096];     /* what is executed */
-    char *const *argv;   /* as given */
-    bool placeholders;   /* some argument has one */
+    char path[4096];   /* what is executed */
+    char *const *argv; /* as given */
+    bool placeholders; /* some argument has one */
 };
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
 void map_signals_save(void); /* the dispositions that commands are to have; before any is changed */
@@ -191,7 +191,7 @@ enum map_kind {
 };
 
 struct map_part {
-    uint64_t at; /* gaddr, or offset in the spill file */
+    uint64_t at;  /* gaddr, or offset in the spill file */
     uint64_t len; /* the highest bit: it is in the spill file */
 };
 #define MAP_SPILLED (UINT64_C(1) << 63)
@@ -210,13 +210,13 @@ struct map_capture {
     struct map_job *job;
     struct map_part *parts;
     uint32_t count, room;
-    uint32_t given;    /* of the parts: those of the last outcome */
-    uint8_t *chunk;    /* being filled; NULL: none */
+    uint32_t given; /* of the parts: those of the last outcome */
+    uint8_t *chunk; /* being filled; NULL: none */
     size_t used;
-    weft_gaddr at;     /* of the chunk; WEFT_NULL: it is `spare` */
-    uint8_t *spare;    /* private, for when the pool is full */
+    weft_gaddr at;  /* of the chunk; WEFT_NULL: it is `spare` */
+    uint8_t *spare; /* private, for when the pool is full */
     uint64_t total;
-    uint8_t *outcome;  /* built here */
+    uint8_t *outcome; /* built here */
     size_t outcome_room;
 };
 /* Where the next output may be written, at least one byte. With `may_wait`: -EAGAIN (without a sentence) while the
@@ -226,13 +226,12 @@ void map_capture_commit(struct map_capture *c, size_t len);
 int map_capture_write(void *capture, const void *bytes, size_t len); /* for struct weft_out */
 void map_capture_drop(struct map_capture *c);
 /* The end of a piece: fills in where the outcome lies. What was captured goes with MAP_OK and is dropped else. */
-int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len,
-                       weft_result *result);
+int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len, weft_result *result);
 /* Nobody wants that outcome: all of it is dropped. Only the last one, before anything else is captured. */
 void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
-#define MAP_STATUS_SPILLED 1 /* weft_result.status: the outcome itself is in the spill file */
-#define MAP_STATUS_HOME    2 /* never sent: the owner has brought the outcome into its own memory */
+#define MAP_STATUS_SPILLED 1                                /* weft_result.status: the outcome itself is in the spill file */
+#define MAP_STATUS_HOME    2                                /* never sent: the owner has brought the outcome into its own memory */
 uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
 
 /* --- command.c: one command on one piece --- */
@@ -246,8 +245,7 @@ struct map_span { /* the piece's bytes: memory, or a range of a file */
     uint64_t offset, length;
 };
 struct map_slot;
-void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in,
-                     enum map_kind *kind, int *code);
+void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in, enum map_kind *kind, int *code);
 /* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
 size_t map_errors_text(const struct map_errors *e, char *text);
 
@@ -268,16 +266,16 @@ struct map_slot {
     struct map_line *line;
     struct map_capture capture;
     struct map_errors errors;
-    char *text;           /* [MAP_STDERR_BYTES + 64] */
+    char *text; /* [MAP_STDERR_BYTES + 64] */
     weft_lease *claim;
-    bool lost;            /* the claim is no longer ours */
-    bool script;          /* the command has no interpreter line: the shell runs it */
-    char **argv;          /* with placeholders filled in */
-    weft_gaddr buffer;    /* the piece: for kernels, and from elsewhere */
+    bool lost;         /* the claim is no longer ours */
+    bool script;       /* the command has no interpreter line: the shell runs it */
+    char **argv;       /* with placeholders filled in */
+    weft_gaddr buffer; /* the piece: for kernels, and from elsewhere */
     uint64_t buffer_bytes;
-    weft_gaddr window, words; /* for pieces from elsewhere: MAP_BRING_DEPTH chunks, and a word for each */
+    weft_gaddr window, words;     /* for pieces from elsewhere: MAP_BRING_DEPTH chunks, and a word for each */
     uint64_t brought_at, brought; /* bytes in the spill file: a piece too large for memory */
-    struct map_held held; /* the input of the last piece */
+    struct map_held held;         /* the input of the last piece */
     pthread_t thread;
 };
 int map_slots_start(struct map_job *job); /* the first of this node's; it starts the others as there are pieces for them */
@@ -286,12 +284,12 @@ void map_slots_join(struct map_job *job);
 /* --- emit.c: the output --- */
 struct map_emit {
     int fd;
-    const char *name;       /* for messages */
-    char *final_path;       /* NULL: written directly */
-    char *temporary_path;   /* NULL: it has no name yet */
-    bool exists;            /* there was a file at final_path before */
-    struct map_job *bar;    /* whose progress bar is on this very terminal; it ends with the first output */
-    uint8_t *buffer;        /* small outputs are gathered */
+    const char *name;     /* for messages */
+    char *final_path;     /* NULL: written directly */
+    char *temporary_path; /* NULL: it has no name yet */
+    bool exists;          /* there was a file at final_path before */
+    struct map_job *bar;  /* whose progress bar is on this very terminal; it ends with the first output */
+    uint8_t *buffer;      /* small outputs are gathered */
     size_t used;
     uint64_t bytes;
 };
@@ -305,7 +303,7 @@ void map_emit_abandon(struct map_emit *e);
 struct map_stream {
     const struct map_input *in;
     int fd;
-    uint8_t *carry;  /* read, but of the next piece */
+    uint8_t *carry; /* read, but of the next piece */
     size_t carry_len;
     uint64_t offset; /* of the next piece */
     bool ended;
@@ -324,8 +322,8 @@ struct map_counts { /* of the owner */
     int64_t start_ns, open_ns, end_ns;
 };
 void map_say(struct map_job *job, const char *format, ...) BASE_PRINTF(2, 3); /* "weft map: ..." on stderr */
-void map_report_failure(struct map_job *job, const struct map_piece *piece, const struct map_outcome *outcome,
-                        const char *error, uint32_t attempts);
+void map_report_failure(struct map_job *job, const struct map_piece *piece, const struct map_outcome *outcome, const char *error,
+                        uint32_t attempts);
 int map_report_stats(struct map_job *job);
 void map_progress_show(struct map_job *job);
 void map_progress_clear(struct map_job *job);
@@ -348,15 +346,15 @@ struct map_job {
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
-    bool apart; /* the nodes are no forks of the owner: they share nothing with it but the fabric */
-    struct map_apart *with; /* apart.c */
+    bool apart;              /* the nodes are no forks of the owner: they share nothing with it but the fabric */
+    struct map_apart *with;  /* apart.c */
     struct map_carry *carry; /* carry.c */
     char coord[64];
     pid_t owner_pid;
 
     weft_node *w;
     weft_queue *queue;
-    struct map_slot *slot; /* [slots] */
+    struct map_slot *slot;     /* [slots] */
     pthread_mutex_t turn_lock; /* of these four */
     pthread_cond_t turn;       /* a slot no longer waits for the queue */
     bool waits;                /* one does, */
@@ -370,13 +368,13 @@ struct map_job {
     bool progress;
     _Atomic bool progress_shown; /* a signal handler asks, too */
     int64_t progress_ns;
-    _Atomic bool over;       /* the nodes may go */
-    pthread_mutex_t lock;    /* of what the feeder and the main thread share, below */
+    _Atomic bool over;    /* the nodes may go */
+    pthread_mutex_t lock; /* of what the feeder and the main thread share, below */
     pthread_cond_t changed;
-    uint64_t submitted, low; /* pieces handed to the queue; the first one not dealt with */
+    uint64_t submitted, low;         /* pieces handed to the queue; the first one not dealt with */
     uint64_t input_live, spool_live; /* bytes of stream pieces in the pool; pieces in the spool */
-    bool fed;                /* nothing more will be submitted */
-    _Atomic int feed_error;  /* with feed_text; written before */
+    bool fed;                        /* nothing more will be submitted */
+    _Atomic int feed_error;          /* with feed_text; written before */
     char feed_text[512];
 };
 

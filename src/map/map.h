@@ -29,12 +29,12 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    char *const *command; /* NULL-terminated; NULL: a kernel */
-    const char *kernel;   /* NAME[:TEXT]; with kernel_file a symbol there */
+    char *const *command;    /* NULL-terminated; NULL: a kernel */
+    const char *kernel;      /* NAME[:TEXT]; with kernel_file a symbol there */
     const char *kernel_file; /* shared object that has it; NULL: one of weft's */
-    uint32_t nodes, slots;  /* 0: chosen by the number of processors */
-    uint64_t memory_bytes;  /* of all pools together; 0: chosen by the machine */
-    const char *memory;     /* the same as it was typed, for messages */
+    uint32_t nodes, slots;   /* 0: chosen by the number of processors */
+    uint64_t memory_bytes;   /* of all pools together; 0: chosen by the machine */
+    const char *memory;      /* the same as it was typed, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;

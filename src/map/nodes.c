@@ -222,8 +222,8 @@ static void on_signal_unless_ignored(int sig, void (*handler)(int))
 }
 
 /* The owner is done with outcomes of this node. */
-static void on_release(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
+static void on_release(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     (void)header, (void)header_len, (void)arg;
     weft_gaddr at;
@@ -284,7 +284,8 @@ int map_queue_open(struct map_job *job)
 /* A fork, or the owner of some. */
 static int open_fork(struct map_job *job, int64_t timeout_ns)
 {
-    weft_config config = {.bytes = sizeof config, .coord = job->coord,
+    weft_config config = {.bytes = sizeof config,
+                          .coord = job->coord,
                           .secret = job->coord,
                           .rank = job->rank,
                           .size = job->nodes,
@@ -436,11 +437,10 @@ void map_nodes_check(struct map_job *job)
             continue;
         job->counts.nodes_died++;
         if (WIFSIGNALED(status))
-            map_say(job, "node %u (process %d) was killed by signal %d (%s); its pieces run again elsewhere", node,
-                    (int)pid, WTERMSIG(status), strsignal(WTERMSIG(status)));
+            map_say(job, "node %u (process %d) was killed by signal %d (%s); its pieces run again elsewhere", node, (int)pid,
+                    WTERMSIG(status), strsignal(WTERMSIG(status)));
         else
-            map_say(job, "node %u (process %d) ended with status %d; its pieces run again elsewhere", node, (int)pid,
-                    WEXITSTATUS(status));
+            map_say(job, "node %u (process %d) ended with status %d; its pieces run again elsewhere", node, (int)pid, WEXITSTATUS(status));
     }
 }
 

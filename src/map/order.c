@@ -12,7 +12,7 @@
 
 struct head {
     char magic[8];
-    uint32_t bytes; /* of the strings */
+    uint32_t bytes;                                                /* of the strings */
     uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: its strings, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;
@@ -43,7 +43,9 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
                      .names = o->names,
                      .argc = o->argc,
                      .literal = o->literal,
-                     .kernel = !o->kernel ? 0 : o->kernel_file ? 2 : 1,
+                     .kernel = !o->kernel       ? 0
+                               : o->kernel_file ? 2
+                                                : 1,
                      .timeout_ns = o->timeout_ns,
                      .lease_ns = o->lease_ns,
                      .given = o->given,
@@ -88,9 +90,9 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
         strings += text[i] == '\0';
-    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names ||
-        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 2 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
-        h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
+    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
+        h.kernel > 2 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
+        (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
         return base_fail(-EPROTO, "the order of node 0 makes no sense");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;

@@ -12,11 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_NS         (100 * WEFT_MS)
-#define TOLD_NS         (10 * WEFT_MS) /* after the last output: nothing is printed */
-#define REAP_MAX        64u
-#define KIND_PIECE      1u
-#define RELEASE_PARTS   4u /* a mebibyte of output */
+#define TICK_NS       (100 * WEFT_MS)
+#define TOLD_NS       (10 * WEFT_MS) /* after the last output: nothing is printed */
+#define REAP_MAX      64u
+#define KIND_PIECE    1u
+#define RELEASE_PARTS 4u /* a mebibyte of output */
 
 /* --- submitting --- */
 
@@ -24,9 +24,8 @@ int owner_submit(struct map_owner *o, const struct record *r)
 {
     const struct map_piece *p = &r->piece;
     atomic_store_explicit(&o->given[p->number % MAP_WINDOW], 0, memory_order_relaxed);
-    weft_task task = {.kind = KIND_PIECE,
-                      .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at},
-                      .tag = p->number};
+    weft_task task = {
+        .kind = KIND_PIECE, .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at}, .tag = p->number};
     int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT);
     return n < 0 ? n : 0;
 }
@@ -160,8 +159,7 @@ static void send_releases(struct map_owner *o)
 {
     /* A node that is gone needs none. */
     if (o->release_count)
-        weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release,
-                  o->release_count * sizeof *o->release, NULL);
+        weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release, o->release_count * sizeof *o->release, NULL);
     o->release_count = 0;
 }
 
@@ -543,7 +541,7 @@ int map_owner_run(struct map_job *job)
         rc = map_emit_close(&job->emit);
     }
     map_progress_clear(job);
-    if (rc) /* the threads are still at work on all of this: it ends with the process */
+    if (rc)                          /* the threads are still at work on all of this: it ends with the process */
         return status ? status : rc; /* with a status: said already */
     job->counts.end_ns = base_now_ns();
     job->over = true;
@@ -553,11 +551,10 @@ int map_owner_run(struct map_job *job)
     weft_queue_close(job->queue);
     weft_close(job->w);
     if (kept)
-        map_say(job, "%s is %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output,
-                existed ? "left as it was" : "not made", job->counts.failed, job->counts.pieces);
+        map_say(job, "%s is %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output, existed ? "left as it was" : "not made",
+                job->counts.failed, job->counts.pieces);
     else if (job->counts.failed)
-        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed,
-                job->counts.pieces);
+        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed, job->counts.pieces);
     rc = map_report_stats(job);
     return rc ? rc : job->counts.failed ? 1 : 0;
 }

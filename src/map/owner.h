@@ -39,8 +39,8 @@ struct map_owner {
 /* --- owner.c --- */
 int owner_submit(struct map_owner *o, const struct record *r);
 void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* memory of a node's pool */
-#define OWNER_OUTCOME_MAX (UINT64_C(1) << 30) /* bytes: enough for terabytes of output */
-int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO without a sentence: it does not fit together */
+#define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                          /* bytes: enough for terabytes of output */
+int owner_check_outcome(const struct map_outcome *oc, size_t len);     /* -EPROTO without a sentence: it does not fit together */
 /* What became of a piece, once its outcome is here. */
 int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
 
@@ -50,9 +50,9 @@ void home_free(struct map_owner *o);
 int home_expect(struct map_owner *o, struct record *r); /* it is complete at its node */
 /* Do what can be done now: how many steps that were, or an error. `*status` as owner_take_outcome() has it. */
 int home_step(struct map_owner *o, int *status);
-bool home_busy(const struct map_owner *o);  /* something is on its way */
+bool home_busy(const struct map_owner *o); /* something is on its way */
 /* Is an answer of the node's outstanding that may be lost? `cut`: no way leads to it now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
-void home_wait(struct map_owner *o);        /* for some of it, a moment */
+void home_wait(struct map_owner *o); /* for some of it, a moment */
 
 #endif

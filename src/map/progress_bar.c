@@ -65,11 +65,10 @@ void map_progress_show(struct map_job *job)
         base_format_bytes(c->bytes_total, total, sizeof total);
         if (c->bytes_done)
             format_left((double)(c->bytes_total - c->bytes_done) / rate, left, sizeof left);
-        n = snprintf(line, sizeof line, "\r\033[K[%s] %3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", bar, part * 100,
-                     done, total, a_second, running, retried, failed, left[0] ? left : "-:--");
+        n = snprintf(line, sizeof line, "\r\033[K[%s] %3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", bar, part * 100, done, total,
+                     a_second, running, retried, failed, left[0] ? left : "-:--");
     } else {
-        n = snprintf(line, sizeof line, "\r\033[K%s  %s/s  %u running%s%s  %.0f s", done, a_second, running, retried,
-                     failed, seconds);
+        n = snprintf(line, sizeof line, "\r\033[K%s  %s/s  %u running%s%s  %.0f s", done, a_second, running, retried, failed, seconds);
     }
     /* A line that wraps cannot be erased. */
     struct winsize size;

@@ -64,8 +64,8 @@ static void print_last_lines(const char *text, size_t len)
     }
 }
 
-void map_report_failure(struct map_job *job, const struct map_piece *piece, const struct map_outcome *outcome,
-                        const char *error, uint32_t attempts)
+void map_report_failure(struct map_job *job, const struct map_piece *piece, const struct map_outcome *outcome, const char *error,
+                        uint32_t attempts)
 {
     char command[160], how[200], tries[48] = "";
     command_text(job, command, sizeof command);
@@ -134,8 +134,8 @@ int map_report_stats(struct map_job *job)
         all.pieces += s.pieces;
         all.busy_ns += s.busy_ns;
         all.command_ns += s.command_ns;
-        json_array_append_new(nodes, json_pack("{s:i, s:I, s:f}", "node", (int)node, "pieces", (json_int_t)s.pieces,
-                                               "busy_seconds", (double)s.busy_ns / 1e9));
+        json_array_append_new(nodes, json_pack("{s:i, s:I, s:f}", "node", (int)node, "pieces", (json_int_t)s.pieces, "busy_seconds",
+                                               (double)s.busy_ns / 1e9));
     }
     double seconds = (double)(c->end_ns - c->start_ns) / 1e9, start = (double)(c->open_ns - c->start_ns) / 1e9;
     double rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
@@ -143,12 +143,11 @@ int map_report_stats(struct map_job *job)
     double own_us = all.pieces && !job->kernel ? (double)(all.busy_ns - all.command_ns) / 1e3 / (double)all.pieces : 0;
     uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + map_apart_spilled(job);
     json_t *whole =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:i, s:i, s:o}", "pieces",
-                  (json_int_t)c->pieces, "done", (json_int_t)c->done, "failed", (json_int_t)c->failed, "retried",
-                  (json_int_t)c->retried, "bytes_in", (json_int_t)c->bytes_in, "bytes_out", (json_int_t)job->emit.bytes,
-                  "seconds", seconds, "start_seconds", start, "bytes_per_second", rate, "piece_overhead_us", own_us,
-                  "spilled_bytes", (json_int_t)spilled, "nodes", (int)job->nodes, "slots", (int)job->slots, "nodes_died",
-                  (int)c->nodes_died, "by_node", nodes);
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:i, s:i, s:o}", "pieces", (json_int_t)c->pieces, "done",
+                  (json_int_t)c->done, "failed", (json_int_t)c->failed, "retried", (json_int_t)c->retried, "bytes_in",
+                  (json_int_t)c->bytes_in, "bytes_out", (json_int_t)job->emit.bytes, "seconds", seconds, "start_seconds", start,
+                  "bytes_per_second", rate, "piece_overhead_us", own_us, "spilled_bytes", (json_int_t)spilled, "nodes", (int)job->nodes,
+                  "slots", (int)job->slots, "nodes_died", (int)c->nodes_died, "by_node", nodes);
     if (!whole)
         return base_fail(-ENOMEM, "no memory for the summary");
     int rc = 0;
@@ -172,8 +171,8 @@ int map_report_stats(struct map_job *job)
                 "output    %s (%s through the disk)\n"
                 "time      %.3f s, of it %.1f ms to start %u node%s of %u slot%s\n"
                 "rate      %s/s\n",
-                c->pieces, c->failed, c->retried, in, out, spill, seconds, start * 1e3, job->nodes,
-                job->nodes == 1 ? "" : "s", job->slots, job->slots == 1 ? "" : "s", a_second);
+                c->pieces, c->failed, c->retried, in, out, spill, seconds, start * 1e3, job->nodes, job->nodes == 1 ? "" : "s", job->slots,
+                job->slots == 1 ? "" : "s", a_second);
         if (!job->kernel)
             fprintf(stderr, "overhead  %.1f us a piece, beyond its command from start to end\n", own_us);
         for (uint32_t node = 0; node < job->nodes; node++) {

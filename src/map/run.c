@@ -67,8 +67,7 @@ static int check_writable(const char *option, const char *path)
         return base_fail(-ENOMEM, "no memory for a path");
     int rc = 0;
     if (!path[0] || access(directory, W_OK | X_OK))
-        rc = base_fail(-EINVAL, "%s %s: a file cannot be made in %s: %s", option, path, directory,
-                       base_strerror(path[0] ? errno : ENOENT));
+        rc = base_fail(-EINVAL, "%s %s: a file cannot be made in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
     free(directory);
     return rc;
 }
@@ -92,8 +91,7 @@ static bool same_file(const char *a, const char *b, int fd)
         if (stat(path, &directory[i]))
             return false;
     }
-    return strcmp(name[0], name[1]) == 0 && directory[0].st_dev == directory[1].st_dev &&
-           directory[0].st_ino == directory[1].st_ino;
+    return strcmp(name[0], name[1]) == 0 && directory[0].st_dev == directory[1].st_dev && directory[0].st_ino == directory[1].st_ino;
 }
 
 /* The summary takes the place of what was in its file: that must not be what the job reads or writes. */
@@ -169,9 +167,8 @@ static int prepare(struct map_job *job)
         char need[32], most[32];
         base_format_bytes(least * job->nodes, need, sizeof need);
         base_format_bytes(base_memory_total(), most, sizeof most);
-        return base_fail(-EINVAL, "--memory %s: expected %s (what %u node%s of %u slot%s need%s) to %s (what there is)",
-                         o->memory, need, job->nodes, job->nodes == 1 ? "" : "s", job->slots,
-                         job->slots == 1 ? "" : "s", job->nodes == 1 ? "s" : "", most);
+        return base_fail(-EINVAL, "--memory %s: expected %s (what %u node%s of %u slot%s need%s) to %s (what there is)", o->memory, need,
+                         job->nodes, job->nodes == 1 ? "" : "s", job->slots, job->slots == 1 ? "" : "s", job->nodes == 1 ? "s" : "", most);
     }
     if (o->stats_file) {
         int rc = check_stats_file(o);
@@ -192,8 +189,7 @@ static int prepare(struct map_job *job)
         if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
             return base_fail(-EINVAL, "kernel %s needs a text: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
         if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
-            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator",
-                             job->kernel->name);
+            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator", job->kernel->name);
     }
     return 0;
 }

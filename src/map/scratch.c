@@ -90,8 +90,7 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 #ifdef FALLOC_FL_PUNCH_HOLE
     /* Where the file system cannot, the space comes back at the end of the job. */
     if (s->fd >= 0 && len)
-        (void)!fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                         (off_t)base_round_up(len, MAP_SCRATCH_ALIGN));
+        (void)!fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)base_round_up(len, MAP_SCRATCH_ALIGN));
 #else
     (void)s, (void)offset, (void)len;
 #endif

@@ -29,8 +29,7 @@ static const char *outer_value(const char *assignment)
 
 int map_environment_save(bool apart)
 {
-    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=",
-                                       "WEFT_HOSTFILE=", outer};
+    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=", "WEFT_HOSTFILE=", outer};
     size_t count = 0, n = 0;
     command_env = environ;
     if (!apart)
@@ -66,8 +65,8 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
         return base_fail(-ENOENT, "there is no command");
     c->argv = argv;
     for (int i = 0; argv[i] && !literal; i++)
-        if (strstr(argv[i], "{#}") || strstr(argv[i], "{file}") || strstr(argv[i], "{offset}") ||
-            strstr(argv[i], "{length}") || strstr(argv[i], "{node}"))
+        if (strstr(argv[i], "{#}") || strstr(argv[i], "{file}") || strstr(argv[i], "{offset}") || strstr(argv[i], "{length}") ||
+            strstr(argv[i], "{node}"))
             c->placeholders = true;
     int rc = base_process_find(name, c->path, sizeof c->path);
     if (rc == -ENAMETOOLONG)
@@ -77,8 +76,7 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     if (rc && strpbrk(name, " |;&<>$"))
         return base_fail(-ENOENT, "there is no command '%s'; for a line of shell write: -- sh -c '...'", name);
     if (rc)
-        return base_fail(-ENOENT, "there is no command '%s'%s", name,
-                         strchr(name, '/') ? "" : " in any directory of PATH");
+        return base_fail(-ENOENT, "there is no command '%s'%s", name, strchr(name, '/') ? "" : " in any directory of PATH");
     return base_check_interpreter(c->path);
 }
 

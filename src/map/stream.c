@@ -87,8 +87,7 @@ void map_piece_release(struct map_job *job, const struct map_piece *piece)
 }
 
 /* A piece that does not fit in memory: what has been read of it, and its rest, go to the spool. */
-static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t *begun, size_t begun_len,
-                       struct map_piece *piece)
+static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t *begun, size_t begun_len, struct map_piece *piece)
 {
     pthread_mutex_lock(&job->lock);
     while (job->spool_live >= SPOOL_AHEAD * job->nodes * job->slots)

@@ -81,8 +81,7 @@ static char **for_the_shell(const struct map_job *job, char *const *argv)
     return with;
 }
 
-static void run_command(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in,
-                        enum map_kind *kind, int *code)
+static void run_command(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in, enum map_kind *kind, int *code)
 {
     struct map_job *job = slot->job;
     char **filled = job->command.placeholders ? fill_arguments(job, piece) : NULL, **script = NULL;
@@ -150,8 +149,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, str
     return mapped->bytes;
 }
 
-static void run_kernel(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in,
-                       enum map_kind *kind, int *code)
+static void run_kernel(struct map_slot *slot, const struct map_piece *piece, const struct map_span *in, enum map_kind *kind, int *code)
 {
     struct map_job *job = slot->job;
     struct map_mapped mapped = {0};
@@ -234,8 +232,8 @@ static bool choose(struct map_job *job, weft_lease *claim)
 /* Whether there can be such a piece: a task lies in a pool, where other nodes write, too. What is a file's of ours is known. */
 static bool possible(const struct map_job *job, const struct map_piece *piece)
 {
-    if (piece->input >= job->input_count || piece->place > MAP_IN_SPOOL || piece->length == 0 ||
-        piece->length > MAP_LENGTH_MAX || piece->offset > MAP_LENGTH_MAX)
+    if (piece->input >= job->input_count || piece->place > MAP_IN_SPOOL || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
+        piece->offset > MAP_LENGTH_MAX)
         return false;
     if (map_is_apart(job) || piece->place != MAP_IN_FILE)
         return true;
@@ -271,7 +269,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     } else if (map_is_apart(job)) {
         code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
-        if (code == ENETDOWN) { /* no way leads to the owner now: the piece is not to blame */
+        if (code == ENETDOWN) {              /* no way leads to the owner now: the piece is not to blame */
             weft_release(job->queue, claim); /* refused: its lease ends */
             slot->lost = true;
         }

@@ -257,8 +257,7 @@ static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
 
 void mem_stat(struct mem_pool *p, struct mem_stats *out)
 {
-    *out = (struct mem_stats){.reserved_bytes = p->bytes,
-                              .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
+    *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
     base_spin_lock(&p->lock);
     /* What a failing allocation would give back first counts as free. */
     cache_empty_own(p);
@@ -288,17 +287,14 @@ static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)
     mem_stat(p, &st);
     if (align > 16)
         snprintf(aligned, sizeof aligned, " aligned to %llu", (unsigned long long)align);
-    return base_fail(
-        -ENOMEM,
-        "no room for a buffer of %s%s in the pool of %s: the largest that fits now has %s; free buffers, or "
-        "open the node with a larger pool (WEFT_POOL)",
-        base_format_bytes(bytes, want, sizeof want), aligned,
-        base_format_bytes(p->bytes, whole, sizeof whole),
-        base_format_bytes(st.largest_free_bytes, largest, sizeof largest));
+    return base_fail(-ENOMEM,
+                     "no room for a buffer of %s%s in the pool of %s: the largest that fits now has %s; free buffers, or "
+                     "open the node with a larger pool (WEFT_POOL)",
+                     base_format_bytes(bytes, want, sizeof want), aligned, base_format_bytes(p->bytes, whole, sizeof whole),
+                     base_format_bytes(st.largest_free_bytes, largest, sizeof largest));
 }
 
-static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t class, uint64_t bytes,
-                                                 uint64_t *offset)
+static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t class, uint64_t bytes, uint64_t *offset)
 {
     struct mem_cache *c = cache_here(p);
     struct stack *s = c ? &c->stack[class] : NULL;
@@ -364,14 +360,13 @@ static int alloc_large(struct mem_pool *p, uint64_t bytes, uint64_t align, uint6
     return 0;
 }
 
-static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align,
-                                                 uint64_t *offset)
+static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
 {
     if (!bytes)
         return base_fail(-EINVAL, "a buffer of 0 bytes was asked for; the smallest has 1");
     if (align & (align - 1) || align > MEM_ALIGN_MAX)
-        return base_fail(-EINVAL, "alignment %llu: it must be a power of two of at most %llu",
-                         (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
+        return base_fail(-EINVAL, "alignment %llu: it must be a power of two of at most %llu", (unsigned long long)align,
+                         (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
     /* Slabs start at extents, so blocks of a multiple of the alignment are all aligned; 32 KiB always is one.
@@ -382,12 +377,10 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
     return alloc_small(p, class, bytes, offset);
 }
 
-static __attribute__((noinline)) int alloc_slow(struct mem_pool *p, uint64_t bytes, uint64_t origin,
-                                                uint64_t *out)
+static __attribute__((noinline)) int alloc_slow(struct mem_pool *p, uint64_t bytes, uint64_t origin, uint64_t *out)
 {
     uint64_t offset = 0;
-    int rc = bytes - 1 < MEM_SMALL_MAX ? alloc_small(p, class_of(bytes), bytes, &offset)
-                                       : alloc_other(p, bytes, 1, &offset);
+    int rc = bytes - 1 < MEM_SMALL_MAX ? alloc_small(p, class_of(bytes), bytes, &offset) : alloc_other(p, bytes, 1, &offset);
     if (rc == 0)
         *out = origin + offset;
     return rc;
@@ -422,20 +415,17 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
     if (e < p->heap || e >= p->extents)
-        return base_fail(
-            -EFAULT,
-            "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
-            "allocation returned",
-            (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT,
-            (unsigned long long)p->bytes);
+        return base_fail(-EFAULT,
+                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
+                         "allocation returned",
+                         (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT, (unsigned long long)p->bytes);
     base_spin_lock(&p->lock);
     if (p->kind[e] == RUN_SLAB) {
         struct mem_slab *s = p->extent[e].slab;
         uint32_t block = p->class[s->class].size;
         uint64_t base = (uint64_t)s->extent << EXTENT_SHIFT;
         uint64_t index = (offset - base) / block;
-        if (index < s->blocks && atomic_load_explicit(&s->marks[index * (block >> p->class[s->class].grain)],
-                                                      memory_order_relaxed)) {
+        if (index < s->blocks && atomic_load_explicit(&s->marks[index * (block >> p->class[s->class].grain)], memory_order_relaxed)) {
             start = base + index * block;
             size = block;
         }
@@ -448,16 +438,14 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
     }
     base_spin_unlock(&p->lock);
     if (size)
-        return base_fail(
-            -EINVAL,
-            "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
-            "one by its start",
-            (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
-    return base_fail(
-        -EALREADY,
-        "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
-        "allocated",
-        (unsigned long long)offset);
+        return base_fail(-EINVAL,
+                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
+                         "one by its start",
+                         (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
+    return base_fail(-EALREADY,
+                     "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
+                     "allocated",
+                     (unsigned long long)offset);
 }
 
 static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t offset)

@@ -63,8 +63,7 @@ static void take_out(struct mem_pool *p, uint32_t first)
 }
 
 /* The smallest run of a bin that has room; 0 when none of the first `look` has. */
-static uint32_t best_of_bin(const struct mem_pool *p, uint32_t bin, uint32_t extents, uint32_t align,
-                            uint32_t look)
+static uint32_t best_of_bin(const struct mem_pool *p, uint32_t bin, uint32_t extents, uint32_t align, uint32_t look)
 {
     uint32_t best = 0, best_run = UINT32_MAX;
     for (uint32_t e = p->run_head[bin]; e && look; e = p->extent[e].next, look--) {
@@ -86,8 +85,7 @@ uint32_t run_take(struct mem_pool *p, uint64_t want, uint32_t align)
     uint32_t extents = (uint32_t)want, found = 0;
     /* First a look at a few of each bin; only when all fail, at everything. */
     for (unsigned pass = 0; pass < 2 && !found; pass++) {
-        for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found;
-             bin = bin_next(p, bin + 1))
+        for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found; bin = bin_next(p, bin + 1))
             found = best_of_bin(p, bin, extents, align, pass ? UINT32_MAX : LOOK);
     }
     if (!found)

@@ -27,22 +27,18 @@ static int check_size(uint64_t bytes, bool huge)
     base_format_bytes(bytes, want, sizeof want);
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
-        return base_fail(
-            -ENOMEM,
-            "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)", want,
-            base_format_bytes(available, have, sizeof have),
-            base_format_bytes(base_memory_total(), whole, sizeof whole));
+        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)", want,
+                         base_format_bytes(available, have, sizeof have), base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
         return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
-        return base_fail(
-            -ENOMEM,
-            "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
-            "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
-            want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
-            (unsigned long long)(bytes / HUGE_PAGE));
+        return base_fail(-ENOMEM,
+                         "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
+                         "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
+                         want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
+                         (unsigned long long)(bytes / HUGE_PAGE));
     return 0;
 }
 
@@ -52,15 +48,16 @@ static int map_aligned(struct mem_pool *p)
     uint64_t wide = p->bytes + HUGE_PAGE;
     uint8_t *range = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED)
-        return base_fail(-errno, "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or ask for a "
-                         "smaller pool (WEFT_POOL)", (unsigned long long)wide, base_strerror(errno));
+        return base_fail(-errno,
+                         "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or ask for a "
+                         "smaller pool (WEFT_POOL)",
+                         (unsigned long long)wide, base_strerror(errno));
     uint8_t *base = (uint8_t *)(uintptr_t)base_round_up((uintptr_t)range, HUGE_PAGE);
     void *got = mmap(base, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->fd, 0);
     if (got == MAP_FAILED) {
         int error = errno;
         munmap(range, wide);
-        return base_fail(-error, "the pool: mapping %llu bytes: %s", (unsigned long long)p->bytes,
-                         base_strerror(error));
+        return base_fail(-error, "the pool: mapping %llu bytes: %s", (unsigned long long)p->bytes, base_strerror(error));
     }
     if (base > range)
         munmap(range, (size_t)(base - range));
@@ -77,8 +74,7 @@ static int prefault(struct mem_pool *p)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
-        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s",
-                         (unsigned long long)p->bytes, base_strerror(errno));
+        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s", (unsigned long long)p->bytes, base_strerror(errno));
 #endif
     long page = sysconf(_SC_PAGESIZE);
     for (uint64_t at = 0; at < p->bytes; at += (uint64_t)page)
@@ -94,12 +90,11 @@ static int lock_pages(struct mem_pool *p)
     struct rlimit limit = {0};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     char want[32], have[32];
-    return base_fail(
-        -error,
-        "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
-        "/etc/security/limits.conf), or open the pool unlocked",
-        base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
-        limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
+    return base_fail(-error,
+                     "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
+                     "/etc/security/limits.conf), or open the pool unlocked",
+                     base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
+                     limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
 }
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
@@ -117,9 +112,8 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         return rc;
     uint64_t least = heap + MEM_EXTENT_BYTES;
     if (o->heap_offset > o->bytes || bytes < least)
-        return base_fail(
-            -EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
-            (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
+        return base_fail(-EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
+                         (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p)
@@ -149,8 +143,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     p->extent = reserve(p->extents * sizeof *p->extent);
     p->kind = reserve(p->extents);
     if (!p->extent || !p->kind) {
-        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents",
-                       (unsigned long long)p->extents);
+        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents", (unsigned long long)p->extents);
         goto fail_books;
     }
     slab_init(p);

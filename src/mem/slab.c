@@ -131,8 +131,7 @@ static bool make(struct mem_pool *p, uint32_t class)
         p->kind[first + e] = RUN_SLAB;
         p->extent[first + e].slab = s;
         atomic_store_explicit(&p->extent[first + e].tag,
-                              marks | (uint64_t)c->grain << TAG_GRAIN_SHIFT |
-                                  (uint64_t) class << TAG_CLASS_SHIFT,
+                              marks | (uint64_t)c->grain << TAG_GRAIN_SHIFT | (uint64_t) class << TAG_CLASS_SHIFT,
                               memory_order_release); /* pairs with tag_of(), cache.c */
     }
     link_slab(c, s);
@@ -195,8 +194,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
         /* Two threads freed one buffer at the same moment, and both kept it: at least the books stay right.
          */
-        base_log(BASE_LOG_ERROR, "the buffer at pool offset 0x%llx was freed by two threads at once",
-                 (unsigned long long)block.offset);
+        base_log(BASE_LOG_ERROR, "the buffer at pool offset 0x%llx was freed by two threads at once", (unsigned long long)block.offset);
         return;
     }
     s->map[g / 64] |= bit;

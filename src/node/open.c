@@ -42,7 +42,8 @@ static int delist(struct weft_node *w)
     if (!*at)
         rc = base_fail(-EINVAL, "weft_close(): this node is closed already");
     else if (waiting)
-        rc = base_fail(-EBUSY, "weft_close(): %u thread%s of this node wait%s in a call of weft: let that return first (a time-out bounds it)",
+        rc = base_fail(-EBUSY,
+                       "weft_close(): %u thread%s of this node wait%s in a call of weft: let that return first (a time-out bounds it)",
                        waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     else
         *at = w->next_open;

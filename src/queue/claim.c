@@ -130,8 +130,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
-    if (slot_status(word) != SLOT_CLAIMED || slot_owner(word) != q->w->rank ||
-        slot_user_node(c->private_[CLAIM_SUBMITTER]) >= q->w->size)
+    if (slot_status(word) != SLOT_CLAIMED || slot_owner(word) != q->w->rank || slot_user_node(c->private_[CLAIM_SUBMITTER]) >= q->w->size)
         return NULL;
     struct queue_view *v = queue_slot_find(q, c->private_[CLAIM_SLOT], slot);
     return v && fab_alive(q->w, v->node) ? v : NULL;
@@ -181,7 +180,8 @@ static bool finish(struct weft_queue *q, const weft_lease *c, const weft_result 
     struct queue_view *v = claim_view(q, c, &slot);
     if (v && !v->shard.mem)
         limit_begin(q, limit);
-    if (!v || !fab_alive(q->w, slot_user_node(c->private_[CLAIM_SUBMITTER])) || slot_complete(&v->shard, slot, c->private_[CLAIM_STATE], &m->word))
+    if (!v || !fab_alive(q->w, slot_user_node(c->private_[CLAIM_SUBMITTER])) ||
+        slot_complete(&v->shard, slot, c->private_[CLAIM_STATE], &m->word))
         return false;
     m->id = c->private_[CLAIM_ID];
     m->slot = c->private_[CLAIM_SLOT];
@@ -198,8 +198,10 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
         struct queue_view *v = claim_view(q, &claims[i], &slot);
         if (v && !v->shard.mem)
-            return base_fail(-EDEADLK, "queue '%s': the task is in the shard of node %u, and reaching that from a handler would stop the "
-                             "messages it waits for: do it outside", q->name, v->node);
+            return base_fail(-EDEADLK,
+                             "queue '%s': the task is in the shard of node %u, and reaching that from a handler would stop the "
+                             "messages it waits for: do it outside",
+                             q->name, v->node);
     }
     return 0;
 }

@@ -119,8 +119,7 @@ static void say_drain(struct weft_queue *q, const struct fab_patience *p)
         struct queue_view *v = queue_view_of(q, i);
         uint64_t submitted, completed;
         bool closed;
-        open[i] = v && fab_alive(q->w, i) && count(v, &submitted, &completed, &closed) == 0 && !closed &&
-                  submitted != completed;
+        open[i] = v && fab_alive(q->w, i) && count(v, &submitted, &completed, &closed) == 0 && !closed && submitted != completed;
     }
     uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
     if (n == 0)

@@ -61,8 +61,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     if (len == 0 || len >= QUEUE_NAME_BYTES)
         return base_fail(-EINVAL, "queue name '%s': it must have 1 to %u bytes", name ? name : "", QUEUE_NAME_BYTES - 1);
     if (slots > SLOT_COUNT_MAX || (slots & (slots - 1)))
-        return base_fail(-EINVAL, "queue '%s': %u slots: it must be a power of two, at most %u", name, slots,
-                         SLOT_COUNT_MAX);
+        return base_fail(-EINVAL, "queue '%s': %u slots: it must be a power of two, at most %u", name, slots, SLOT_COUNT_MAX);
     if (config->lease_ns < 0)
         return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
                          (long long)config->lease_ns);
@@ -117,7 +116,8 @@ int weft_queue_close(weft_queue *q)
     if (closed)
         return queue_refuse_closed(q);
     if (waiting)
-        return base_fail(-EBUSY, "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
+        return base_fail(-EBUSY,
+                         "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
                          q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     /* release: before whatever tells others that it is closed. Who drains then asks for the next one: pairs with slot_counts(). */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);

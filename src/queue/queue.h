@@ -51,8 +51,8 @@
 #define CLAIM_SLICE_NS   (10 * WEFT_MS)
 /* A call that is not to wait gives a node that it must ask so long to answer; one that may wait gives no single node longer than the
  * other, since the next may have what it looks for. */
-#define QUEUE_LOOK_NS    (200 * WEFT_MS)
-#define QUEUE_ANSWER_NS  WEFT_SECOND
+#define QUEUE_LOOK_NS   (200 * WEFT_MS)
+#define QUEUE_ANSWER_NS WEFT_SECOND
 
 /* One node's part of one queue, as this node reaches it. A node that closes and opens again gets a new view; the
  * old ones live until this node closes the queue, since another thread may be using them. */
@@ -60,11 +60,11 @@ struct queue_view {
     struct slot_shard shard;
     struct weft_queue *q;
     weft_gaddr at;
-    uint32_t node, incarnation; /* of the queue there */
-    _Atomic bool gone; /* set under the table's lock */
-    _Atomic uint32_t attempts; /* to take a slot */
+    uint32_t node, incarnation;   /* of the queue there */
+    _Atomic bool gone;            /* set under the table's lock */
+    _Atomic uint32_t attempts;    /* to take a slot */
     _Atomic int64_t silent_until; /* its node has not answered: until then others are asked first; 0: it has; relaxed, a hint */
-    uint32_t former;   /* views of that node in this queue before it: they are kept until this node closes the queue */
+    uint32_t former;              /* views of that node in this queue before it: they are kept until this node closes the queue */
     struct queue_view *retired;
 };
 /* A node that opens a queue anew more often, while this one has it open, is not followed any more. */
@@ -82,8 +82,8 @@ struct queue_unsent;
 struct weft_queue {
     struct weft_node *w;
     char name[QUEUE_NAME_BYTES];
-    uint64_t key; /* of the name */
-    uint32_t incarnation; /* which of the queues that this node opened, from 1 on */
+    uint64_t key;             /* of the name */
+    uint32_t incarnation;     /* which of the queues that this node opened, from 1 on */
     _Atomic int64_t lease_ns; /* relaxed: a setting of the home's */
     _Atomic uint32_t force;
     _Atomic bool shut, closed;
@@ -91,7 +91,7 @@ struct weft_queue {
     base_spin waiting_lock; /* of `waiting` and the change of `closed` */
     uint32_t waiting;       /* threads in calls that wait */
 
-    struct queue_view *own; /* the header even with submit_only */
+    struct queue_view *own;              /* the header even with submit_only */
     _Atomic(struct queue_view *) *views; /* [size]; NULL: not known */
     /* Nodes with a shard, in the order they appeared, the dead included: entries below the count never change. */
     uint32_t *serving;
@@ -118,7 +118,7 @@ struct weft_queue {
     _Atomic uint64_t requeued;
     int64_t next_scan;
 
-    uint32_t users; /* handlers and hooks inside; under the room's lock */
+    uint32_t users;                   /* handlers and hooks inside; under the room's lock */
     struct weft_queue *closed_before; /* in the room's list of what was closed: a second close must find out that it is one */
 };
 
@@ -129,10 +129,10 @@ enum queue_message_type {
     QUEUE_ANSWER,
     QUEUE_CLOSE,
     QUEUE_SHUTDOWN,
-    QUEUE_DONES, /* payload: struct queue_done_message[count] */
+    QUEUE_DONES,  /* payload: struct queue_done_message[count] */
     QUEUE_SETTLE, /* payload: struct queue_settle_message[count], about the receiver's shard */
-    QUEUE_ASK,   /* who has it open: ANSWER, */
-    QUEUE_NONE,  /* and who has not; `count` is the ASK's */
+    QUEUE_ASK,    /* who has it open: ANSWER, */
+    QUEUE_NONE,   /* and who has not; `count` is the ASK's */
 };
 /* Each names the queues it means, not only by name: a message may be handled late, when one or both ends have closed the queue that it
  * is about, and have opened it again. */
@@ -163,7 +163,7 @@ struct queue_settle_message {
     uint32_t slot, then;
 };
 #define QUEUE_SETTLES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_settle_message))
-#define QUEUE_DONES_MAX (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
+#define QUEUE_DONES_MAX   (WEFT_PAYLOAD_MAX / (uint32_t)sizeof(struct queue_done_message))
 
 /* The queues of a node. */
 struct queue_room {
@@ -175,8 +175,8 @@ struct queue_room {
 };
 
 /* --- room.c --- */
-int queue_open(struct weft_node *w); /* before joining: its handler must be there for the first message */
-uint32_t queue_room_incarnation(struct weft_node *w); /* of a queue that is being opened */
+int queue_open(struct weft_node *w);                             /* before joining: its handler must be there for the first message */
+uint32_t queue_room_incarnation(struct weft_node *w);            /* of a queue that is being opened */
 int queue_room_enter(struct weft_node *w, struct weft_queue *q); /* find the others; from now on messages reach q */
 void queue_room_leave(struct weft_queue *q); /* returns when no handler is inside q; the room frees it at the node's end */
 

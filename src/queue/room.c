@@ -79,8 +79,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     uint32_t slots = m->slot_bits == 0 ? 0 : m->slot_bits > 31 ? UINT32_MAX : UINT32_C(1) << (m->slot_bits - 1);
     uint64_t bytes = slot_shard_bytes(slots), offset = weft_gaddr_offset(m->shard);
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
-        offset < FAB_NULL_BYTES ||
-        offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
+        offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
         base_log(BASE_LOG_WARN, "queue '%s': node %u names a shard that cannot be: ignored", q->name, from);
         return;
     }
@@ -92,14 +91,16 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     }
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* said once */
-            base_log(BASE_LOG_WARN, "queue '%s': node %u has opened it anew %u times, and is not followed any more: close it here and open "
-                     "it again", q->name, from, QUEUE_VIEWS_MAX - 1);
+            base_log(BASE_LOG_WARN,
+                     "queue '%s': node %u has opened it anew %u times, and is not followed any more: close it here and open "
+                     "it again",
+                     q->name, from, QUEUE_VIEWS_MAX - 1);
             queue_home_gone(q, old);
         }
         return;
     }
-    struct queue_view *v = queue_view_make(
-        q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
+    struct queue_view *v =
+        queue_view_make(q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
         base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
         return;
@@ -152,12 +153,11 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN, "queue '%.*s': node %u, which drains it, was not told that it is not open here: %s",
-                 (int)QUEUE_NAME_BYTES, m.name, to, base_error());
+        base_log(BASE_LOG_WARN, "queue '%.*s': node %u, which drains it, was not told that it is not open here: %s", (int)QUEUE_NAME_BYTES,
+                 m.name, to, base_error());
 }
 
-static void handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                   size_t payload_len, void *arg)
+static void handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct queue_room *room = arg;
     struct queue_message m;

@@ -54,8 +54,7 @@ static BASE_COLD void settle(const struct slot_shard *s, int rc, uint32_t slot, 
         s->remote->settle(s->arg, slot, from, to, then);
 }
 
-static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64_t user, uint64_t id,
-                               const uint64_t *task)
+static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64_t user, uint64_t id, const uint64_t *task)
 {
     if (BASE_LIKELY(s->mem != NULL)) {
         _Atomic uint64_t *m = s->mem + base;
@@ -65,7 +64,7 @@ static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64
             atomic_store_explicit(&m[SLOT_TASK + i], task[i], memory_order_relaxed);
         return 0;
     }
-    uint64_t all[SLOT_WORDS - 1] = { 0 }; /* all but the state */
+    uint64_t all[SLOT_WORDS - 1] = {0}; /* all but the state */
     all[SLOT_ID - 1] = id;
     all[SLOT_SUBMITTER - 1] = user;
     for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
@@ -189,7 +188,7 @@ BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, u
 
 /* Write a task into a slot that was taken. 0: it is ready, or will be, and *error says so. */
 BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
-                       const uint64_t *task, int *error)
+                     const uint64_t *task, int *error)
 {
     uint64_t mine = writing, ready = slot_next(writing, 0, attempt, SLOT_READY);
     int rc = store_fields(s, slot_base(s, slot), user, id, task);
@@ -206,8 +205,7 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     return rc ? 0 : -ECONNRESET; /* the home holds this node for dead and took the slot back */
 }
 
-int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks,
-                const uint64_t *ids, uint32_t count)
+int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count)
 {
     /* Once something is placed, a row of slots in use ends the search: the caller has other shards to fill. */
     const uint32_t patience = 16;
@@ -254,8 +252,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     return (int)placed;
 }
 
-int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max,
-               bool half)
+int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half)
 {
     uint64_t head, tail;
     int rc = load_ends(s, &head, &tail);
@@ -390,7 +387,8 @@ bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint6
     if (to && load(s, slot_base(s, slot), &word) == 0)
         while (word == from || word == to || word == renewed) {
             bool again = slot_status(word) == SLOT_CLAIMED || slot_status(word) == SLOT_DONE;
-            uint64_t next = then == SLOT_FREE ? slot_next(word, 0, 0, SLOT_FREE) : slot_next(word, 0, slot_attempt(word) + again, SLOT_READY);
+            uint64_t next =
+                then == SLOT_FREE ? slot_next(word, 0, 0, SLOT_FREE) : slot_next(word, 0, slot_attempt(word) + again, SLOT_READY);
             if (swap(s, slot_base(s, slot), &word, next)) /* (S) */
                 break;
         }
@@ -408,8 +406,7 @@ uint32_t slot_backlog(const struct slot_shard *s)
 bool slot_room(const struct slot_shard *s)
 {
     uint64_t tail, word;
-    return s->slots && load(s, SLOT_TAIL, &tail) == 0 && load(s, slot_base(s, tail), &word) == 0 &&
-           slot_status(word) == SLOT_FREE;
+    return s->slots && load(s, SLOT_TAIL, &tail) == 0 && load(s, slot_base(s, tail), &word) == 0 && slot_status(word) == SLOT_FREE;
 }
 
 /* Home: take a slot back from `word`; true when it became ready. */
@@ -429,14 +426,12 @@ static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, 
         uint32_t base = slot_base(s, i);
         for (;;) {
             uint64_t word, submitter;
-            if (load(s, base, &word) || slot_status(word) == SLOT_FREE ||
-                load(s, base + SLOT_SUBMITTER, &submitter))
+            if (load(s, base, &word) || slot_status(word) == SLOT_FREE || load(s, base + SLOT_SUBMITTER, &submitter))
                 break;
             bool writing = slot_status(word) == SLOT_WRITING; /* then the fields say nothing yet */
             bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY &&
                          (died || (!writing && slot_incarnation(word) == (incarnation & SLOT_INCARNATION_MASK)));
-            bool submitted = !writing && slot_user_node(submitter) == node &&
-                             (died || slot_user_incarnation(submitter) <= incarnation);
+            bool submitted = !writing && slot_user_node(submitter) == node && (died || slot_user_incarnation(submitter) <= incarnation);
             int rc = 0;
             if (writing ? owned : submitted) {
                 rc = slot_free(s, i, word);

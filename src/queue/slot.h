@@ -53,9 +53,9 @@
 
 #include "base/base.h"
 
-#define SLOT_WORDS        16u /* 128 bytes */
-#define SLOT_TASK_WORDS   8u
-#define SLOT_COUNT_MAX    (UINT32_C(1) << 20)
+#define SLOT_WORDS      16u /* 128 bytes */
+#define SLOT_TASK_WORDS 8u
+#define SLOT_COUNT_MAX  (UINT32_C(1) << 20)
 
 /* Words of the header. Those with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
@@ -170,13 +170,11 @@ int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t
 
 /* Submitter `user`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many, the
  * first ones; 0 when there is no room. */
-int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks,
-                const uint64_t *ids, uint32_t count);
+int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count);
 
 /* Worker `user`: claim up to `max`, with `half` at most half of what is there. Slots whose submitter is not below
  * `nodes` are not touched. Returns how many. */
-int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max,
-               bool half);
+int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
 /* Worker: `word` is the word it claimed. -ESTALE when the slot has another one now; else `*now` is the new word. Another error is the
  * fabric's: then it is not known whether it happened (see above). */

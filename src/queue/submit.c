@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SUBMIT_RUN      64u  /* tasks to one shard at a time */
-#define SUBMIT_OWN      64u  /* backlog up to which a node's own shard is preferred: no traffic, and others can steal */
+#define SUBMIT_RUN      64u /* tasks to one shard at a time */
+#define SUBMIT_OWN      64u /* backlog up to which a node's own shard is preferred: no traffic, and others can steal */
 #define SUBMIT_SLICE_NS WEFT_MS
 #define PENDING_RUN     16u
 
@@ -19,11 +19,9 @@ _Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part 
 static struct queue_view *choose(struct weft_queue *q, uint32_t avoid)
 {
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
-    if (avoid == 0 && queue_view_usable(q->own) &&
-        !(atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_SPREAD)) {
+    if (avoid == 0 && queue_view_usable(q->own) && !(atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_SPREAD)) {
         _Atomic uint64_t *mem = q->own->shard.mem;
-        if (n == 1 || slot_backlog(&q->own->shard) < SUBMIT_OWN ||
-            atomic_load_explicit(&mem[SLOT_IDLE], memory_order_relaxed))
+        if (n == 1 || slot_backlog(&q->own->shard) < SUBMIT_OWN || atomic_load_explicit(&mem[SLOT_IDLE], memory_order_relaxed))
             return q->own;
     }
     if (n == 0)
@@ -229,7 +227,9 @@ static void say_reap(struct weft_queue *q, const struct fab_patience *p)
     if (n == 0)
         fab_name_living(q->w, names, sizeof names);
     snprintf(whom, sizeof whom, "%llu task%s %s%s%s", tasks, tasks == 1 ? "" : "s", n == 0 ? "that nobody has claimed; " : "at ", names,
-             n == 0 ? "" : n == 1 ? ", which is alive" : ", which are alive");
+             n == 0   ? ""
+             : n == 1 ? ", which is alive"
+                      : ", which are alive");
     queue_say(q, p, "reap", whom);
 }
 

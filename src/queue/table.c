@@ -8,9 +8,7 @@
 
 int table_init(struct table *t)
 {
-    *t = (struct table){ .free = TABLE_NONE,
-                         .pending = { TABLE_NONE, TABLE_NONE, 0 },
-                         .complete = { TABLE_NONE, TABLE_NONE, 0 } };
+    *t = (struct table){.free = TABLE_NONE, .pending = {TABLE_NONE, TABLE_NONE, 0}, .complete = {TABLE_NONE, TABLE_NONE, 0}};
     t->chunks = calloc(TABLE_CHUNKS, sizeof(*t->chunks));
     return t->chunks ? 0 : base_fail(-ENOMEM, "no memory for the queue's table of tasks");
 }
@@ -151,12 +149,12 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
     for (; n < max && t->complete.first != TABLE_NONE; n++) {
         uint32_t index = t->complete.first;
         struct table_entry *e = at(t, index);
-        out[n] = (weft_done){ .tag = e->task.tag,
-                              .id = id_of(index, e->generation),
-                              .status = e->status,
-                              .worker = e->worker,
-                              .result = e->result,
-                              .result_len = e->result_len };
+        out[n] = (weft_done){.tag = e->task.tag,
+                             .id = id_of(index, e->generation),
+                             .status = e->status,
+                             .worker = e->worker,
+                             .result = e->result,
+                             .result_len = e->result_len};
         unlink_entry(t, &t->complete, index);
         release(t, index);
     }

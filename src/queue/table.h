@@ -14,9 +14,9 @@
 #include "base/base.h"
 #include "weft/queue.h"
 
-#define TABLE_CHUNK   1024u
-#define TABLE_CHUNKS  16384u /* 16 Mi tasks outstanding a queue and node */
-#define TABLE_NONE    UINT32_MAX
+#define TABLE_CHUNK  1024u
+#define TABLE_CHUNKS 16384u /* 16 Mi tasks outstanding a queue and node */
+#define TABLE_NONE   UINT32_MAX
 
 enum table_state { TABLE_FREE, TABLE_OUT, TABLE_PENDING, TABLE_COMPLETE };
 
@@ -26,8 +26,8 @@ struct table_entry {
     uint32_t next, prev; /* in the free, pending or complete list; prev only in pending */
     uint16_t home;       /* OUT: whose shard has it */
     uint8_t state;
-    uint8_t tries;       /* how often it was placed again */
-    int32_t status;      /* of the completion, as are these */
+    uint8_t tries;  /* how often it was placed again */
+    int32_t status; /* of the completion, as are these */
     uint32_t worker;
     weft_gaddr result;
     uint64_t result_len;

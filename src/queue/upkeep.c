@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-#define SCAN_NS        (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
-#define PENDING_NS     (2 * WEFT_MS)  /* between attempts to place what found no room */
+#define SCAN_NS    (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
+#define PENDING_NS (2 * WEFT_MS)  /* between attempts to place what found no room */
 
 void queue_free_watch(struct slot_watch *watch)
 {

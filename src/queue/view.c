@@ -106,8 +106,7 @@ static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
 {
     if (BASE_LIKELY(v->shard.mem != NULL)) {
         /* seq_cst: after our raise of tail; pairs with the claimer's store of idle (claim.c) */
-        if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1 ||
-            slot_header_swap(&v->shard, SLOT_IDLE, 1, 0) != 1)
+        if (atomic_load_explicit(&v->shard.mem[SLOT_IDLE], memory_order_seq_cst) != 1 || slot_header_swap(&v->shard, SLOT_IDLE, 1, 0) != 1)
             return false;
     } else if (take_idle_elsewhere(v) != 1) {
         return false;

@@ -12,8 +12,8 @@
  * signal that will not come: who cannot finish tells all others which barrier it gave up, and who begins with a new
  * set tells them that, in words of the line that are for this. All that did not finish start again with the smaller
  * set. So do two that saw others leave in different orders, and began with sets of the same size that differ: neither was ever in
- * the other's set. tests/model/barrier.pml checks this exhaustively. A line has not a word for every size of a set: before a word is used again, for a set so much smaller, its reader
- * must have begun with a newer set than the one it was used for.
+ * the other's set. tests/model/barrier.pml checks this exhaustively. A line has not a word for every size of a set: before a word is used
+ * again, for a set so much smaller, its reader must have begun with a newer set than the one it was used for.
  *
  * Who times out has not left the barrier: the next call goes on where this one stopped, with the same set and generation. So nobody
  * is ever a generation ahead of one that was late. What it has signalled stands, and others may pass the barrier meanwhile.

@@ -168,7 +168,8 @@ static bool settle(struct weft_node *w, struct lock_claim *c)
             return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* else all of it again */
     }
     c->back = true;
-    return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 && !fab_alive(w, home); /* where it fails, next time again */
+    return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
+           !fab_alive(w, home); /* where it fails, next time again */
 }
 
 static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
@@ -221,8 +222,8 @@ static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const 
                  (unsigned long long)m->word);
 }
 
-static void on_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
+static void on_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     (void)payload;
     (void)payload_len;
@@ -349,8 +350,10 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     if (granted)
         return 0;
     if (refused && many)
-        return base_fail(-ENOBUFS, "lock %#llx: %u requests of this node wait for locks of node %u already, and more it does not keep: "
-                         "let fewer threads wait at once", (unsigned long long)word, LOCK_REQUESTS_MAX, home);
+        return base_fail(-ENOBUFS,
+                         "lock %#llx: %u requests of this node wait for locks of node %u already, and more it does not keep: "
+                         "let fewer threads wait at once",
+                         (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
         return base_fail(-ENOMEM, "lock %#llx: node %u has no memory for one more that waits for it", (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
@@ -361,7 +364,8 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
 }
 
 /* The word was not 0 but `old`. */
-static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p, bool *inherited)
+static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p,
+                                  bool *inherited)
 {
     if (fab_patience_check(p) && lock_owned(w, old)) {
         forget(s, c);
@@ -430,8 +434,10 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         leave(s, c); /* it may happen yet, or may have happened */
         if (rc == -EINPROGRESS)
-            return base_fail(-ETIMEDOUT, "lock %#llx: its home, node %u, did not answer before the deadline (is it stopped?); should it "
-                             "give the lock to this call later, that is undone", (unsigned long long)word, weft_gaddr_node(word));
+            return base_fail(-ETIMEDOUT,
+                             "lock %#llx: its home, node %u, did not answer before the deadline (is it stopped?); should it "
+                             "give the lock to this call later, that is undone",
+                             (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
         /* The link broke, and is there again. */

@@ -148,8 +148,8 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
             to = hand_over(w, s, q, v != 0);
             break;
         }
-        if ((v & LOCK_WAITERS) || atomic_compare_exchange_strong_explicit(word, &v, v | LOCK_WAITERS, memory_order_seq_cst,
-                                                                          memory_order_acquire))
+        if ((v & LOCK_WAITERS) ||
+            atomic_compare_exchange_strong_explicit(word, &v, v | LOCK_WAITERS, memory_order_seq_cst, memory_order_acquire))
             break;
     }
     base_spin_unlock(&s->lock_lock);

@@ -79,8 +79,8 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word,
-                             (unsigned long long)now, (unsigned long long)value);
+            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word, (unsigned long long)now,
+                             (unsigned long long)value);
         if (rc)
             return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
                              (unsigned long long)value, fab_patience_loss(p));

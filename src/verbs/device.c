@@ -95,11 +95,16 @@ static int read_gids(struct verbs_device *d)
 static const char *state_text(enum ibv_port_state state)
 {
     switch (state) {
-    case IBV_PORT_DOWN: return "down";
-    case IBV_PORT_INIT: return "initializing (no subnet manager has set it up)";
-    case IBV_PORT_ARMED: return "armed (the subnet manager has not made it active)";
-    case IBV_PORT_ACTIVE_DEFER: return "active, deferred";
-    default: return "in no known state";
+    case IBV_PORT_DOWN:
+        return "down";
+    case IBV_PORT_INIT:
+        return "initializing (no subnet manager has set it up)";
+    case IBV_PORT_ARMED:
+        return "armed (the subnet manager has not made it active)";
+    case IBV_PORT_ACTIVE_DEFER:
+        return "active, deferred";
+    default:
+        return "in no known state";
     }
 }
 
@@ -119,8 +124,10 @@ static int judge_port(struct verbs_device *d)
     if (d->port_attr.state == IBV_PORT_ACTIVE)
         return 0;
     if (d->traits.link == VERBS_THUNDERBOLT)
-        return judge(d, -ENETDOWN, "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
-                     "Recovery, then a restart), or one end is Thunderbolt 4", d->port, state_text(d->port_attr.state));
+        return judge(d, -ENETDOWN,
+                     "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
+                     "Recovery, then a restart), or one end is Thunderbolt 4",
+                     d->port, state_text(d->port_attr.state));
     return judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
                  d->interface[0] ? ": is there a cable, and is this interface up: " : "", d->interface);
 }
@@ -145,8 +152,7 @@ static int look(struct verbs_device *d, int transport, int wanted_gid)
         return judge(d, -EOPNOTSUPP, "it has neither reliable nor unreliable connections (RC, UC)");
     if ((rc = judge_port(d)))
         return rc;
-    rc = verbs_choose_gid(&d->chosen, d->gids, d->gid_count, wanted_gid, d->traits.link == VERBS_INFINIBAND, d->name,
-                          d->interface);
+    rc = verbs_choose_gid(&d->chosen, d->gids, d->gid_count, wanted_gid, d->traits.link == VERBS_INFINIBAND, d->name, d->interface);
     if (rc)
         return judge(d, rc, "%.*s", (int)sizeof d->why_not - 1, base_error());
     d->why_not[0] = '\0';
@@ -171,8 +177,7 @@ static void release(struct verbs_device *d)
 }
 
 /* One port of it. A device that cannot be opened is listed too, with the reason. */
-static void visit(struct verbs_device *d, const struct verbs_library *lib, struct ibv_device *device, uint8_t port,
-                  int wanted_gid)
+static void visit(struct verbs_device *d, const struct verbs_library *lib, struct ibv_device *device, uint8_t port, int wanted_gid)
 {
     int raw, rc;
     d->lib = lib;
@@ -267,12 +272,10 @@ static int none(const struct verbs_device *all, uint32_t count, const char *name
         if (name)
             snprintf(there + n, sizeof there - n, "%s%s", i ? ", " : "", all[i].name);
         else
-            snprintf(there + n, sizeof there - n, "%s%s%s", i ? "; " : "", before_reason(&all[i], before, sizeof before),
-                     all[i].why_not);
+            snprintf(there + n, sizeof there - n, "%s%s%s", i ? "; " : "", before_reason(&all[i], before, sizeof before), all[i].why_not);
     }
     if (count == 0)
-        return base_fail(-ENODEV, "%s%s%sthis host has no RDMA device", name ? "no device " : "", name ? name : "",
-                         name ? ": " : "");
+        return base_fail(-ENODEV, "%s%s%sthis host has no RDMA device", name ? "no device " : "", name ? name : "", name ? ": " : "");
     if (name)
         return base_fail(-ENODEV, "no device %s; there %s %s", name, count == 1 ? "is" : "are", there);
     return base_fail(-ENODEV, "no usable RDMA device: %s", there);
@@ -356,8 +359,10 @@ int verbs_device_use(struct verbs_device *d)
         return 0;
     rc = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     if (d->traits.link == VERBS_THUNDERBOLT)
-        return base_fail(rc, "%s: no protection domain: errno %d (%s). It has %u; a process that was killed, or failed half "
-                         "way, keeps one until the machine restarts", d->name, raw, base_strerror(rc), d->traits.pds);
+        return base_fail(rc,
+                         "%s: no protection domain: errno %d (%s). It has %u; a process that was killed, or failed half "
+                         "way, keeps one until the machine restarts",
+                         d->name, raw, base_strerror(rc), d->traits.pds);
     return base_fail(rc, "%s: no protection domain: errno %d (%s)", d->name, raw, base_strerror(rc));
 }
 

@@ -40,9 +40,12 @@ static bool is_set(const union ibv_gid *gid)
 static const char *kind_text(enum verbs_gid_kind kind)
 {
     switch (kind) {
-    case VERBS_GID_ROCE_V1: return ", RoCE v1";
-    case VERBS_GID_ROCE_V2: return ", RoCE v2";
-    default: return "";
+    case VERBS_GID_ROCE_V1:
+        return ", RoCE v1";
+    case VERBS_GID_ROCE_V2:
+        return ", RoCE v2";
+    default:
+        return "";
     }
 }
 
@@ -80,8 +83,7 @@ static void print_table(char *out, size_t len, const struct verbs_gid *table, ui
 }
 
 /* `wanted`: the entry that was asked for. Where another one is set, an address of the interface is not what is missing. */
-static int refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
-                  int wanted)
+static int refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface, int wanted)
 {
     char seen[600];
     const char *i = interface && *interface ? interface : "INTERFACE";
@@ -90,16 +92,19 @@ static int refuse(const struct verbs_gid *table, uint32_t count, const char *wha
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
         others = others || is_set(&table[k].raw);
     if (others)
-        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Ask for an entry that is, or for none: then weft chooses",
-                         device, what, seen);
+        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Ask for an entry that is, or for none: then weft chooses", device,
+                         what, seen);
 #if defined(__APPLE__)
-    return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
+    return base_fail(-EADDRNOTAVAIL,
+                     "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
                      "sudo ifconfig %s inet 169.254.10.1/16 alias (another last number on the other machine)",
                      device, what, seen, i);
 #else
-    return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
+    return base_fail(-EADDRNOTAVAIL,
+                     "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "
                      "sudo ip address add 169.254.10.1/16 dev %s && sudo ip link set %s up (another last number on the "
-                     "other machine)", device, what, seen, i, i);
+                     "other machine)",
+                     device, what, seen, i, i);
 #endif
 }
 

@@ -27,8 +27,8 @@ static int start_guard(const char *command, int socket)
     sigset_t all;
     pid_t none;
     sigfillset(&all);
-    const struct base_process how = {.path = path, .argv = (char *const *)(uintptr_t)words, .fds = fds, .group = BASE_SESSION_OWN,
-                                     .orphan = true, .mask = &all};
+    const struct base_process how = {
+        .path = path, .argv = (char *const *)(uintptr_t)words, .fds = fds, .group = BASE_SESSION_OWN, .orphan = true, .mask = &all};
     enum base_process_step step = BASE_STEP_PROGRAM;
     int rc = base_process_find(command, path, sizeof path);
     if (!rc)
@@ -48,8 +48,8 @@ static int greet(struct verbs_guard *g, const char *command)
         return base_fail(-ENOENT, "the guard does not start: %s (WEFT_GUARD='%s': expected the command weft)",
                          hello.magic < 4096 ? base_strerror((int)hello.magic) : "it is another program", command);
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
-    if (rc || fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) || hello.answer_bytes != sizeof(struct guard_answer) ||
-        hello.completion_bytes != sizeof(struct guard_completion))
+    if (rc || fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
+        hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
         rc = base_fail(-EPROTO, "the guard is of another version of weft than this program (WEFT_GUARD='%s')", command);
     uint64_t bytes = base_round_up(sizeof *g->page, BASE_PAGE);
     if (!rc && base_memory_fd_check(fds[0], bytes))
@@ -120,7 +120,8 @@ int verbs_guard_start(struct verbs_guard **out, const char *command)
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd)
 {
     int rc = guard_ask(g, &(struct guard_call){.verb = GUARD_SHARE, .a = (uintptr_t)base, .b = bytes}, NULL, &fd, true);
-    return rc ? base_fail(-rc, "the guard cannot map %llu bytes of this node's memory: %s", (unsigned long long)bytes, base_strerror(rc)) : 0;
+    return rc ? base_fail(-rc, "the guard cannot map %llu bytes of this node's memory: %s", (unsigned long long)bytes, base_strerror(rc))
+              : 0;
 }
 
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid)
@@ -136,7 +137,8 @@ void verbs_guard_end(struct verbs_guard *g)
     /* Until it is no more: then nothing of the devices is in use by it either. */
     if (g->fd >= 0) {
         shutdown(g->fd, SHUT_WR);
-        while (!atomic_load_explicit(&g->gone, memory_order_relaxed) && base_receive_fds(g->fd, &byte, 1, NULL, 0, base_deadline(GUARD_PATIENCE)) == 0)
+        while (!atomic_load_explicit(&g->gone, memory_order_relaxed) &&
+               base_receive_fds(g->fd, &byte, 1, NULL, 0, base_deadline(GUARD_PATIENCE)) == 0)
             ;
         close(g->fd);
     }

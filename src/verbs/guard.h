@@ -13,14 +13,14 @@
 #define GUARD_MAGIC    UINT32_C(0x31646777) /* "wgd1" */
 #define GUARD_NONE     UINT32_MAX           /* no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
-#define GUARD_PORTS    32u                  /* of a device, whose states are on the page */
-#define GUARD_FD       0                    /* where a guard finds its socket */
+#define GUARD_PORTS    32u /* of a device, whose states are on the page */
+#define GUARD_FD       0   /* where a guard finds its socket */
 
 enum guard_verb {
-    GUARD_HELLO = 1,    /* answered with descriptors: page, bell */
-    GUARD_SHARE,        /* with a descriptor; a: address in the program, b: bytes */
-    GUARD_LIST,         /* object: index */
-    GUARD_OPEN,         /* object: index */
+    GUARD_HELLO = 1, /* answered with descriptors: page, bell */
+    GUARD_SHARE,     /* with a descriptor; a: address in the program, b: bytes */
+    GUARD_LIST,      /* object: index */
+    GUARD_OPEN,      /* object: index */
     GUARD_CLOSE,
     GUARD_QUERY_DEVICE,
     GUARD_QUERY_PORT,   /* a: port */
@@ -28,15 +28,15 @@ enum guard_verb {
     GUARD_QUERY_GID_EX, /* likewise */
     GUARD_ALLOC_PD,
     GUARD_DEALLOC_PD,
-    GUARD_REG_MR,       /* object: domain, a: address, b: bytes, c: access */
+    GUARD_REG_MR, /* object: domain, a: address, b: bytes, c: access */
     GUARD_DEREG_MR,
     GUARD_CREATE_CHANNEL, /* object: context; answered with a descriptor, that of which a byte is read for each event */
     GUARD_DESTROY_CHANNEL,
-    GUARD_CREATE_CQ,    /* object: context, a: entries wanted, b: channel; answered with a ring of a entries */
+    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; answered with a ring of a entries */
     GUARD_DESTROY_CQ,
-    GUARD_CREATE_QP,    /* object: domain, a: send queue, b: receive queue; answered with two rings of a and b entries */
-    GUARD_QUERY_QP,     /* a: mask */
-    GUARD_MODIFY_QP,    /* a: mask */
+    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; answered with two rings of a and b entries */
+    GUARD_QUERY_QP,  /* a: mask */
+    GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
 };
 
@@ -78,7 +78,7 @@ struct guard_greeting {
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping; /* the guard does, or is about to: ring the bell. Set by it, cleared by who rings */
+    _Atomic uint32_t sleeping;           /* the guard does, or is about to: ring the bell. Set by it, cleared by who rings */
     _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up. The guard's */
 };
 

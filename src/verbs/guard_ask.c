@@ -20,7 +20,12 @@ void guard_lost(struct verbs_guard *g, const char *why)
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {
-    case GUARD_OPEN: case GUARD_ALLOC_PD: case GUARD_REG_MR: case GUARD_CREATE_CQ: case GUARD_CREATE_QP: case GUARD_MODIFY_QP:
+    case GUARD_OPEN:
+    case GUARD_ALLOC_PD:
+    case GUARD_REG_MR:
+    case GUARD_CREATE_CQ:
+    case GUARD_CREATE_QP:
+    case GUARD_MODIFY_QP:
         return GUARD_SLOW;
     default:
         return GUARD_PATIENCE;

@@ -8,8 +8,10 @@
 
 #include "verbs/guard_serve.h"
 
-#define LOOK_POST (WEFT_MS / 20) /* ports are looked at so often before something is sent, and each time before receives are posted (tb/cable.c says why) */
-#define BATCH     32u
+#define LOOK_POST \
+    (WEFT_MS /    \
+     20) /* ports are looked at so often before something is sent, and each time before receives are posted (tb/cable.c says why) */
+#define BATCH 32u
 
 void guard_look(struct guard *g, struct context *c, int64_t at_most)
 {
@@ -65,8 +67,9 @@ static uint32_t move_completions(struct guard *g, struct completions *c)
     uint32_t n = room(g, c);
     int got = n ? ibv_poll_cq(c->real, (int)(n < BATCH ? n : BATCH), wc) : 0;
     for (int i = 0; i < got; i++)
-        put_completion(c, &(struct guard_completion){.wr_id = wc[i].wr_id, .status = wc[i].status, .opcode = wc[i].opcode,
-                                                     .bytes = wc[i].byte_len, .qp_num = wc[i].qp_num});
+        put_completion(
+            c, &(struct guard_completion){
+                   .wr_id = wc[i].wr_id, .status = wc[i].status, .opcode = wc[i].opcode, .bytes = wc[i].byte_len, .qp_num = wc[i].qp_num});
     if (got > 0)
         tell(c);
     return got > 0 ? (uint32_t)got : 0;
@@ -78,7 +81,8 @@ static int post(struct pair *p, uint32_t which, const struct guard_request *r, s
         struct ibv_recv_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1};
         return ibv_post_recv(p->real, &wr, &bad);
     }
-    struct ibv_send_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = r->flags & IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad,
+        wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = r->flags & IBV_SEND_SIGNALED};
     return ibv_post_send(p->real, &wr, &bad);
 }
 
@@ -109,7 +113,8 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         if (err) { /* the program has gone on: it is told as of any request that failed */
             if (room(g, p->cq[which]) == 0)
                 break;
-            put_completion(p->cq[which], &(struct guard_completion){.wr_id = r.wr_id, .status = IBV_WC_LOC_QP_OP_ERR, .qp_num = p->real->qp_num});
+            put_completion(p->cq[which],
+                           &(struct guard_completion){.wr_id = r.wr_id, .status = IBV_WC_LOC_QP_OP_ERR, .qp_num = p->real->qp_num});
             tell(p->cq[which]);
         }
         q->mine++;

@@ -14,8 +14,8 @@
 #define ENTRIES_MAX (1u << 20) /* of a ring */
 #define TABLE_MAX   (1u << 17)
 
-static const size_t sizes[KINDS] = {sizeof(struct context), sizeof(struct domain), sizeof(struct region), sizeof(struct channel),
-                                    sizeof(struct completions), sizeof(struct pair), sizeof(struct share)};
+static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct domain), sizeof(struct region), sizeof(struct channel),
+                                    sizeof(struct completions), sizeof(struct pair),   sizeof(struct share)};
 
 /* --- tables --- */
 
@@ -249,7 +249,10 @@ static int create_qp(struct guard *g, const struct guard_call *call, struct doma
     struct pair *p = make(g, PAIR, &a->object);
     if (!p)
         return ENOMEM;
-    struct ibv_qp_init_attr init = {.send_cq = send->real, .recv_cq = receive->real, .cap = call->init.cap, .qp_type = call->init.qp_type,
+    struct ibv_qp_init_attr init = {.send_cq = send->real,
+                                    .recv_cq = receive->real,
+                                    .cap = call->init.cap,
+                                    .qp_type = call->init.qp_type,
                                     .sq_sig_all = call->init.sq_sig_all};
     init.cap.max_send_sge = init.cap.max_recv_sge = 1;
     init.cap.max_inline_data = 0;
@@ -323,8 +326,12 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
         atomic_store_explicit(&g->page->up[c->id], 0, memory_order_relaxed);
         break;
     }
-    case DOMAIN: rc = g->lib->dealloc_pd(((struct domain *)one)->real); break;
-    case REGION: rc = g->lib->dereg_mr(((struct region *)one)->real); break;
+    case DOMAIN:
+        rc = g->lib->dealloc_pd(((struct domain *)one)->real);
+        break;
+    case REGION:
+        rc = g->lib->dereg_mr(((struct region *)one)->real);
+        break;
     case CHANNEL:
         rc = g->lib->destroy_comp_channel(((struct channel *)one)->real);
         if (rc == 0)
@@ -390,15 +397,18 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
     if (!x)
         return EINVAL;
     switch (c->verb) {
-    case GUARD_CLOSE: return guard_destroy(g, CONTEXT, x);
+    case GUARD_CLOSE:
+        return guard_destroy(g, CONTEXT, x);
     case GUARD_QUERY_DEVICE:
         rc = g->lib->query_device(x->real, &a->device_attr);
         return rc > 0 ? rc : rc ? failed() : 0;
-    case GUARD_QUERY_PORT: return query_port(g, x, c->a, a);
+    case GUARD_QUERY_PORT:
+        return query_port(g, x, c->a, a);
     case GUARD_QUERY_GID:
         rc = g->lib->query_gid(x->real, (uint8_t)c->a, (int)c->b, &a->gid);
         return rc > 0 ? rc : rc ? failed() : 0;
-    case GUARD_QUERY_GID_EX: return gid_entry(g, c, x, a);
+    case GUARD_QUERY_GID_EX:
+        return gid_entry(g, c, x, a);
     case GUARD_ALLOC_PD: {
         struct domain *d = make(g, DOMAIN, &a->object);
         if (!d)
@@ -410,8 +420,10 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
             drop(g, DOMAIN, d);
         return rc;
     }
-    case GUARD_CREATE_CHANNEL: return create_channel(g, x, a, &fd[0]);
-    default: return create_cq(g, c, x, a, &fd[0]);
+    case GUARD_CREATE_CHANNEL:
+        return create_channel(g, x, a, &fd[0]);
+    default:
+        return create_cq(g, c, x, a, &fd[0]);
     }
 }
 
@@ -420,7 +432,10 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     static const struct {
         enum guard_verb verb;
         enum kind kind;
-    } ends[] = {{GUARD_DEALLOC_PD, DOMAIN}, {GUARD_DEREG_MR, REGION}, {GUARD_DESTROY_CHANNEL, CHANNEL}, {GUARD_DESTROY_CQ, COMPLETIONS},
+    } ends[] = {{GUARD_DEALLOC_PD, DOMAIN},
+                {GUARD_DEREG_MR, REGION},
+                {GUARD_DESTROY_CHANNEL, CHANNEL},
+                {GUARD_DESTROY_CQ, COMPLETIONS},
                 {GUARD_DESTROY_QP, PAIR}};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         void *one = c->verb == (uint32_t)ends[i].verb ? guard_find(g, ends[i].kind, c->object) : NULL;
@@ -430,16 +445,30 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     struct domain *d = guard_find(g, DOMAIN, c->object);
     struct pair *p = guard_find(g, PAIR, c->object);
     switch (c->verb) {
-    case GUARD_SHARE: return share(g, c, fd[0]);
-    case GUARD_LIST: return list(g, c, a);
-    case GUARD_OPEN: return open_device(g, c->object, a);
-    case GUARD_REG_MR: return d ? register_memory(g, c, d, a) : EINVAL;
-    case GUARD_CREATE_QP: return d ? create_qp(g, c, d, a, &fd[0]) : EINVAL;
-    case GUARD_QUERY_QP: return p ? query_qp(g, c, p, a) : EINVAL;
-    case GUARD_MODIFY_QP: return p ? modify_qp(g, c, p) : EINVAL;
-    case GUARD_CLOSE: case GUARD_QUERY_DEVICE: case GUARD_QUERY_PORT: case GUARD_QUERY_GID: case GUARD_QUERY_GID_EX:
-    case GUARD_ALLOC_PD: case GUARD_CREATE_CHANNEL: case GUARD_CREATE_CQ:
+    case GUARD_SHARE:
+        return share(g, c, fd[0]);
+    case GUARD_LIST:
+        return list(g, c, a);
+    case GUARD_OPEN:
+        return open_device(g, c->object, a);
+    case GUARD_REG_MR:
+        return d ? register_memory(g, c, d, a) : EINVAL;
+    case GUARD_CREATE_QP:
+        return d ? create_qp(g, c, d, a, &fd[0]) : EINVAL;
+    case GUARD_QUERY_QP:
+        return p ? query_qp(g, c, p, a) : EINVAL;
+    case GUARD_MODIFY_QP:
+        return p ? modify_qp(g, c, p) : EINVAL;
+    case GUARD_CLOSE:
+    case GUARD_QUERY_DEVICE:
+    case GUARD_QUERY_PORT:
+    case GUARD_QUERY_GID:
+    case GUARD_QUERY_GID_EX:
+    case GUARD_ALLOC_PD:
+    case GUARD_CREATE_CHANNEL:
+    case GUARD_CREATE_CQ:
         return on_context(g, c, guard_find(g, CONTEXT, c->object), a, fd);
-    default: return ENOSYS;
+    default:
+        return ENOSYS;
     }
 }

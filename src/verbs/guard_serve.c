@@ -71,7 +71,8 @@ static void give_back(struct guard *g)
 /* Until something happens. What came before the devices and the program were told to wake us is looked for once more. */
 static void nap(struct guard *g)
 {
-    struct pollfd fds[3 + 64] = {{.fd = g->fd, .events = POLLIN}, {.fd = g->bell[0], .events = POLLIN}, {.fd = g->program, .events = POLLIN}};
+    struct pollfd fds[3 + 64] = {
+        {.fd = g->fd, .events = POLLIN}, {.fd = g->bell[0], .events = POLLIN}, {.fd = g->program, .events = POLLIN}};
     nfds_t n = 3;
     for (uint32_t i = 0; i < g->table[COMPLETIONS].top; i++) {
         struct completions *c = guard_find(g, COMPLETIONS, i);
@@ -149,7 +150,8 @@ static int start(struct guard *g)
     if (!rc) {
         fcntl(g->bell[0], F_SETFL, O_NONBLOCK);
         g->page = p;
-        const struct guard_greeting hello = {GUARD_MAGIC, sizeof(struct guard_call), sizeof(struct guard_answer), sizeof(struct guard_completion)};
+        const struct guard_greeting hello = {GUARD_MAGIC, sizeof(struct guard_call), sizeof(struct guard_answer),
+                                             sizeof(struct guard_completion)};
         rc = base_send_fds(g->fd, &hello, sizeof hello, (int[]){page, g->bell[1]}, 2);
         close(g->bell[1]);
     }

@@ -134,7 +134,8 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     struct pair *p = (struct pair *)(void *)qp;
     for (; wr; wr = wr->next) {
         int err = wr->opcode != IBV_WR_SEND || wr->send_flags & IBV_SEND_INLINE
-                      ? EOPNOTSUPP : post(of(qp->context)->g, &p->q[0], wr->wr_id, wr->sg_list, wr->num_sge, wr->send_flags);
+                      ? EOPNOTSUPP
+                      : post(of(qp->context)->g, &p->q[0], wr->wr_id, wr->sg_list, wr->num_sge, wr->send_flags);
         if (err) {
             *bad = wr;
             return err;
@@ -166,8 +167,11 @@ static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
     for (; n < most && q->mine != in && in - q->mine <= q->count; n++, q->mine++) {
         struct guard_completion e;
         memcpy(&e, q->entries + (q->mine & (q->count - 1)) * sizeof e, sizeof e);
-        wc[n] = (struct ibv_wc){.wr_id = e.wr_id, .status = (enum ibv_wc_status)e.status, .opcode = (enum ibv_wc_opcode)e.opcode,
-                                .byte_len = e.bytes, .qp_num = e.qp_num};
+        wc[n] = (struct ibv_wc){.wr_id = e.wr_id,
+                                .status = (enum ibv_wc_status)e.status,
+                                .opcode = (enum ibv_wc_opcode)e.opcode,
+                                .byte_len = e.bytes,
+                                .qp_num = e.qp_num};
     }
     if (n) /* release: these entries may be written again */
         atomic_store_explicit(&q->ring->out, q->mine, memory_order_release);
@@ -260,7 +264,8 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 static int query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
 {
     struct guard_answer a;
-    int rc = guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_QUERY_GID, .object = of(context)->id, .a = port, .b = (uint64_t)index},
+    int rc =
+        guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_QUERY_GID, .object = of(context)->id, .a = port, .b = (uint64_t)index},
                   &a, NULL, false);
     if (!rc)
         *gid = a.gid;
@@ -268,12 +273,13 @@ static int query_gid(struct ibv_context *context, uint8_t port, int index, union
 }
 
 #if !defined(__APPLE__)
-static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags, size_t size)
+static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
+                        size_t size)
 {
     struct guard_answer a;
     (void)flags, (void)size;
-    int rc = guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_QUERY_GID_EX, .object = of(context)->id, .a = port, .b = index}, &a,
-                  NULL, false);
+    int rc = guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_QUERY_GID_EX, .object = of(context)->id, .a = port, .b = index},
+                       &a, NULL, false);
     if (!rc) {
         entry->gid_type = a.gid_entry.kind;
         entry->ndev_ifindex = a.gid_entry.interface;
@@ -303,8 +309,8 @@ static int dealloc_pd(struct ibv_pd *pd)
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t bytes, int access)
 {
     struct guard_answer a;
-    struct guard_call c = {.verb = GUARD_REG_MR, .object = ((struct object *)(void *)pd)->id, .a = (uintptr_t)address, .b = bytes,
-                           .c = (uint64_t)access};
+    struct guard_call c = {
+        .verb = GUARD_REG_MR, .object = ((struct object *)(void *)pd)->id, .a = (uintptr_t)address, .b = bytes, .c = (uint64_t)access};
     struct object *o = make(of(pd->context)->g, &c, &a, NULL, sizeof *o);
     if (!o)
         return NULL;
@@ -325,8 +331,8 @@ static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
 {
     struct guard_answer a;
     int fd = -1;
-    struct channel *ch = make(of(context)->g, &(struct guard_call){.verb = GUARD_CREATE_CHANNEL, .object = of(context)->id}, &a, &fd,
-                              sizeof *ch);
+    struct channel *ch =
+        make(of(context)->g, &(struct guard_call){.verb = GUARD_CREATE_CHANNEL, .object = of(context)->id}, &a, &fd, sizeof *ch);
     if (!ch)
         return NULL;
     ch->base.context = context;
@@ -417,8 +423,10 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init
     struct guard_answer a;
     struct verbs_guard *g = of(pd->context)->g;
     int fd = -1;
-    struct guard_call c = {.verb = GUARD_CREATE_QP, .object = ((struct object *)(void *)pd)->id,
-                           .a = ((struct completions *)(void *)init->send_cq)->id, .b = ((struct completions *)(void *)init->recv_cq)->id};
+    struct guard_call c = {.verb = GUARD_CREATE_QP,
+                           .object = ((struct object *)(void *)pd)->id,
+                           .a = ((struct completions *)(void *)init->send_cq)->id,
+                           .b = ((struct completions *)(void *)init->recv_cq)->id};
     c.init.cap = init->cap;
     c.init.qp_type = init->qp_type;
     c.init.sq_sig_all = init->sq_sig_all;
@@ -448,8 +456,9 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init
 static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
     struct guard_answer a;
-    int rc = guard_ask(of(qp->context)->g, &(struct guard_call){.verb = GUARD_QUERY_QP, .object = ((struct pair *)(void *)qp)->id, .a = (uint64_t)mask},
-                  &a, NULL, false);
+    int rc = guard_ask(of(qp->context)->g,
+                       &(struct guard_call){.verb = GUARD_QUERY_QP, .object = ((struct pair *)(void *)qp)->id, .a = (uint64_t)mask}, &a,
+                       NULL, false);
     if (!rc) {
         *attr = a.qp.attr;
         *init = a.qp.init;
@@ -461,8 +470,10 @@ static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struc
 
 static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-    return guard_ask(of(qp->context)->g, &(struct guard_call){.verb = GUARD_MODIFY_QP, .object = ((struct pair *)(void *)qp)->id, .a = (uint64_t)mask,
-                                                         .attr = *attr}, NULL, NULL, false);
+    return guard_ask(
+        of(qp->context)->g,
+        &(struct guard_call){.verb = GUARD_MODIFY_QP, .object = ((struct pair *)(void *)qp)->id, .a = (uint64_t)mask, .attr = *attr}, NULL,
+        NULL, false);
 }
 
 static int destroy_qp(struct ibv_qp *qp)
@@ -484,11 +495,26 @@ int guard_fill_verbs(struct verbs_guard *g)
     if (rc)
         return rc;
     g->lib = (struct verbs_library){
-        .get_device_name = get_device_name, .open_device = open_device, .close_device = close_device, .query_device = query_device,
-        .query_port = query_port, .query_gid = query_gid, .alloc_pd = alloc_pd, .dealloc_pd = dealloc_pd, .reg_mr = reg_mr,
-        .dereg_mr = dereg_mr, .create_comp_channel = create_comp_channel, .destroy_comp_channel = destroy_comp_channel,
-        .get_cq_event = get_cq_event, .ack_cq_events = ack_cq_events, .create_cq = create_cq, .destroy_cq = destroy_cq,
-        .create_qp = create_qp, .query_qp = query_qp, .modify_qp = modify_qp, .destroy_qp = destroy_qp,
+        .get_device_name = get_device_name,
+        .open_device = open_device,
+        .close_device = close_device,
+        .query_device = query_device,
+        .query_port = query_port,
+        .query_gid = query_gid,
+        .alloc_pd = alloc_pd,
+        .dealloc_pd = dealloc_pd,
+        .reg_mr = reg_mr,
+        .dereg_mr = dereg_mr,
+        .create_comp_channel = create_comp_channel,
+        .destroy_comp_channel = destroy_comp_channel,
+        .get_cq_event = get_cq_event,
+        .ack_cq_events = ack_cq_events,
+        .create_cq = create_cq,
+        .destroy_cq = destroy_cq,
+        .create_qp = create_qp,
+        .query_qp = query_qp,
+        .modify_qp = modify_qp,
+        .destroy_qp = destroy_qp,
         .wc_status_str = real->wc_status_str,
     };
 #if !defined(__APPLE__)

@@ -25,8 +25,14 @@ static const struct symbol {
     size_t at;
     bool optional;
 } symbols[] = {
-#define NEEDED(field)   {"ibv_" #field, offsetof(struct verbs_library, field), false}
-#define OPTIONAL(field) {"ibv_" #field, offsetof(struct verbs_library, field), true}
+#define NEEDED(field)                                               \
+    {                                                               \
+        "ibv_" #field, offsetof(struct verbs_library, field), false \
+    }
+#define OPTIONAL(field)                                            \
+    {                                                              \
+        "ibv_" #field, offsetof(struct verbs_library, field), true \
+    }
     NEEDED(get_device_list),
     NEEDED(free_device_list),
     NEEDED(get_device_name),
@@ -88,8 +94,7 @@ static int load(void)
         handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
         if (!handle) {
             said = dlerror();
-            return base_fail(-ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names does not load: %s",
-                             said ? said : chosen);
+            return base_fail(-ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names does not load: %s", said ? said : chosen);
         }
     }
     char first[256] = "";

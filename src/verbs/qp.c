@@ -13,10 +13,14 @@
 static const char *type_text(enum ibv_qp_type type)
 {
     switch (type) {
-    case IBV_QPT_RC: return "RC";
-    case IBV_QPT_UC: return "UC";
-    case IBV_QPT_UD: return "UD";
-    default: return "unknown";
+    case IBV_QPT_RC:
+        return "RC";
+    case IBV_QPT_UC:
+        return "UC";
+    case IBV_QPT_UD:
+        return "UD";
+    default:
+        return "unknown";
     }
 }
 
@@ -38,8 +42,8 @@ static int cannot_create(const struct verbs_device *d, const struct verbs_qp_opt
         snprintf(text, sizeof text, ". The device has no %s queue pairs", type_text(o->type));
         meaning = text;
     }
-    return base_fail(code, "%s: no %s queue pair (%u sends, %u receives): errno %d (%s)%s", d->name, type_text(o->type),
-                     o->send_depth, o->recv_depth, raw, base_strerror(code), meaning);
+    return base_fail(code, "%s: no %s queue pair (%u sends, %u receives): errno %d (%s)%s", d->name, type_text(o->type), o->send_depth,
+                     o->recv_depth, raw, base_strerror(code), meaning);
 }
 
 static uint32_t at_most(uint32_t n, uint32_t limit)
@@ -79,8 +83,8 @@ static struct ibv_qp *make(const struct verbs_device *d, const struct verbs_qp_o
 static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
 {
     struct verbs_device *d = q->device;
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .pkey_index = 0, .port_num = d->port,
-                               .qp_access_flags = (unsigned)d->traits.access};
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .pkey_index = 0, .port_num = d->port, .qp_access_flags = (unsigned)d->traits.access};
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     int raw;
     if (type != IBV_QPT_RC)
@@ -88,8 +92,8 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
     int rc = d->lib->modify_qp(q->qp, &attr, mask);
     if (rc) {
         rc = verbs_code(rc, thunderbolt(d), &raw);
-        return base_fail(rc, "%s port %u: queue pair 0x%06x does not reach INIT: errno %d (%s)", d->name, d->port,
-                         q->qp->qp_num, raw, base_strerror(rc));
+        return base_fail(rc, "%s port %u: queue pair 0x%06x does not reach INIT: errno %d (%s)", d->name, d->port, q->qp->qp_num, raw,
+                         base_strerror(rc));
     }
     return 0;
 }
@@ -180,14 +184,19 @@ bool verbs_address_valid(const struct verbs_address *a)
 static const char *meaning_of(int code)
 {
     switch (code) {
-    case -EINVAL: return ". This has meant a GID that was never set, or is not of that port: look at both tables with "
-                         "`weft devices -v`, and give both interfaces an IPv4 address";
-    case -ETIMEDOUT: return ". This has meant a GID that is real and cannot be reached on this link: use the IPv4-mapped "
-                            "entry, the same subnet at both ends, and the two ports that one cable joins";
+    case -EINVAL:
+        return ". This has meant a GID that was never set, or is not of that port: look at both tables with "
+               "`weft devices -v`, and give both interfaces an IPv4 address";
+    case -ETIMEDOUT:
+        return ". This has meant a GID that is real and cannot be reached on this link: use the IPv4-mapped "
+               "entry, the same subnet at both ends, and the two ports that one cable joins";
     case -ENETUNREACH:
-    case -EHOSTUNREACH: return ". There is no route between the two addresses: are they in one subnet?";
-    case -ENETDOWN: return ". The interface is down";
-    default: return "";
+    case -EHOSTUNREACH:
+        return ". There is no route between the two addresses: are they in one subnet?";
+    case -ENETDOWN:
+        return ". The interface is down";
+    default:
+        return "";
     }
 }
 
@@ -199,10 +208,11 @@ static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, co
     union ibv_gid from, to;
     memcpy(from.raw, a->gid, sizeof from.raw);
     memcpy(to.raw, peer->gid, sizeof to.raw);
-    return base_fail(code, "queue pair %s: errno %d (%s); here %s port %u, GID %s (index %u), queue pair 0x%06x; there %s port %u, "
-                     "GID %s (index %u), queue pair 0x%06x%s", step, raw, base_strerror(code), a->device, a->port,
-                     verbs_gid_text(&from, here, sizeof here), a->gid_index, a->qpn, peer->device, peer->port,
-                     verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
+    return base_fail(code,
+                     "queue pair %s: errno %d (%s); here %s port %u, GID %s (index %u), queue pair 0x%06x; there %s port %u, "
+                     "GID %s (index %u), queue pair 0x%06x%s",
+                     step, raw, base_strerror(code), a->device, a->port, verbs_gid_text(&from, here, sizeof here), a->gid_index, a->qpn,
+                     peer->device, peer->port, verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
 }
 
 /* Between subnets of InfiniBand the LID alone does not do: the first half of the GIDs differs then. */

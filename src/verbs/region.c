@@ -28,15 +28,18 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
     bool limited = getrlimit(RLIMIT_MEMLOCK, &lock) == 0 && lock.rlim_cur != RLIM_INFINITY;
     base_format_bytes(bytes, size, sizeof size);
     if (dmabuf) {
-        meaning = code == -EOPNOTSUPP ? ". The device's driver does not register dmabufs, or none of this exporter's" :
-                  code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes" : "";
+        meaning = code == -EOPNOTSUPP                 ? ". The device's driver does not register dmabufs, or none of this exporter's"
+                  : code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes"
+                                                      : "";
     } else if (d->traits.link == VERBS_THUNDERBOLT) {
         snprintf(text, sizeof text, ". The device has %u regions for all processes; memory must be of mmap, not of malloc",
                  d->traits.regions);
         meaning = text;
     } else if (code == -ENOMEM && limited) {
-        snprintf(text, sizeof text, ". This process may lock %s of memory (ulimit -l); raise that limit, or the device is "
-                 "out of regions", base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
+        snprintf(text, sizeof text,
+                 ". This process may lock %s of memory (ulimit -l); raise that limit, or the device is "
+                 "out of regions",
+                 base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
         meaning = text;
     } else if (code == -EFAULT) {
         meaning = ". The range is not all mapped, or not writable";
@@ -81,8 +84,7 @@ static struct ibv_mr *one(struct verbs_regions *r, const struct source *s, uint3
 static int register_all(struct verbs_regions *out, struct verbs_device *d, const struct source *s, void *base, uint64_t bytes,
                         uint32_t budget)
 {
-    struct verbs_regions r = {.device = d, .base = base, .bytes = bytes, .segment_shift = segment_shift(d),
-                              .access = d->traits.access};
+    struct verbs_regions r = {.device = d, .base = base, .bytes = bytes, .segment_shift = segment_shift(d), .access = d->traits.access};
     r.segment_bytes = UINT64_C(1) << r.segment_shift;
     char size[32], piece[32];
     memset(out, 0, sizeof *out);
@@ -94,8 +96,8 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
         budget = d->traits.regions;
     uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
     if (needed > budget)
-        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and %u are there for it: make the pool smaller (WEFT_POOL)",
-                         d->name, base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
+        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and %u are there for it: make the pool smaller (WEFT_POOL)", d->name,
+                         base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
                          base_format_bytes(r.segment_bytes, piece, sizeof piece), budget);
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
     if (!r.mr)
@@ -143,8 +145,7 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN, "%s: a region cannot be given back: errno %d (%s)", r->device->name, raw,
-                     base_strerror(code));
+            base_log(BASE_LOG_WARN, "%s: a region cannot be given back: errno %d (%s)", r->device->name, raw, base_strerror(code));
         }
     }
     free(r->mr);

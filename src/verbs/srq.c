@@ -29,8 +29,7 @@ void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
     int raw, rc = srq ? d->lib->destroy_srq(srq) : 0;
     if (rc) {
         int code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, &raw);
-        base_log(BASE_LOG_WARN, "%s: the shared receive queue cannot be destroyed: errno %d (%s)", d->name, raw,
-                 base_strerror(code));
+        base_log(BASE_LOG_WARN, "%s: the shared receive queue cannot be destroyed: errno %d (%s)", d->name, raw, base_strerror(code));
     }
 }
 

@@ -76,17 +76,22 @@ static void others_limits(struct verbs_traits *t, const struct ibv_device_attr *
     t->access_else = t->atomics ? REMOTE : 0;
 }
 
-void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device,
-                       const struct ibv_port_attr *port, bool has_dmabuf)
+void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device, const struct ibv_port_attr *port,
+                       bool has_dmabuf)
 {
     struct verbs_traits t = {.link = VERBS_OTHER};
     if (transport == THUNDERBOLT) {
         thunderbolt(&t, device);
     } else {
         switch (transport) {
-        case IBV_TRANSPORT_IB: infiniband(&t, port); break;
-        case IBV_TRANSPORT_IWARP: iwarp(&t); break;
-        default: t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
+        case IBV_TRANSPORT_IB:
+            infiniband(&t, port);
+            break;
+        case IBV_TRANSPORT_IWARP:
+            iwarp(&t);
+            break;
+        default:
+            t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
         }
         others_limits(&t, device, port);
     }

@@ -18,9 +18,8 @@ static const struct {
     const char *name;
     size_t at;
 } counters[] = {
-    {"qp", offsetof(struct verbs_usage, qps)},     {"pd", offsetof(struct verbs_usage, pds)},
-    {"mr", offsetof(struct verbs_usage, regions)}, {"cq", offsetof(struct verbs_usage, cqs)},
-    {"srq", offsetof(struct verbs_usage, srqs)},   {"ctx", offsetof(struct verbs_usage, contexts)},
+    {"qp", offsetof(struct verbs_usage, qps)}, {"pd", offsetof(struct verbs_usage, pds)},   {"mr", offsetof(struct verbs_usage, regions)},
+    {"cq", offsetof(struct verbs_usage, cqs)}, {"srq", offsetof(struct verbs_usage, srqs)}, {"ctx", offsetof(struct verbs_usage, contexts)},
 };
 
 /* The attribute at `at`, whole inside `end`; NULL at the end or when what stands there is none. */
@@ -91,7 +90,8 @@ static bool one_device(const uint8_t *at, const uint8_t *end, const char *device
 
 static int ask(int fd)
 {
-    struct nlmsghdr h = {.nlmsg_len = sizeof h, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP,
+    struct nlmsghdr h = {.nlmsg_len = sizeof h,
+                         .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP,
                          .nlmsg_type = RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_RES_GET)};
     struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
     struct timeval second = {.tv_sec = 1};

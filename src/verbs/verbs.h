@@ -30,8 +30,8 @@ struct verbs_library {
     int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* the old, smaller struct */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
     /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
-    int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
-                        uint32_t flags, size_t entry_size);
+    int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
+                        size_t entry_size);
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
     int (*dealloc_pd)(struct ibv_pd *pd);
     struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
@@ -70,21 +70,21 @@ struct verbs_traits {
     bool write, read, srq;          /* RDMA write and read, shared receive queues */
     bool atomics, atomics_with_cpu; /* 64-bit; atomic against this machine's processors too */
     bool dmabuf;
-    bool acknowledges;              /* a completed send has arrived (RC); false: it has left */
+    bool acknowledges;                    /* a completed send has arrived (RC); false: it has left */
     uint32_t qps, pds, regions, cqs, cqe; /* what works, not what the device says where it is known to exaggerate */
-    uint64_t region_bytes;          /* of one region that works; at most 1 GiB is asked of any */
+    uint64_t region_bytes;                /* of one region that works; at most 1 GiB is asked of any */
     uint64_t message_bytes;
     uint32_t depth, depth_unit_bytes; /* of a work queue; unit 0: requests, else frames of that size */
-    uint32_t srq_depth;             /* requests of a shared receive queue; 0: it has none */
+    uint32_t srq_depth;               /* requests of a shared receive queue; 0: it has none */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
-    int access, access_else;        /* flags to register with; if the device refuses them (0: nothing else to try) */
-    bool heap;                      /* memory of malloc registers */
+    int access, access_else; /* flags to register with; if the device refuses them (0: nothing else to try) */
+    bool heap;               /* memory of malloc registers */
     enum ibv_mtu mtu;
 };
 /* From the device's answers and what is known of its transport. `transport` is ibv_device.transport_type. Pure. */
-void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device,
-                       const struct ibv_port_attr *port, bool has_dmabuf);
+void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device, const struct ibv_port_attr *port,
+                       bool has_dmabuf);
 
 /* --- gid.c --- */
 enum verbs_gid_kind { VERBS_GID_UNKNOWN = -1, VERBS_GID_IB = 0, VERBS_GID_ROCE_V1 = 1, VERBS_GID_ROCE_V2 = 2 };
@@ -110,19 +110,19 @@ const char *verbs_gid_text(const union ibv_gid *gid, char *out, size_t len);
 struct verbs_device {
     const struct verbs_library *lib;
     struct ibv_context *context;
-    struct ibv_pd *pd;              /* NULL until verbs_device_use() */
+    struct ibv_pd *pd; /* NULL until verbs_device_use() */
     char name[64];
-    char interface[32];             /* its IP interface, where it is known: "en5"; else "" */
+    char interface[32]; /* its IP interface, where it is known: "en5"; else "" */
     uint8_t port;
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;
     struct verbs_traits traits;
-    struct verbs_gid *gids;         /* the table as seen; all zero entries left in */
+    struct verbs_gid *gids; /* the table as seen; all zero entries left in */
     uint32_t gid_count;
-    struct verbs_choice chosen;     /* valid when usable */
-    int usable;                     /* 0, or the negative errno why weft does not use it ... */
-    char why_not[960];              /* ... and the sentence */
-    double gbits;                   /* of the active link; 0: unknown */
+    struct verbs_choice chosen; /* valid when usable */
+    int usable;                 /* 0, or the negative errno why weft does not use it ... */
+    char why_not[960];          /* ... and the sentence */
+    double gbits;               /* of the active link; 0: unknown */
 };
 /* All devices, opened and looked at, nothing allocated on them. `wanted_gid` -1: choose. Close with verbs_devices_close(). */
 int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
@@ -151,7 +151,7 @@ int verbs_guard_start(struct verbs_guard **out, const char *command); /* the com
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
 void verbs_guard_end(struct verbs_guard *g); /* all of it is closed; NULL allowed. Returns when the process has ended */
-int verbs_guard_serve(void); /* be the guard, whose socket is descriptor 0, until the program ends */
+int verbs_guard_serve(void);                 /* be the guard, whose socket is descriptor 0, until the program ends */
 
 /* --- usage.c: what is in use on a device, by everybody --- */
 struct verbs_usage {
@@ -169,7 +169,7 @@ struct verbs_regions {
     uint64_t bytes, segment_bytes; /* a segment: a power of two, */
     uint32_t segment_shift;        /* of this */
     uint32_t count;
-    int access;           /* that the device took */
+    int access; /* that the device took */
     struct ibv_mr **mr;
 };
 /* -ENOSPC when it needs more regions than `budget` (0: the traits'), with a sentence that says how many and what to do. */
@@ -189,14 +189,14 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
 /* With the device in use. After a failure, which has a sentence, too, verbs_cq_destroy() gives back what there is. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
 void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d); /* NULLs allowed, and set */
-void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d); /* takes the events that have come */
+void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d);                  /* takes the events that have come */
 
 /* --- qp.c: queue pairs, in one place --- */
 struct verbs_qp_options {
     enum ibv_qp_type type;
     struct ibv_cq *send_cq, *recv_cq;
-    struct ibv_srq *srq;              /* or NULL */
-    uint32_t send_depth, recv_depth;  /* asked; in the traits' unit */
+    struct ibv_srq *srq;             /* or NULL */
+    uint32_t send_depth, recv_depth; /* asked; in the traits' unit */
     uint32_t sge, inline_bytes;
     bool signal_all;
 };
@@ -213,7 +213,7 @@ struct verbs_qp {
     struct ibv_qp *qp;
     struct verbs_address here;
     uint32_t send_depth, recv_depth, inline_bytes, sge; /* granted, read back from the queue pair */
-    uint8_t timeout, retry, rnr_retry, rnr_timer; /* before connect: 14, 7, 7, 12 unless changed */
+    uint8_t timeout, retry, rnr_retry, rnr_timer;       /* before connect: 14, 7, 7, 12 unless changed */
 };
 /* Made and in INIT. */
 int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct verbs_qp_options *options);

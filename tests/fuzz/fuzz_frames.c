@@ -108,10 +108,17 @@ static void on_complete(void *ctx, weft_op *op, int status)
 
 static void begin(void)
 {
-    struct tb_endpoint_env env = {.emit = on_emit, .lane_receive = on_receive, .lane_send = on_send, .message = on_message,
-                              .complete = on_complete};
-    struct tb_endpoint_config config = {.here = 3, .node = 7, .session = ++f.session, .frames = f.frames, .pool = f.pool,
-                                    .pool_bytes = POOL, .first_byte = FIRST, .segment = POOL / 2, .check = f.session & 1};
+    struct tb_endpoint_env env = {
+        .emit = on_emit, .lane_receive = on_receive, .lane_send = on_send, .message = on_message, .complete = on_complete};
+    struct tb_endpoint_config config = {.here = 3,
+                                        .node = 7,
+                                        .session = ++f.session,
+                                        .frames = f.frames,
+                                        .pool = f.pool,
+                                        .pool_bytes = POOL,
+                                        .first_byte = FIRST,
+                                        .segment = POOL / 2,
+                                        .check = f.session & 1};
     tb_endpoint_init(&f.p, &env, &config);
     for (uint32_t i = 0; i < LANES; i++)
         if (tb_endpoint_add_lane(&f.p, messages[i], depths[i]))
@@ -135,8 +142,10 @@ static void end(void)
 /* Small numbers, and those around what there is. */
 static uint64_t edge(struct input *in)
 {
-    static const uint64_t edges[] = {0, 1, 8, FIRST, FIRST + 8, FIRST - 8, 4096, 8192, 65536, POOL / 2, POOL, POOL - 8, POOL - 4096,
-                                     POOL - 65536, TB_ASK_BYTES, TB_ASKS, TB_NO_TRANSFER, TB_TRANSFER_MAX, UINT32_MAX, UINT64_MAX};
+    static const uint64_t edges[] = {
+        0,          1,         8,        FIRST,       FIRST + 8,    FIRST - 8,    4096,    8192,           65536,
+        POOL / 2,   POOL,      POOL - 8, POOL - 4096, POOL - 65536, TB_ASK_BYTES, TB_ASKS, TB_NO_TRANSFER, TB_TRANSFER_MAX,
+        UINT32_MAX, UINT64_MAX};
     uint8_t which = (uint8_t)take(in, 1);
     if (which < 64)
         return which;
@@ -148,8 +157,16 @@ static void frame_of(struct input *in, uint8_t *frame, uint32_t payload)
 {
     const struct tb_stream *s = &f.p.stream;
     uint8_t how = (uint8_t)take(in, 1);
-    struct tb_frame h = {.magic = TB_MAGIC, .version = TB_VERSION, .type = how & 1 ? TB_BARE : TB_SEQUENCED, .hops = 1,
-                         .flags = how >> 1 & 1, .from = 7, .to = 3, .session = f.session, .sequence = s->expected, .ack = s->first,
+    struct tb_frame h = {.magic = TB_MAGIC,
+                         .version = TB_VERSION,
+                         .type = how & 1 ? TB_BARE : TB_SEQUENCED,
+                         .hops = 1,
+                         .flags = how >> 1 & 1,
+                         .from = 7,
+                         .to = 3,
+                         .session = f.session,
+                         .sequence = s->expected,
+                         .ack = s->first,
                          .grant = s->granted};
     if (how & 4)
         h.ack = s->next;
@@ -190,7 +207,10 @@ static void fixed_record(struct input *in)
         bool of_transfer = w.r.kind == TB_DONE || w.r.kind == TB_DROP || w.r.kind == TB_DROPPED;
         uint32_t id = w.r.detail % TB_TRANSFERS;
         w.r.generation = !of_transfer ? l->generation : b->out[id].used ? b->out[id].generation : b->in[id].generation;
-        w.token += w.r.kind == TB_READY ? l->out_end : w.r.kind == TB_SUM ? l->in_first : w.r.kind == TB_RESEND ? l->out_end - (uint32_t)w.a : 0;
+        w.token += w.r.kind == TB_READY    ? l->out_end
+                   : w.r.kind == TB_SUM    ? l->in_first
+                   : w.r.kind == TB_RESEND ? l->out_end - (uint32_t)w.a
+                                           : 0;
     }
     memcpy(frame + TB_HEADER_BYTES, &w, sizeof w);
     frame_of(in, frame, sizeof w);

@@ -306,11 +306,26 @@ static int destroy_pair_fake(struct ibv_qp *p)
 }
 
 static const struct verbs_library fake = {
-    .get_device_list = get_list, .get_device_name = get_name, .open_device = open_fake, .close_device = close_fake,
-    .query_device = query_fake, .query_port = query_fake_port, .query_gid = query_fake_gid, .alloc_pd = alloc_fake,
-    .dealloc_pd = dealloc_fake, .reg_mr = register_fake, .dereg_mr = deregister_fake, .create_comp_channel = channel_fake,
-    .destroy_comp_channel = close_channel_fake, .get_cq_event = event_fake, .ack_cq_events = ack_fake, .create_cq = queue_fake,
-    .destroy_cq = destroy_queue_fake, .create_qp = pair_fake, .query_qp = query_pair_fake, .modify_qp = modify_pair_fake,
+    .get_device_list = get_list,
+    .get_device_name = get_name,
+    .open_device = open_fake,
+    .close_device = close_fake,
+    .query_device = query_fake,
+    .query_port = query_fake_port,
+    .query_gid = query_fake_gid,
+    .alloc_pd = alloc_fake,
+    .dealloc_pd = dealloc_fake,
+    .reg_mr = register_fake,
+    .dereg_mr = deregister_fake,
+    .create_comp_channel = channel_fake,
+    .destroy_comp_channel = close_channel_fake,
+    .get_cq_event = event_fake,
+    .ack_cq_events = ack_fake,
+    .create_cq = queue_fake,
+    .destroy_cq = destroy_queue_fake,
+    .create_qp = pair_fake,
+    .query_qp = query_pair_fake,
+    .modify_qp = modify_pair_fake,
     .destroy_qp = destroy_pair_fake,
 };
 
@@ -332,8 +347,8 @@ static uint64_t word(struct input *in, size_t bytes)
 /* Small numbers, which are objects that may be there, and those at the edges. */
 static uint64_t edge(struct input *in)
 {
-    static const uint64_t edges[] = {SHARED, SHARED - 1, SHARED + 1, BASE_PAGE, GUARD_CONTEXTS, ENTRIES_MAX, UINT32_MAX, UINT64_MAX, INT32_MAX,
-                                     UINT64_MAX - SHARED, TABLE_MAX};
+    static const uint64_t edges[] = {SHARED,     SHARED - 1, SHARED + 1, BASE_PAGE,           GUARD_CONTEXTS, ENTRIES_MAX,
+                                     UINT32_MAX, UINT64_MAX, INT32_MAX,  UINT64_MAX - SHARED, TABLE_MAX};
     uint8_t which = (uint8_t)word(in, 1);
     return which < 192 ? which % 8 : which < 240 ? edges[which % (sizeof edges / sizeof edges[0])] : word(in, 8);
 }
@@ -347,7 +362,8 @@ static void one_call(struct guard *g, struct input *in)
     c.b = edge(in);
     c.c = edge(in);
     if (c.verb == GUARD_CREATE_QP)
-        c.init = (struct ibv_qp_init_attr){.cap = {.max_send_wr = (uint32_t)edge(in), .max_recv_wr = (uint32_t)edge(in)}, .qp_type = IBV_QPT_UC};
+        c.init =
+            (struct ibv_qp_init_attr){.cap = {.max_send_wr = (uint32_t)edge(in), .max_recv_wr = (uint32_t)edge(in)}, .qp_type = IBV_QPT_UC};
     if (c.verb == GUARD_SHARE && word(in, 1) % 4)
         came = base_memory_fd("fuzz-guard", SHARED, false);
     fd[0] = came;
@@ -374,8 +390,8 @@ static void one_ring(struct guard *g, struct input *in)
             q->entries[i] = (uint8_t)word(in, 1);
         break;
     case 1: { /* one request that may be right */
-        const struct guard_request r = {.wr_id = edge(in), .address = edge(in), .bytes = (uint32_t)edge(in), .region = (uint32_t)edge(in),
-                                        .flags = (uint32_t)edge(in)};
+        const struct guard_request r = {
+            .wr_id = edge(in), .address = edge(in), .bytes = (uint32_t)edge(in), .region = (uint32_t)edge(in), .flags = (uint32_t)edge(in)};
         if (how & 128)
             break;
         memcpy(q->entries + (q->mine & (q->count - 1)) * sizeof r, &r, sizeof r);
@@ -405,10 +421,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t command = (uint8_t)word(&in, 1);
         g.now += command * WEFT_US;
         switch (command % 8) {
-        case 0: case 1: case 2: case 3:
+        case 0:
+        case 1:
+        case 2:
+        case 3:
             one_call(&g, &in);
             break;
-        case 4: case 5:
+        case 4:
+        case 5:
             one_ring(&g, &in);
             break;
         case 6:

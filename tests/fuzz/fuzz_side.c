@@ -46,8 +46,8 @@ static void read_side(struct weft_node *w)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const struct fab_transport transport = {.name = "fuzz", .broken = broken, .last_words = nothing, .disconnect = nothing,
-                                                   .side = on_message};
+    static const struct fab_transport transport = {
+        .name = "fuzz", .broken = broken, .last_words = nothing, .disconnect = nothing, .side = on_message};
     static struct fab_bell bell;
     static struct weft_node w;
     int fds[2];

@@ -48,7 +48,8 @@ static void about_a_cable(struct input *in, uint32_t from)
     uint8_t how = (uint8_t)take(in, 1), word = (uint8_t)(1 + how % 4);
     const struct tb_cable *c = cable(from);
     uint16_t generation = (uint16_t)((c ? c->generation : 0) + (how & 16 ? 1 : how & 32 ? (uint16_t)take(in, 2) : 0));
-    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = word, .count = 1 + LANES, .generation = generation, .address = address_of_nobody()};
+    struct cable_message m = {
+        .kind = TB_SIDE_CABLE, .word = word, .count = 1 + LANES, .generation = generation, .address = address_of_nobody()};
     if (how & 64) /* all at once, as it is said */
         for (uint8_t i = 0; i <= LANES; i++)
             hear_of_cable(from, CABLE_ADDRESS, i, generation);
@@ -77,8 +78,13 @@ static void frame(struct input *in, uint32_t by)
     const struct tb_cable *c = cable(by);
     uint8_t bytes[TB_FRAME_BYTES] = {0};
     uint8_t how = (uint8_t)take(in, 1);
-    struct tb_frame f = {.magic = TB_MAGIC, .version = TB_VERSION, .type = TB_SEQUENCED, .hops = (uint8_t)(how & 3), .from = (uint16_t)by,
-                         .to = (uint16_t)(how >> 2 & 3), .session = SESSION};
+    struct tb_frame f = {.magic = TB_MAGIC,
+                         .version = TB_VERSION,
+                         .type = TB_SEQUENCED,
+                         .hops = (uint8_t)(how & 3),
+                         .from = (uint16_t)by,
+                         .to = (uint16_t)(how >> 2 & 3),
+                         .session = SESSION};
     struct tb_words w = {.r = {.kind = how & 128 ? TB_LANE : TB_OPEN, .length = sizeof w}};
     if (!c || !c->control.qp)
         return;
@@ -169,7 +175,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             if (there)
                 raw(&in, whom);
             break;
-        case 1: case 2: case 3:
+        case 1:
+        case 2:
+        case 3:
             if (there)
                 about_a_cable(&in, whom);
             break;
@@ -186,7 +194,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 6:
             node.device[whom == BEHIND].up = !node.device[whom == BEHIND].up;
             break;
-        case 7: case 8:
+        case 7:
+        case 8:
             upkeep();
             break;
         case 9:

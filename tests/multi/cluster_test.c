@@ -98,9 +98,16 @@ static bool is_stopped(const char *stat)
 /* It was in a call that only waits. */
 static bool has_waited(const char *call)
 {
-    static const long calls[] = {SYS_futex, SYS_ppoll, SYS_nanosleep, SYS_clock_nanosleep, SYS_read, SYS_wait4, SYS_restart_syscall,
+    static const long calls[] = {
+        SYS_futex,
+        SYS_ppoll,
+        SYS_nanosleep,
+        SYS_clock_nanosleep,
+        SYS_read,
+        SYS_wait4,
+        SYS_restart_syscall,
 #if defined(SYS_poll)
-                                 SYS_poll,
+        SYS_poll,
 #endif
     };
     long number = call[0] >= '0' && call[0] <= '9' ? strtol(call, NULL, 10) : -1;

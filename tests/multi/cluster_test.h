@@ -16,24 +16,24 @@
 
 #define NODES_MAX 16
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: node %s: check failed: %s (last error: %s)\n", __FILE__, __LINE__,       \
-                    getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #condition, weft_error());              \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
+#define CHECK(condition)                                                                               \
+    do {                                                                                               \
+        if (!(condition)) {                                                                            \
+            fprintf(stderr, "%s:%d: node %s: check failed: %s (last error: %s)\n", __FILE__, __LINE__, \
+                    getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #condition, weft_error());        \
+            _exit(1);                                                                                  \
+        }                                                                                              \
     } while (0)
 
 /* A call that must return 0. */
-#define OK(call)                                                                                             \
-    do {                                                                                                     \
-        int ok_rc_ = (call);                                                                                 \
-        if (ok_rc_ != 0) {                                                                                   \
-            fprintf(stderr, "%s:%d: node %s: %s returned %d: %s\n", __FILE__, __LINE__,                      \
-                    getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #call, ok_rc_, weft_error());           \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
+#define OK(call)                                                                                                                         \
+    do {                                                                                                                                 \
+        int ok_rc_ = (call);                                                                                                             \
+        if (ok_rc_ != 0) {                                                                                                               \
+            fprintf(stderr, "%s:%d: node %s: %s returned %d: %s\n", __FILE__, __LINE__, getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", \
+                    #call, ok_rc_, weft_error());                                                                                        \
+            _exit(1);                                                                                                                    \
+        }                                                                                                                                \
     } while (0)
 
 typedef void (*node_fn)(weft_node *w, void *arg);

@@ -23,8 +23,11 @@ struct lie_field {
     const char *name;
     size_t offset, bytes;
 };
-#define LIE_FIELD(record, field) {#field, offsetof(record, field), sizeof(((record *)0)->field)}
-#define LIE_COUNT(fields)        (sizeof(fields) / sizeof((fields)[0]))
+#define LIE_FIELD(record, field)                                      \
+    {                                                                 \
+#field, offsetof(record, field), sizeof(((record *)0)->field) \
+    }
+#define LIE_COUNT(fields) (sizeof(fields) / sizeof((fields)[0]))
 
 /* `what` says which lie it is, for who has to find out which one did it. */
 typedef void (*lie_fn)(const void *record, size_t bytes, const char *what, void *arg);
@@ -33,10 +36,52 @@ typedef void (*lie_fn)(const void *record, size_t bytes, const char *what, void 
 
 /* Small counts and their neighbours, powers of two, what is negative, and what wraps when something is added to it. */
 static const uint64_t LIE_VALUES[] = {
-    0, 1, 2, 3, 5, 7, 8, 9, 16, 63, 64, 127, 128, 255, 256, 1023, 1024, 4095, 4096, 4097, 32767, 32768, 65535, 65536, 1u << 20,
-    1u << 30, INT32_MAX, 1u << 31, UINT32_MAX - 7, UINT32_MAX - 1, UINT32_MAX, UINT64_C(1) << 32, (UINT64_C(1) << 32) + 1,
-    UINT64_C(1) << 36, UINT64_C(1) << 43, (UINT64_C(1) << 44) - 8, UINT64_C(1) << 44, UINT64_C(1) << 48, UINT64_C(1) << 52,
-    INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 4095, UINT64_MAX - 63, UINT64_MAX - 7, UINT64_MAX - 1, UINT64_MAX,
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    8,
+    9,
+    16,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    1023,
+    1024,
+    4095,
+    4096,
+    4097,
+    32767,
+    32768,
+    65535,
+    65536,
+    1u << 20,
+    1u << 30,
+    INT32_MAX,
+    1u << 31,
+    UINT32_MAX - 7,
+    UINT32_MAX - 1,
+    UINT32_MAX,
+    UINT64_C(1) << 32,
+    (UINT64_C(1) << 32) + 1,
+    UINT64_C(1) << 36,
+    UINT64_C(1) << 43,
+    (UINT64_C(1) << 44) - 8,
+    UINT64_C(1) << 44,
+    UINT64_C(1) << 48,
+    UINT64_C(1) << 52,
+    INT64_MAX,
+    UINT64_C(1) << 63,
+    UINT64_MAX - 4095,
+    UINT64_MAX - 63,
+    UINT64_MAX - 7,
+    UINT64_MAX - 1,
+    UINT64_MAX,
 };
 
 static inline void lie_number(uint8_t *record, size_t bytes, const struct lie_field *f, uint64_t value, lie_fn tell, void *arg)

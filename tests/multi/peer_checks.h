@@ -75,8 +75,8 @@ struct peer_messages {
     uint64_t wrong;
 };
 
-static inline void peer_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                                size_t payload_len, void *arg)
+static inline void peer_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                                void *arg)
 {
     struct peer_messages *m = arg;
     uint64_t number = 0, seed;

@@ -51,9 +51,8 @@ static inline int work(weft_queue *q, uint32_t max, int64_t timeout_ns)
     int n = weft_claim(q, claims, max > 64 ? 64 : max, timeout_ns);
     for (int i = 0; i < n; i++) {
         check_numbered(&claims[i].task);
-        results[i] = (weft_result){.status = (int32_t)(claims[i].task.tag % 100) - 50,
-                                   .result = claims[i].task.tag * 7,
-                                   .result_len = claims[i].task.tag + 1};
+        results[i] = (weft_result){
+            .status = (int32_t)(claims[i].task.tag % 100) - 50, .result = claims[i].task.tag * 7, .result_len = claims[i].task.tag + 1};
     }
     if (n > 0)
         CHECK(weft_complete(q, claims, results, (uint32_t)n, NULL) >= 0);

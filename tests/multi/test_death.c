@@ -39,8 +39,8 @@ struct scene {
     _Atomic uint32_t changes;
 };
 
-static void on_nothing(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
+static void on_nothing(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
 }
@@ -192,8 +192,7 @@ static void test_half_die(void **state)
 }
 
 /* A death is noticed while messages come without a pause. */
-static void on_flood(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                     size_t payload_len, void *arg)
+static void on_flood(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     struct stage *stage = arg;
@@ -392,12 +391,8 @@ static void test_scribbled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_half_die),
-        cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_given_up),
-        cmocka_unit_test(test_scribbled),
+        cmocka_unit_test(test_killed),  cmocka_unit_test(test_half_die), cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_stopped), cmocka_unit_test(test_given_up), cmocka_unit_test(test_scribbled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

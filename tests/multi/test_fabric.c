@@ -20,8 +20,8 @@
 static void put_get(weft_node *w, void *arg)
 {
     (void)arg;
-    static const size_t sizes[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 65, 255, 4095, 4096, 4097, 65536, 65537,
-                                   1u << 20, (1u << 20) + 3, (20u << 20) + 5};
+    static const size_t sizes[] = {
+        0, 1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 65, 255, 4095, 4096, 4097, 65536, 65537, 1u << 20, (1u << 20) + 3, (20u << 20) + 5};
     const size_t room = 34u << 20;
     uint32_t me = weft_rank(w), n = weft_size(w), to = (me + 1) % n;
     weft_gaddr area = symmetric_alloc(w, room);
@@ -31,7 +31,7 @@ static void put_get(weft_node *w, void *arg)
     for (size_t i = 0; i < room; i++)
         source[i] = (uint8_t)random_next(&seed);
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        for (size_t shift = 0; shift < 9; shift += sizes[s] > 100000 ? 4 : 1) {
+        for (size_t shift = 0; shift<9; shift += sizes[s]> 100000 ? 4 : 1) {
             size_t len = sizes[s], at = 64 + shift;
             memset(mine, 0xee, len + 192);
             OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -186,8 +186,8 @@ static size_t message_fill(uint64_t *seed, uint8_t *payload)
     return len;
 }
 
-static void on_stream(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                      size_t payload_len, void *arg)
+static void on_stream(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                      void *arg)
 {
     (void)w;
     struct stream *s = arg;
@@ -239,8 +239,7 @@ static void test_messages(void **state)
 
 static _Atomic uint64_t answers;
 
-static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                    void *arg)
+static void on_ping(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)arg;
     uint64_t word = 0;
@@ -251,8 +250,7 @@ static void on_ping(weft_node *w, uint32_t from, const void *header, size_t head
         _exit(8);
 }
 
-static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                    void *arg)
+static void on_pong(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)arg;
     answers += payload_len == 5;
@@ -423,7 +421,7 @@ static void test_refusals(void **state)
 
 /* --- threads: any may call anything --- */
 
-#define THREADS 4u
+#define THREADS       4u
 #define THREAD_ROUNDS repeats(2000)
 static struct {
     weft_node *w;
@@ -431,8 +429,8 @@ static struct {
     _Atomic uint64_t heard;
 } shared;
 
-static void on_thread(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                      size_t payload_len, void *arg)
+static void on_thread(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                      void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
     shared.heard++;
@@ -499,8 +497,8 @@ static void test_threads(void **state)
 
 /* --- a receiver that takes nothing: the sender is told at its deadline, and others are not disturbed --- */
 
-static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                         size_t payload_len, void *arg)
+static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                         void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     const uint64_t *go = arg;
@@ -550,8 +548,8 @@ static void test_backpressure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_get),    cmocka_unit_test(test_atomics),  cmocka_unit_test(test_questions),
-        cmocka_unit_test(test_put_signal), cmocka_unit_test(test_messages), cmocka_unit_test(test_handlers),
+        cmocka_unit_test(test_put_get),      cmocka_unit_test(test_atomics),  cmocka_unit_test(test_questions),
+        cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages), cmocka_unit_test(test_handlers),
         cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals), cmocka_unit_test(test_threads),
         cmocka_unit_test(test_backpressure),
     };

@@ -47,8 +47,13 @@ static void new_coord(struct place *p, const char *host)
 static weft_node *join_at(int rank, const struct place *p, int *failed)
 {
     weft_node *w = NULL;
-    weft_config c = {.bytes = sizeof c, .coord = p->coord, .rank = (uint32_t)rank, .size = (uint32_t)p->size, .pool_bytes = 32 << 20,
-                     .join_timeout_ns = 40 * WEFT_SECOND, .secret = "of the test"};
+    weft_config c = {.bytes = sizeof c,
+                     .coord = p->coord,
+                     .rank = (uint32_t)rank,
+                     .size = (uint32_t)p->size,
+                     .pool_bytes = 32 << 20,
+                     .join_timeout_ns = 40 * WEFT_SECOND,
+                     .secret = "of the test"};
     if (rank >= p->host_b)
         CHECK(own_host());
     int rc = weft_open(&w, &c);
@@ -130,8 +135,8 @@ struct ends {
     _Atomic int pid, stopped, goes_on;
 };
 
-static void sleep_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                       size_t payload_len, void *arg)
+static void sleep_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     _Atomic int *done = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;

@@ -42,8 +42,8 @@ static int port(void)
 static int attempt(uint32_t rank, uint32_t size, int64_t timeout, const char *secret)
 {
     weft_node *w;
-    weft_config c = {.bytes = sizeof c, .coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout,
-                     .secret = secret};
+    weft_config c = {
+        .bytes = sizeof c, .coord = coord, .rank = rank, .size = size, .pool_bytes = 1 << 20, .join_timeout_ns = timeout, .secret = secret};
     int rc = weft_open(&w, &c);
     if (rc == 0) {
         CHECK(weft_rank(w) == rank && weft_size(w) == size && weft_alive_count(w) == size && weft_epoch(w) == 1);
@@ -126,7 +126,8 @@ static int one_connects_late(int rank, void *arg)
     struct held_up *h = arg;
     held_up = rank == 2 ? h : NULL;
     weft_node *w;
-    weft_config c = {.bytes = sizeof c, .coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
+    weft_config c = {
+        .bytes = sizeof c, .coord = coord, .rank = (uint32_t)rank, .size = 4, .pool_bytes = 1 << 20, .join_timeout_ns = 300 * WEFT_SECOND};
     int rc = weft_open(&w, &c);
     if (h->dies) {
         CHECK(rc == -ECONNRESET && strstr(weft_error(), "node 2 ") && w == NULL);
@@ -539,7 +540,8 @@ static void test_hostfile(void **state)
         {"{\"weft\": 1, \"hosts\": [{\"ips\": [\"127.0.0.1\"], \"slots\": 2}, {\"ips\": [\"127.0.0.1\"]}]}", false, "", ""},
         {"[{\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null, \"x\", \"y\"]},"
          " {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"x\", null, \"y\"]},"
-         " {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"x\", \"y\", null]}]", false, "", ""},
+         " {\"ssh\": \"a\", \"ips\": [\"127.0.0.1\"], \"rdma\": [\"x\", \"y\", null]}]",
+         false, "", ""},
         {"[[null, \"x\", \"y\"], [\"x\", null, \"y\"], [\"x\", \"y\", null]]", true, "", ""},
     };
     for (int i = 0; i < 3; i++) {
@@ -627,17 +629,28 @@ static void test_close(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),      cmocka_unit_test(test_close), cmocka_unit_test(test_missing), cmocka_unit_test(test_fails_half_way),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_close),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_fails_half_way),
 #if defined(__linux__)
-        cmocka_unit_test(test_one_connects_late), cmocka_unit_test(test_dies_connecting),
+        cmocka_unit_test(test_one_connects_late),
+        cmocka_unit_test(test_dies_connecting),
 #endif
-        cmocka_unit_test(test_few_files),  cmocka_unit_test(test_no_coordinator),
-        cmocka_unit_test(test_secret),     cmocka_unit_test(test_rank_twice),   cmocka_unit_test(test_size_differs),
+        cmocka_unit_test(test_few_files),
+        cmocka_unit_test(test_no_coordinator),
+        cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_rank_twice),
+        cmocka_unit_test(test_size_differs),
 #if defined(__linux__)
-        cmocka_unit_test(test_too_many),   cmocka_unit_test(test_silent_at_the_side), cmocka_unit_test(test_other_user),
+        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_silent_at_the_side),
+        cmocka_unit_test(test_other_user),
 #endif
         cmocka_unit_test(test_why_missing),
-        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_silent),       cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_silent),
+        cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_hostfile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -209,7 +209,7 @@ static void endless(weft_node *w, void *arg)
     if (weft_rank(w) == 0)
         for (uint64_t i = 0; i < WORDS; i++)
             *(uint64_t *)weft_ptr(w, words + 8 * i, 8) = lock_value(1, 1); /* all of them are held */
-    base_spin_lock(&w->progress); /* for the thread sanitizer alone: handlers run with this lock */
+    base_spin_lock(&w->progress);                                          /* for the thread sanitizer alone: handlers run with this lock */
     base_spin_unlock(&w->progress);
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {

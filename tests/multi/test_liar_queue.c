@@ -151,8 +151,7 @@ static void tell_header(const void *record, size_t bytes, const char *what, void
     struct queue_done_message none[2];
     memset(none, 0, sizeof none);
     note(to->t, what);
-    CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, record, bytes, none,
-                        to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
+    CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, record, bytes, none, to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
 }
 
 static void tell_payload(const void *record, size_t bytes, const char *what, void *arg)
@@ -175,16 +174,18 @@ static const struct lie_field DONE[] = {
 };
 
 static const struct lie_field SETTLE[] = {
-    LIE_FIELD(struct queue_settle_message, from), LIE_FIELD(struct queue_settle_message, to),
-    LIE_FIELD(struct queue_settle_message, slot), LIE_FIELD(struct queue_settle_message, then),
+    LIE_FIELD(struct queue_settle_message, from),
+    LIE_FIELD(struct queue_settle_message, to),
+    LIE_FIELD(struct queue_settle_message, slot),
+    LIE_FIELD(struct queue_settle_message, then),
 };
 
 static void lie_by_message(weft_node *w, struct told *t, weft_queue *q)
 {
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
-        struct message_to to = {w, t, node, {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key,
-                                             .shard = q->own->at}};
+        struct message_to to = {
+            w, t, node, {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key, .shard = q->own->at}};
         memcpy(to.header.name, q->name, sizeof to.header.name);
         for (uint8_t type = QUEUE_HELLO; type <= QUEUE_NONE; type++) {
             to.header.type = type;
@@ -288,8 +289,8 @@ static void opened_anew(weft_node *w, void *arg)
     if (weft_rank(w) == LIAR) {
         while (!queue_view_of(q, 0))
             usleep(1000);
-        struct queue_message m = {.type = QUEUE_ANSWER, .slot_bits = SLOT_BITS, .incarnation = q->incarnation, .key = q->key,
-                                  .shard = q->own->at};
+        struct queue_message m = {
+            .type = QUEUE_ANSWER, .slot_bits = SLOT_BITS, .incarnation = q->incarnation, .key = q->key, .shard = q->own->at};
         memcpy(m.name, q->name, sizeof m.name);
         for (uint32_t i = 0; i < QUEUE_VIEWS_MAX + 1000; i++) {
             m.incarnation++;

@@ -24,21 +24,21 @@
 #include "map/order.h"
 #include "queue/queue.h"
 
-enum record { /* who lies in it */
-    RESULT,   /* node 1: weft_result of a piece */
-    OUTCOME,  /* node 1: in its pool */
-    PART,     /* node 1: the first of an outcome, */
-    SUM,      /* and the sum of all with it */
-    REFUSED,  /* in the outcome of a completion that is refused: its slot drops it, and the piece runs again */
-    TASK,     /* node 0: weft_task */
-    ASK,      /* either: struct map_ask */
-    ANSWER,   /* node 0: what is added to the word of an ask, */
-    SPILL,    /* and node 1: of the spill file's bytes */
-    ORDER_AT, /* node 0: address and length of the order */
-    ORDER,    /* node 0: the head of the order (order.c) */
-    RELEASE,  /* node 0: addresses that node 1 may free */
-    PRINTS,   /* node 0 */
-    TALLY,    /* node 1: struct map_tally */
+enum record {           /* who lies in it */
+              RESULT,   /* node 1: weft_result of a piece */
+              OUTCOME,  /* node 1: in its pool */
+              PART,     /* node 1: the first of an outcome, */
+              SUM,      /* and the sum of all with it */
+              REFUSED,  /* in the outcome of a completion that is refused: its slot drops it, and the piece runs again */
+              TASK,     /* node 0: weft_task */
+              ASK,      /* either: struct map_ask */
+              ANSWER,   /* node 0: what is added to the word of an ask, */
+              SPILL,    /* and node 1: of the spill file's bytes */
+              ORDER_AT, /* node 0: address and length of the order */
+              ORDER,    /* node 0: the head of the order (order.c) */
+              RELEASE,  /* node 0: addresses that node 1 may free */
+              PRINTS,   /* node 0 */
+              TALLY,    /* node 1: struct map_tally */
 };
 
 #define FORKS   1u /* the nodes are forks of the owner */
@@ -58,17 +58,23 @@ struct lie {
 
 #define FIELD(type, field) offsetof(struct type, field), sizeof(((struct type *)0)->field)
 #define TYPED(type, field) offsetof(type, field), sizeof(((type *)0)->field)
-#define SET(record, jobs, where, value) {#record " " #where " = " #value, record, jobs, where, value, false}
-#define ADD(record, jobs, where, value) {#record " " #where " += " #value, record, jobs, where, value, true}
-#define OC(field)     FIELD(map_outcome, field)
-#define PT(field)     FIELD(map_part, field)
-#define RS(field)     TYPED(weft_result, field)
-#define TK(field)     TYPED(weft_task, field)
-#define ARG(i)        offsetof(weft_task, arg) + 8 * (i), 8
-#define AK(field)     FIELD(map_ask, field)
-#define TL(field)     FIELD(map_tally, field)
+#define SET(record, jobs, where, value)                                    \
+    {                                                                      \
+#record " " #where " = " #value, record, jobs, where, value, false \
+    }
+#define ADD(record, jobs, where, value)                                    \
+    {                                                                      \
+#record " " #where " += " #value, record, jobs, where, value, true \
+    }
+#define OC(field)          FIELD(map_outcome, field)
+#define PT(field)          FIELD(map_part, field)
+#define RS(field)          TYPED(weft_result, field)
+#define TK(field)          TYPED(weft_task, field)
+#define ARG(i)             offsetof(weft_task, arg) + 8 * (i), 8
+#define AK(field)          FIELD(map_ask, field)
+#define TL(field)          FIELD(map_tally, field)
 #define WORD(offset, size) offset, size
-#define TOP (UINT64_C(1) << 63)
+#define TOP                (UINT64_C(1) << 63)
 
 static const struct lie lies[] = {
     SET(OUTCOME, ALL, OC(kind), 99),
@@ -145,16 +151,16 @@ static const struct lie lies[] = {
     SET(ORDER_AT, COMMAND | HOSTS, WORD(0, 8), UINT64_MAX),
     SET(ORDER_AT, COMMAND | HOSTS, WORD(8, 8), 1),
     SET(ORDER_AT, COMMAND | HOSTS, WORD(8, 8), UINT64_MAX),
-    SET(ORDER, COMMAND | HOSTS, WORD(8, 4), UINT32_MAX),                /* bytes */
-    SET(ORDER, COMMAND | HOSTS, WORD(12, 4), MAP_SLOTS_MAX),            /* slots */
-    SET(ORDER, COMMAND | HOSTS, WORD(16, 4), UINT32_MAX),               /* retries */
-    SET(ORDER, COMMAND | HOSTS, WORD(20, 4), UINT32_MAX),               /* inputs */
-    SET(ORDER, COMMAND | HOSTS, WORD(24, 4), 1),                        /* names */
-    SET(ORDER, COMMAND | HOSTS, WORD(28, 4), UINT32_MAX),               /* argc */
-    SET(ORDER, COMMAND | HOSTS, WORD(40, 8), INT64_MAX),                /* timeout_ns */
-    SET(ORDER, COMMAND | HOSTS, WORD(48, 8), INT64_MAX),                /* lease_ns */
-    SET(ORDER, COMMAND | HOSTS, WORD(56, 8), UINT64_MAX),               /* given */
-    SET(ORDER, COMMAND | HOSTS, WORD(64, 8), UINT64_MAX),               /* tallies */
+    SET(ORDER, COMMAND | HOSTS, WORD(8, 4), UINT32_MAX),     /* bytes */
+    SET(ORDER, COMMAND | HOSTS, WORD(12, 4), MAP_SLOTS_MAX), /* slots */
+    SET(ORDER, COMMAND | HOSTS, WORD(16, 4), UINT32_MAX),    /* retries */
+    SET(ORDER, COMMAND | HOSTS, WORD(20, 4), UINT32_MAX),    /* inputs */
+    SET(ORDER, COMMAND | HOSTS, WORD(24, 4), 1),             /* names */
+    SET(ORDER, COMMAND | HOSTS, WORD(28, 4), UINT32_MAX),    /* argc */
+    SET(ORDER, COMMAND | HOSTS, WORD(40, 8), INT64_MAX),     /* timeout_ns */
+    SET(ORDER, COMMAND | HOSTS, WORD(48, 8), INT64_MAX),     /* lease_ns */
+    SET(ORDER, COMMAND | HOSTS, WORD(56, 8), UINT64_MAX),    /* given */
+    SET(ORDER, COMMAND | HOSTS, WORD(64, 8), UINT64_MAX),    /* tallies */
     SET(RELEASE, COMMAND | FORKS | HOSTS, WORD(0, 8), UINT64_MAX),
     ADD(RELEASE, COMMAND | FORKS | HOSTS, WORD(0, 8), 8),
     SET(PRINTS, COMMAND | HOSTS, WORD(0, 4), UINT32_MAX),
@@ -165,8 +171,8 @@ static const struct lie lies[] = {
 };
 #define LIES (sizeof lies / sizeof lies[0])
 
-static const struct lie *lie;          /* of this job */
-static _Atomic uint32_t *told;         /* shared: whether it has been told */
+static const struct lie *lie;  /* of this job */
+static _Atomic uint32_t *told; /* shared: whether it has been told */
 
 static bool lies_in(enum record record)
 {

@@ -63,8 +63,7 @@ static void under_fire(weft_node *w, void *arg)
             weft_queue_stats s;
             weft_queue_stat(q, &s, sizeof s);
             fprintf(stderr, "node %u: nothing came back for 20 s: %lu of %lu, outstanding %lu, pending %u, ready %lu\n", me,
-                    (unsigned long)back, (unsigned long)sent, (unsigned long)s.outstanding,
-                    (unsigned)q->pending, (unsigned long)s.ready);
+                    (unsigned long)back, (unsigned long)sent, (unsigned long)s.outstanding, (unsigned)q->pending, (unsigned long)s.ready);
             CHECK(sent == back); /* tasks are lost */
         }
         if (stop && sent == back) { /* ours are done; the others' not yet, perhaps */
@@ -138,8 +137,7 @@ static void kill_rounds(int64_t for_ns, uint32_t force)
     } while (base_now_ns() < end);
     munmap(a, sizeof *a);
     printf("%lu nodes killed; survivors: %lu tasks, each once; %lu requeued, %lu submitted again, %lu duplicates dropped\n",
-           (unsigned long)killed, (unsigned long)tasks, (unsigned long)requeued, (unsigned long)resubmitted,
-           (unsigned long)duplicates);
+           (unsigned long)killed, (unsigned long)tasks, (unsigned long)requeued, (unsigned long)resubmitted, (unsigned long)duplicates);
 }
 
 static int64_t for_ns(void)

@@ -409,7 +409,11 @@ static void stopped_home(weft_node *w, void *arg)
     struct late *l = arg;
     const int64_t usual = w->options.deadline_ns, soon = 200 * WEFT_MS;
     weft_queue *q;
-    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)}, &q));
+    OK(weft_queue_open(
+        w, "work",
+        &(weft_queue_config){
+            .bytes = sizeof(weft_queue_config), .slots = SLOTS, .lease_ns = 3600 * WEFT_SECOND, .submit_only = !weft_rank(w)},
+        &q));
     wait_for_view(q, !weft_rank(w));
     if (weft_rank(w) == 1)
         l->pid = getpid();
@@ -486,7 +490,8 @@ struct in_handler {
     _Atomic uint32_t done;
 };
 
-static void use_claim(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void use_claim(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                      void *arg)
 {
     struct in_handler *h = arg;
     weft_result r = {0};
@@ -571,15 +576,9 @@ static void test_closed_twice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_late_completion),
-        cmocka_unit_test(test_late_close),
-        cmocka_unit_test(test_late_close_of_worker),
-        cmocka_unit_test(test_late_shutdown),
-        cmocka_unit_test(test_drain_of_the_unknown),
-        cmocka_unit_test(test_stale_renewal),
-        cmocka_unit_test(test_short_lease),
-        cmocka_unit_test(test_stopped_home),
-        cmocka_unit_test(test_in_a_handler),
+        cmocka_unit_test(test_late_completion), cmocka_unit_test(test_late_close),           cmocka_unit_test(test_late_close_of_worker),
+        cmocka_unit_test(test_late_shutdown),   cmocka_unit_test(test_drain_of_the_unknown), cmocka_unit_test(test_stale_renewal),
+        cmocka_unit_test(test_short_lease),     cmocka_unit_test(test_stopped_home),         cmocka_unit_test(test_in_a_handler),
         cmocka_unit_test(test_closed_twice),
     };
     setenv("WEFT_POOL", "16M", 1);

@@ -134,8 +134,8 @@ static void test_nonsense(void **state)
 
 /* --- fence: what comes before it is seen before what comes after, whatever kinds they are --- */
 
-static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                          size_t payload_len, void *arg)
+static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                          void *arg)
 {
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
     uint64_t *words = arg, n;
@@ -207,7 +207,7 @@ static void add_then_put(weft_node *w, void *arg)
             held->rounds = n;
             wait_for(&held->asked, n);
             usleep(1000); /* what the device does without us, it does now */
-            if (!native) /* the add needs our processor */
+            if (!native)  /* the add needs our processor */
                 CHECK(__atomic_load_n(put, __ATOMIC_ACQUIRE) == n - 1 && __atomic_load_n(added, __ATOMIC_ACQUIRE) == n - 1);
             base_spin_unlock(&rc->receiving);
             OK(weft_wait_until(w, on_node(words, 1) + 64, WEFT_EQ, n, NULL, WEFT_TIMEOUT_DEFAULT));
@@ -265,7 +265,8 @@ static void test_gets_then_put(void **state)
 
 static void many_asks(weft_node *w, void *arg)
 {
-    const uint64_t steps[] = {UINT64_C(1) << 31, UINT64_C(1) << 31, UINT64_C(1) << 31}; /* multiples of RC_ASKS: tokens go on as they were */
+    const uint64_t steps[] = {UINT64_C(1) << 31, UINT64_C(1) << 31,
+                              UINT64_C(1) << 31}; /* multiples of RC_ASKS: tokens go on as they were */
     (void)arg;
     weft_gaddr words = symmetric_alloc(w, 64);
     if (weft_rank(w) == 0) {
@@ -383,8 +384,8 @@ static void atomics(weft_node *w, void *arg)
         }
         for (int i = 0; i < CHAIN; i++) { /* the word takes every value once */
             do
-                OK(weft_compare_swap_blocking(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1), (uint64_t)i * 2 + weft_rank(w),
-                                         &seen));
+                OK(weft_compare_swap_blocking(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1),
+                                              (uint64_t)i * 2 + weft_rank(w), &seen));
             while (seen != (uint64_t)i * 2 + (weft_rank(w) - 1));
         }
         OK(weft_link_stat(w, 0, &s, sizeof s));
@@ -521,17 +522,10 @@ int main(int argc, char **argv)
 {
     native = argc > 1 && strcmp(argv[1], "native") == 0;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outside),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_fences),
-        cmocka_unit_test(test_many_asks),
-        cmocka_unit_test(test_bursts),
-        cmocka_unit_test(test_atomics),
-        cmocka_unit_test(test_ordered_atomics),
-        cmocka_unit_test(test_counted),
-        cmocka_unit_test(test_add_then_put),
-        cmocka_unit_test(test_gets_then_put),
-        cmocka_unit_test(test_stages_of_others),
+        cmocka_unit_test(test_outside),         cmocka_unit_test(test_nonsense),         cmocka_unit_test(test_fences),
+        cmocka_unit_test(test_many_asks),       cmocka_unit_test(test_bursts),           cmocka_unit_test(test_atomics),
+        cmocka_unit_test(test_ordered_atomics), cmocka_unit_test(test_counted),          cmocka_unit_test(test_add_then_put),
+        cmocka_unit_test(test_gets_then_put),   cmocka_unit_test(test_stages_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -237,7 +237,7 @@ enum { MESSAGES = 500, BULK = 200000, TIMES = 4 };
 
 struct mill {
     struct stage stage;
-    const char *const *how, *const *undo; /* words for softverbs, that break the link and mend what broke it */
+    const char *const *how, *const *undo;   /* words for softverbs, that break the link and mend what broke it */
     _Atomic uint32_t broken, over, came[2]; /* `came`: which message each is at */
 };
 
@@ -245,8 +245,7 @@ struct received {
     uint64_t next, wrong;
 };
 
-static void in_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                     void *arg)
+static void in_order(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header_len;
     struct received *r = arg;
@@ -599,18 +598,10 @@ static void test_no_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_alone_at_it),
-        cmocka_unit_test(test_busy),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_silent),
-        cmocka_unit_test(test_lost_requests),
-        cmocka_unit_test(test_cable),
-        cmocka_unit_test(test_refusal),
-        cmocka_unit_test(test_gives_up),
-        cmocka_unit_test(test_standstill),
-        cmocka_unit_test(test_no_receives),
-        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_neighbours), cmocka_unit_test(test_alone_at_it), cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_silent),      cmocka_unit_test(test_lost_requests),
+        cmocka_unit_test(test_cable),      cmocka_unit_test(test_refusal),     cmocka_unit_test(test_gives_up),
+        cmocka_unit_test(test_standstill), cmocka_unit_test(test_no_receives), cmocka_unit_test(test_no_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

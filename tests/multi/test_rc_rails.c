@@ -83,7 +83,7 @@ static void carry(weft_node *w, void *arg)
     struct stage *stage = arg;
     uint32_t me = weft_rank(w), peer = 1 - me;
     weft_gaddr ours, theirs;
-    OK(weft_alloc(w, 4 * LARGE, &ours)); /* what the peer writes; */
+    OK(weft_alloc(w, 4 * LARGE, &ours));   /* what the peer writes; */
     OK(weft_alloc(w, 4 * LARGE, &theirs)); /* and what is written from */
     uint8_t *came = weft_ptr(w, ours, 4 * LARGE), *from = weft_ptr(w, theirs, 4 * LARGE);
     memset(came, 0xee, 4 * LARGE);
@@ -226,11 +226,12 @@ static void order(weft_node *w, void *arg)
             for (bool seen = false; !seen;) {
                 CHECK(now_ns() < end);
                 weft_progress(w);
-                seen = way == SIGNAL ? word_at(&words[0]) == n :
-                       way == FENCE_PUT ? word_at(&words[1]) == n :
-                       way == FENCE_MESSAGE ? __atomic_load_n(&told, __ATOMIC_ACQUIRE) == n :
-                       way == FENCE_ATOMIC ? word_at(&words[2]) == n :
-                       way == SMALL_FIRST ? word_at(last) == expected : atomic_load(&stage->turn) == round;
+                seen = way == SIGNAL          ? word_at(&words[0]) == n
+                       : way == FENCE_PUT     ? word_at(&words[1]) == n
+                       : way == FENCE_MESSAGE ? __atomic_load_n(&told, __ATOMIC_ACQUIRE) == n
+                       : way == FENCE_ATOMIC  ? word_at(&words[2]) == n
+                       : way == SMALL_FIRST   ? word_at(last) == expected
+                                              : atomic_load(&stage->turn) == round;
             }
             if (way == SMALL_FIRST)
                 CHECK(word_at(&words[3]) == n);
@@ -554,7 +555,8 @@ static void lies(weft_node *w, void *arg)
         int64_t end = now_ns() + patience_ns(60);
         while (weft_alive(w, 1) && now_ns() < end)
             usleep(1000);
-        CHECK(weft_put_blocking(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET && strstr(weft_error(), "a call for a rail that makes no sense"));
+        CHECK(weft_put_blocking(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET &&
+              strstr(weft_error(), "a call for a rail that makes no sense"));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);
@@ -651,15 +653,9 @@ static void test_uneven(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_carry),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_standstill),
-        cmocka_unit_test(test_dies),
-        cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_lies),
-        cmocka_unit_test(test_chosen),
+        cmocka_unit_test(test_carry),      cmocka_unit_test(test_order), cmocka_unit_test(test_breaks),
+        cmocka_unit_test(test_standstill), cmocka_unit_test(test_dies),  cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_lies),  cmocka_unit_test(test_chosen),
     };
     const struct CMUnitTest only_crossed[] = {cmocka_unit_test(test_crossed)}, only_uneven[] = {cmocka_unit_test(test_uneven)};
     const char *which = argc > 1 ? argv[1] : "";

@@ -105,8 +105,7 @@ static void test_leave_slow(void **state)
 
 /* Node 1 learns of the death of node 2 from node 0, which is in the barrier of those that are left, before it notices
  * itself: its progress thread is held in a handler. For one death it gets one failed barrier all the same. */
-static void hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                 void *arg)
+static void hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     _Atomic int *at = arg;
@@ -237,8 +236,8 @@ static struct {
     _Atomic uint32_t *count;
 } in_line;
 
-static void count_requests(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
-                           size_t payload_len, void *arg)
+static void count_requests(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                           void *arg)
 {
     const struct lock_message *m = header;
     (void)arg;
@@ -518,9 +517,11 @@ static void test_counter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_leave), cmocka_unit_test(test_leave_slow), cmocka_unit_test(test_exchange),        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_lock_fair),    cmocka_unit_test(test_lock_timeout), cmocka_unit_test(test_lock_refused), cmocka_unit_test(test_lock_inherit), cmocka_unit_test(test_lock_heir_gone),
-        cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),      cmocka_unit_test(test_hear_late),
+        cmocka_unit_test(test_barrier),        cmocka_unit_test(test_leave),        cmocka_unit_test(test_leave_slow),
+        cmocka_unit_test(test_exchange),       cmocka_unit_test(test_lock),         cmocka_unit_test(test_lock_fair),
+        cmocka_unit_test(test_lock_timeout),   cmocka_unit_test(test_lock_refused), cmocka_unit_test(test_lock_inherit),
+        cmocka_unit_test(test_lock_heir_gone), cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),
+        cmocka_unit_test(test_hear_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -176,11 +176,12 @@ struct lock_message {
 static struct {
     weft_handler_fn fn;
     void *arg;
-    uint32_t hold_verb;          /* such a message waits for `hold` to be 1 */
+    uint32_t hold_verb; /* such a message waits for `hold` to be 1 */
     _Atomic uint32_t *hold, *requests;
 } before;
 
-static void stand_before(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void stand_before(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                         void *arg)
 {
     struct lock_message m;
     (void)arg;
@@ -503,7 +504,8 @@ static weft_gaddr handled_word;
 static _Atomic int handled_lock, handled_unlock;
 static _Atomic uint32_t handled;
 
-static void lock_in_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void lock_in_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                            void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
     handled_lock = weft_lock(w, handled_word, 0, NULL);
@@ -609,10 +611,17 @@ int main(int argc, char **argv)
 #endif
     (void)argc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_leave_in_two_orders), cmocka_unit_test(test_lock_late),    cmocka_unit_test(test_lock_again),
-        cmocka_unit_test(test_unlock_late),         cmocka_unit_test(test_granted_and_stopped), cmocka_unit_test(test_lock_lasts),
-        cmocka_unit_test(test_no_room),             cmocka_unit_test(test_no_room_for_news), cmocka_unit_test(test_inherited_late),
-        cmocka_unit_test(test_unlock_twice), cmocka_unit_test(test_in_handler),
+        cmocka_unit_test(test_leave_in_two_orders),
+        cmocka_unit_test(test_lock_late),
+        cmocka_unit_test(test_lock_again),
+        cmocka_unit_test(test_unlock_late),
+        cmocka_unit_test(test_granted_and_stopped),
+        cmocka_unit_test(test_lock_lasts),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_no_room_for_news),
+        cmocka_unit_test(test_inherited_late),
+        cmocka_unit_test(test_unlock_twice),
+        cmocka_unit_test(test_in_handler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -72,7 +72,7 @@ static uint32_t leaked(void)
 struct moment {
     char coord[64];
     bool joining;
-    int64_t after;      /* from the beginning of weft_open() or weft_close(); negative: no signal, how long that takes is noted */
+    int64_t after; /* from the beginning of weft_open() or weft_close(); negative: no signal, how long that takes is noted */
     _Atomic int64_t took;
     _Atomic uint32_t here;
 };
@@ -387,14 +387,9 @@ int main(void)
 {
     signal(SIGHUP, SIG_DFL); /* nohup would have it ignored */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ended),
-        cmocka_unit_test(test_forked),
-        cmocka_unit_test(test_struck_joining),
-        cmocka_unit_test(test_struck_closing),
-        cmocka_unit_test(test_pulled),
-        cmocka_unit_test(test_uncopied),
-        cmocka_unit_test(test_other_way),
-        cmocka_unit_test(test_nothing_is_left),
+        cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),          cmocka_unit_test(test_struck_joining),
+        cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),          cmocka_unit_test(test_uncopied),
+        cmocka_unit_test(test_other_way),      cmocka_unit_test(test_nothing_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables between two nodes of the tb transport: those that a hostfile names, those that are moved to another port. Run by over_softverbs.py on twin:2:1 of tb5-stalls: two cables, en2 to en2
- * and en3 to en3, and a port at each node, en4, that no cable leads to.
+ * Cables between two nodes of the tb transport: those that a hostfile names, those that are moved to another port. Run by over_softverbs.py
+ * on twin:2:1 of tb5-stalls: two cables, en2 to en2 and en3 to en3, and a port at each node, en4, that no cable leads to.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -84,8 +84,10 @@ static void test_matrix(void **state)
     static const struct {
         const char *zero, *one, *devices;
         uint32_t cables;
-    } right[] = {{"\"rdma_en2\"", "\"rdma_en2\"", "rdma_en2", 1}, {"\"rdma_en3\"", "\"rdma_en3\"", "rdma_en3", 1},
-                 {"\"rdma_en3\"", NULL, "rdma_en3", 1}, {NULL, NULL, NULL, 2}};
+    } right[] = {{"\"rdma_en2\"", "\"rdma_en2\"", "rdma_en2", 1},
+                 {"\"rdma_en3\"", "\"rdma_en3\"", "rdma_en3", 1},
+                 {"\"rdma_en3\"", NULL, "rdma_en3", 1},
+                 {NULL, NULL, NULL, 2}};
     for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
         struct matrix *m = with(right[i].zero, right[i].one);
         for (int k = 0; k < 2; k++) {
@@ -205,7 +207,8 @@ static void test_moved(void **state)
 /* Whichever cable frames and lanes are on: with another one left no operation fails, and nothing is lost or comes twice. */
 static void spared(weft_node *w, void *arg)
 {
-    static const char *const faults[] = {"fault pull 0:rdma_en2", "fault plug 0:rdma_en2", "fault pull 1:rdma_en3", "fault plug 1:rdma_en3"};
+    static const char *const faults[] = {"fault pull 0:rdma_en2", "fault plug 0:rdma_en2", "fault pull 1:rdma_en3",
+                                         "fault plug 1:rdma_en3"};
     struct move *m = arg;
     struct numbers count = {0};
     uint32_t me = weft_rank(w), other = 1 - me, sent = 0;

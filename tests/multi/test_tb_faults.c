@@ -25,12 +25,12 @@
 enum {
     NODES = 4,
     BIGGEST = 2 << 20,
-    DATA = 3 << 20,   /* of a part: data, then words */
+    DATA = 3 << 20, /* of a part: data, then words */
     WORDS = 64,
     PART = DATA + WORDS * 8,
     COUNT_WORD = WORDS - 1, /* of a part: signals are counted here */
-    ARENA = 8 << 20,  /* of the memory that operations under way read and write, in the pool and outside */
-    WINDOW = 24,      /* operations under way */
+    ARENA = 8 << 20,        /* of the memory that operations under way read and write, in the pool and outside */
+    WINDOW = 24,            /* operations under way */
     HANDLER = 3,
 };
 #define LONG patience_ns(100)
@@ -39,10 +39,18 @@ struct fault {
     const char *kind, *chance, *more;
 };
 static const struct fault FAULTS[] = {
-    {"drop", "0.05%", ""},     {"drop", "1%", ""},     {"drop", "5%", ""},
-    {"corrupt", "0.05%", ""},  {"corrupt", "1%", ""},  {"corrupt", "5%", ""},
-    {"delay", "0.05%", " --time 1ms"},    {"delay", "1%", " --time 1ms"},    {"delay", "5%", " --time 1ms"},
-    {"withhold", "0.05%", " --time 2ms"}, {"withhold", "1%", " --time 2ms"}, {"withhold", "5%", " --time 2ms"},
+    {"drop", "0.05%", ""},
+    {"drop", "1%", ""},
+    {"drop", "5%", ""},
+    {"corrupt", "0.05%", ""},
+    {"corrupt", "1%", ""},
+    {"corrupt", "5%", ""},
+    {"delay", "0.05%", " --time 1ms"},
+    {"delay", "1%", " --time 1ms"},
+    {"delay", "5%", " --time 1ms"},
+    {"withhold", "0.05%", " --time 2ms"},
+    {"withhold", "1%", " --time 2ms"},
+    {"withhold", "5%", " --time 2ms"},
 };
 enum { FAULT_COUNT = sizeof FAULTS / sizeof FAULTS[0] };
 
@@ -50,14 +58,14 @@ enum { FAULT_COUNT = sizeof FAULTS / sizeof FAULTS[0] };
 struct stage {
     uint32_t phases;
     const struct fault *fault[FAULT_COUNT + 1]; /* of each phase; NULL: none */
-    uint32_t ops;            /* of a node in a phase */
-    bool soak;               /* or: until `until`, and others see to faults, stops and deaths */
+    uint32_t ops;                               /* of a node in a phase */
+    bool soak;                                  /* or: until `until`, and others see to faults, stops and deaths */
     _Atomic int64_t until;
     uint64_t seed;
-    bool deaths;             /* somebody may be killed */
+    bool deaths; /* somebody may be killed */
     _Atomic uint32_t go;
     _Atomic uint32_t begun[FAULT_COUNT + 1], done[FAULT_COUNT + 1], read[FAULT_COUNT + 1], ready, left;
-    _Atomic uint32_t dead;   /* bit i: node i was killed */
+    _Atomic uint32_t dead; /* bit i: node i was killed */
     _Atomic int pid[NODES];
     _Atomic uint64_t ops_done, bytes_done, refused;
     _Atomic uint32_t sent[NODES][NODES]; /* messages, by whom to whom */
@@ -72,9 +80,9 @@ struct op {
     bool busy;
     enum kind kind;
     uint32_t node;
-    uint64_t at, len;        /* in the part; what a later operation must not touch before a fence */
-    uint64_t old, expected;  /* of an atomic */
-    uint8_t *came, *right;   /* of a get */
+    uint64_t at, len;       /* in the part; what a later operation must not touch before a fence */
+    uint64_t old, expected; /* of an atomic */
+    uint8_t *came, *right;  /* of a get */
 };
 
 struct range {
@@ -86,13 +94,13 @@ struct driver {
     struct stage *s;
     uint32_t me, n;
     uint64_t random;
-    weft_gaddr area;         /* parts, by driver; then the word that all add to */
+    weft_gaddr area; /* parts, by driver; then the word that all add to */
     struct op ops[WINDOW];
     uint8_t *pool, *outside, *wanted; /* ARENA each */
     uint64_t pool_used, outside_used, wanted_used;
     struct range touched[NODES][256]; /* since the last fence to that node */
     uint32_t touched_count[NODES];
-    uint32_t heard[NODES];   /* messages, by whom */
+    uint32_t heard[NODES]; /* messages, by whom */
     _Atomic bool wrong;
     bool gone[NODES];
 };
@@ -205,11 +213,19 @@ static void order(struct driver *d, uint32_t node, uint64_t at, uint64_t len)
 static uint64_t some_bytes(struct driver *d)
 {
     switch (dice(d, 16)) {
-    case 0: return 1 + dice(d, BIGGEST);
-    case 1: case 2: return 1 + dice(d, 256 << 10);
-    case 3: case 4: case 5: return 1 + dice(d, 16 << 10);
-    case 6: return 4096u << dice(d, 8);
-    default: return 1 + dice(d, 300);
+    case 0:
+        return 1 + dice(d, BIGGEST);
+    case 1:
+    case 2:
+        return 1 + dice(d, 256 << 10);
+    case 3:
+    case 4:
+    case 5:
+        return 1 + dice(d, 16 << 10);
+    case 6:
+        return 4096u << dice(d, 8);
+    default:
+        return 1 + dice(d, 300);
     }
 }
 
@@ -291,13 +307,43 @@ static void one_op(struct driver *d)
     finish(d, o);
     o->node = node;
     switch (dice(d, 20)) {
-    case 0: case 1: case 2: case 3: case 4: o->kind = PUT; data_op(d, o, there, shadow); break;
-    case 5: case 6: case 7: o->kind = GET; data_op(d, o, there, shadow); break;
-    case 8: case 9: o->kind = SIGNAL; data_op(d, o, there, shadow); break;
-    case 10: case 11: o->kind = ADD; atomic_op(d, o, there, shadow); break;
-    case 12: o->kind = SWAP; atomic_op(d, o, there, shadow); break;
-    case 13: o->kind = COMPARE; atomic_op(d, o, there, shadow); break;
-    case 14: case 15: case 16: send_message(d, node); break;
+    case 0:
+    case 1:
+    case 2:
+    case 3:
+    case 4:
+        o->kind = PUT;
+        data_op(d, o, there, shadow);
+        break;
+    case 5:
+    case 6:
+    case 7:
+        o->kind = GET;
+        data_op(d, o, there, shadow);
+        break;
+    case 8:
+    case 9:
+        o->kind = SIGNAL;
+        data_op(d, o, there, shadow);
+        break;
+    case 10:
+    case 11:
+        o->kind = ADD;
+        atomic_op(d, o, there, shadow);
+        break;
+    case 12:
+        o->kind = SWAP;
+        atomic_op(d, o, there, shadow);
+        break;
+    case 13:
+        o->kind = COMPARE;
+        atomic_op(d, o, there, shadow);
+        break;
+    case 14:
+    case 15:
+    case 16:
+        send_message(d, node);
+        break;
     case 17: /* all nodes add to this word */
         if (went(d, node, weft_fetch_add(d->w, on_node(d->area, node) + NODES * (uint64_t)PART, 1, NULL, NULL)))
             atomic_fetch_add(&d->s->added[node], 1);
@@ -328,7 +374,8 @@ static void all_heard(struct driver *d)
         if (from == d->me)
             continue;
         for (int i = 0; i < 100000 && __atomic_load_n(&d->heard[from], __ATOMIC_ACQUIRE) < atomic_load(&d->s->sent[from][d->me]) &&
-                        !(atomic_load(&d->s->dead) >> from & 1); i++)
+                        !(atomic_load(&d->s->dead) >> from & 1);
+             i++)
             usleep(1000);
         if (!(atomic_load(&d->s->dead) >> from & 1))
             CHECK(__atomic_load_n(&d->heard[from], __ATOMIC_ACQUIRE) == atomic_load(&d->s->sent[from][d->me]));

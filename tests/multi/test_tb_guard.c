@@ -184,7 +184,8 @@ static bool has_files(pid_t pid)
     return state && strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0;
 }
 
-static void handle_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void handle_long(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                        void *arg)
 {
     struct unguarding *u = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -270,11 +271,8 @@ static void test_no_guard(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_without),
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_killed_with_a_child),
-        cmocka_unit_test(test_guard_killed),
-        cmocka_unit_test(test_no_guard),
+        cmocka_unit_test(test_killed_without), cmocka_unit_test(test_killed),   cmocka_unit_test(test_killed_with_a_child),
+        cmocka_unit_test(test_guard_killed),   cmocka_unit_test(test_no_guard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

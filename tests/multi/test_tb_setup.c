@@ -55,8 +55,13 @@ static int opens(int rank, void *arg)
 {
     struct opening *o = arg;
     weft_node *w = NULL;
-    weft_config c = {.bytes = sizeof c, .coord = o->coord, .rank = (uint32_t)rank, .size = o->nodes, .pool_bytes = 16 << 20,
-                     .join_timeout_ns = o->patience, .deadline_ns = 20 * WEFT_SECOND};
+    weft_config c = {.bytes = sizeof c,
+                     .coord = o->coord,
+                     .rank = (uint32_t)rank,
+                     .size = o->nodes,
+                     .pool_bytes = 16 << 20,
+                     .join_timeout_ns = o->patience,
+                     .deadline_ns = 20 * WEFT_SECOND};
     setenv("WEFT_LOG", "error", 0);
     pid_t end = rank == 1 && o->how ? strike(o) : 0;
     o->node[rank].opened = weft_open(&w, &c);
@@ -114,11 +119,21 @@ static void test_refused(void **state)
         const char *verb, *with;
         unsigned most; /* looked at one by one; of what goes on while nodes talk there is no end */
     } calls[] = {
-        {3, "open_device", "EBUSY", 100}, {3, "query_device", "EIO", 100}, {3, "query_port", "EIO", 12},
-        {3, "query_gid", "EIO", 6},       {3, "alloc_pd", "ENOMEM", 100},  {3, "reg_mr", "ENOMEM", 100},
-        {3, "create_comp_channel", "EMFILE", 100}, {3, "create_cq", "ENOMEM", 100}, {3, "create_qp", "EBUSY", 40},
-        {3, "modify_qp", "EIO", 40},      {3, "post_recv", "EIO", 4},      {3, "post_send", "EIO", 4},
-        {3, "req_notify_cq", "EIO", 3},   {2, "create_qp", "EBUSY", 40},   {2, "modify_qp", "EIO", 40},
+        {3, "open_device", "EBUSY", 100},
+        {3, "query_device", "EIO", 100},
+        {3, "query_port", "EIO", 12},
+        {3, "query_gid", "EIO", 6},
+        {3, "alloc_pd", "ENOMEM", 100},
+        {3, "reg_mr", "ENOMEM", 100},
+        {3, "create_comp_channel", "EMFILE", 100},
+        {3, "create_cq", "ENOMEM", 100},
+        {3, "create_qp", "EBUSY", 40},
+        {3, "modify_qp", "EIO", 40},
+        {3, "post_recv", "EIO", 4},
+        {3, "post_send", "EIO", 4},
+        {3, "req_notify_cq", "EIO", 3},
+        {2, "create_qp", "EBUSY", 40},
+        {2, "modify_qp", "EIO", 40},
     };
     bool show = getenv("WEFT_TEST_SHOW"), well;
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
@@ -234,8 +249,8 @@ static void pipeline(weft_node *w, void *arg)
         for (uint32_t k = 0; k < DEPTH; k++)
             for (uint32_t node = 0; node < n; node++)
                 if (node != me)
-                    OK(weft_put(w, on_node(area, node) + (uint64_t)me * (1u << 20) + (size % 2) * (512u << 10),
-                                from[node][size][k], 4096u << size, &ops[node][size][k]));
+                    OK(weft_put(w, on_node(area, node) + (uint64_t)me * (1u << 20) + (size % 2) * (512u << 10), from[node][size][k],
+                                4096u << size, &ops[node][size][k]));
     OK(weft_pool_stat(w, &s, sizeof s));
     regions[me] = s.regions_used;
     CHECK(s.reserved_bytes == UINT64_C(4) << 30 && s.regions_budget == 100);
@@ -277,10 +292,10 @@ static void test_regions(void **state)
 /* --- waiting for who does not answer --- */
 
 struct vigil {
-    int how;                 /* signal */
+    int how; /* signal */
     _Atomic uint32_t here, over;
     _Atomic int pid;
-    int64_t took, cpu;       /* ns */
+    int64_t took, cpu; /* ns */
 };
 
 static int64_t cpu_ns(void)
@@ -374,12 +389,8 @@ int main(int argc, char **argv)
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_regions),
-        cmocka_unit_test(test_wait_for_killed),
-        cmocka_unit_test(test_wait_for_stopped),
-        cmocka_unit_test(test_killed_joining),
-        cmocka_unit_test(test_killed_half_way),
-        cmocka_unit_test(test_stopped_joining),
+        cmocka_unit_test(test_regions),        cmocka_unit_test(test_wait_for_killed), cmocka_unit_test(test_wait_for_stopped),
+        cmocka_unit_test(test_killed_joining), cmocka_unit_test(test_killed_half_way), cmocka_unit_test(test_stopped_joining),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

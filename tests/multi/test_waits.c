@@ -525,9 +525,9 @@ static void test_stopped(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_late),    cmocka_unit_test(test_held),      cmocka_unit_test(test_slow_work),
-        cmocka_unit_test(test_bounded), cmocka_unit_test(test_again),     cmocka_unit_test(test_passed_by),
-        cmocka_unit_test(test_given),   cmocka_unit_test(test_dies_meanwhile), cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_late),       cmocka_unit_test(test_held),           cmocka_unit_test(test_slow_work),
+        cmocka_unit_test(test_bounded),    cmocka_unit_test(test_again),          cmocka_unit_test(test_passed_by),
+        cmocka_unit_test(test_given),      cmocka_unit_test(test_dies_meanwhile), cmocka_unit_test(test_lost),
         cmocka_unit_test(test_no_workers), cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -52,7 +52,8 @@ static void complete_later(struct world *w, struct queue *q, bool sent, uint8_t 
     if (sim_chance(w, w->c.faults.withhold))
         at += (int64_t)sim_below(w, sim_below(w, 4) ? 3 * MS : 200 * MS);
     *last = at = at > *last ? at : *last + 1;
-    sim_at(w, at, &(struct event){.kind = sent ? SENT_DONE : RECEIVE_DONE, .q = q, .generation = q->generation, .data = data, .bytes = bytes});
+    sim_at(w, at,
+           &(struct event){.kind = sent ? SENT_DONE : RECEIVE_DONE, .q = q, .generation = q->generation, .data = data, .bytes = bytes});
 }
 
 void device_leave(struct world *w, struct queue *q)
@@ -117,7 +118,8 @@ void device_arrive(struct world *w, struct queue *q, struct event *e)
     if (e->lost || !room) {
         /* Its first frames may have come. */
         if (room && q->number && sim_below(w, 2))
-            write_memory(w, q->to, q->receives[q->receive_first % QUEUE_MAX], e->data, e->bytes / TB_FRAME_BYTES / 2 * TB_FRAME_BYTES + 100);
+            write_memory(w, q->to, q->receives[q->receive_first % QUEUE_MAX], e->data,
+                         e->bytes / TB_FRAME_BYTES / 2 * TB_FRAME_BYTES + 100);
         free(e->data);
         leave_soon(w, q);
         return;

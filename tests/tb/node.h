@@ -194,8 +194,12 @@ static struct ibv_qp *fake_make_pair(struct ibv_pd *pd, struct ibv_qp_init_attr 
     static uint32_t number;
     struct fake_pair *p = object(sizeof *p);
     uint32_t most = device_of(pd->context)->grants;
-    p->base = (struct ibv_qp){.context = pd->context, .pd = pd, .send_cq = init->send_cq, .recv_cq = init->recv_cq,
-                              .qp_num = ++number & 0xffffff, .qp_type = init->qp_type};
+    p->base = (struct ibv_qp){.context = pd->context,
+                              .pd = pd,
+                              .send_cq = init->send_cq,
+                              .recv_cq = init->recv_cq,
+                              .qp_num = ++number & 0xffffff,
+                              .qp_type = init->qp_type};
     if (most && init->cap.max_recv_wr == TB_RECEIVES)
         init->cap.max_send_wr = init->cap.max_recv_wr = most;
     p->granted_sends = init->cap.max_send_wr;
@@ -249,9 +253,18 @@ static const char *fake_status(enum ibv_wc_status status)
 }
 
 static const struct verbs_library node_library = {
-    .query_port = fake_port, .reg_mr = fake_register, .dereg_mr = fake_deregister, .create_comp_channel = fake_channel,
-    .destroy_comp_channel = fake_close_channel, .create_cq = fake_make_queue, .destroy_cq = fake_destroy_queue, .create_qp = fake_make_pair,
-    .query_qp = fake_query_pair, .modify_qp = fake_modify_pair, .destroy_qp = fake_destroy_pair, .wc_status_str = fake_status,
+    .query_port = fake_port,
+    .reg_mr = fake_register,
+    .dereg_mr = fake_deregister,
+    .create_comp_channel = fake_channel,
+    .destroy_comp_channel = fake_close_channel,
+    .create_cq = fake_make_queue,
+    .destroy_cq = fake_destroy_queue,
+    .create_qp = fake_make_pair,
+    .query_qp = fake_query_pair,
+    .modify_qp = fake_modify_pair,
+    .destroy_qp = fake_destroy_pair,
+    .wc_status_str = fake_status,
 };
 
 /* What they do next. False: nothing is posted. */
@@ -301,9 +314,18 @@ static void make_device(uint32_t i)
     f->context.ops.post_send = fake_send;
     f->context.ops.post_recv = fake_recv;
     domains[i] = (struct ibv_pd){.context = &f->context};
-    *d = (struct verbs_device){.lib = &node_library, .context = &f->context, .pd = &domains[i], .port = 1,
-                               .traits = {.link = VERBS_THUNDERBOLT, .uc = true, .regions = 100, .region_bytes = VERBS_SEGMENT, .depth = POSTED,
-                                          .message_bytes = 1u << 24, .sge = 1, .mtu = IBV_MTU_4096},
+    *d = (struct verbs_device){.lib = &node_library,
+                               .context = &f->context,
+                               .pd = &domains[i],
+                               .port = 1,
+                               .traits = {.link = VERBS_THUNDERBOLT,
+                                          .uc = true,
+                                          .regions = 100,
+                                          .region_bytes = VERBS_SEGMENT,
+                                          .depth = POSTED,
+                                          .message_bytes = 1u << 24,
+                                          .sge = 1,
+                                          .mtu = IBV_MTU_4096},
                                .chosen.gid.raw.raw = {2}};
     snprintf(d->name, sizeof d->name, "port%u", i);
     dev->d = d;
@@ -364,8 +386,8 @@ static void open_node(void)
     tb->cable_frames = tb->memory + links;
     tb->scrap = tb->cable_frames + cables;
     for (uint32_t i = 0; i < NODES; i++)
-        node.links[i] = (struct fab_link){.node = i, .side_fd = -1, .pid_fd = -1, .pool_bytes = POOL,
-                                          .state = i == HERE ? FAB_ALIVE : FAB_UNKNOWN};
+        node.links[i] =
+            (struct fab_link){.node = i, .side_fd = -1, .pid_fd = -1, .pool_bytes = POOL, .state = i == HERE ? FAB_ALIVE : FAB_UNKNOWN};
     for (uint32_t i = 0; i < CABLES; i++)
         make_device(i);
     make_link(BEFORE, 0);
@@ -407,8 +429,8 @@ static inline void hear(uint32_t from, const void *bytes, size_t len)
 
 static inline void hear_of_cable(uint32_t from, uint8_t word, uint8_t queue, uint16_t generation)
 {
-    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = word, .queue = queue, .count = 1 + LANES, .generation = generation,
-                              .address = address_of_nobody()};
+    struct cable_message m = {
+        .kind = TB_SIDE_CABLE, .word = word, .queue = queue, .count = 1 + LANES, .generation = generation, .address = address_of_nobody()};
     hear(from, &m, sizeof m);
 }
 

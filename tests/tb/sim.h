@@ -43,27 +43,27 @@ struct config {
     uint64_t seed;
     uint32_t nodes, lane_count;
     struct lane_config lanes[LANES_MAX];
-    bool credits;               /* a send waits for its receive; else it is lost without one */
+    bool credits; /* a send waits for its receive; else it is lost without one */
     enum tb_check check;
     uint64_t pool_bytes, segment;
-    uint32_t control_depth;     /* receives, and sends, of a control queue */
+    uint32_t control_depth; /* receives, and sends, of a control queue */
     int64_t delay_most, idle_most, handle_most;
-    uint32_t ops, burst, biggest; /* biggest: log2 */
+    uint32_t ops, burst, biggest;     /* biggest: log2 */
     uint32_t words, shared, messages; /* percent of what is begun; the rest are blocks */
-    uint32_t faults_percent;    /* of the ops, after which nothing goes wrong any more; 100: always */
-    bool heat;                  /* some gets are of memory that changes whenever a lane sends it */
-    bool puts;                  /* blocks are put, one at a time: nothing waits for a fence */
-    bool one_sided;             /* only node 0 begins anything */
-    bool wrap;                  /* begin right before all counters wrap */
+    uint32_t faults_percent;          /* of the ops, after which nothing goes wrong any more; 100: always */
+    bool heat;                        /* some gets are of memory that changes whenever a lane sends it */
+    bool puts;                        /* blocks are put, one at a time: nothing waits for a fence */
+    bool one_sided;                   /* only node 0 begins anything */
+    bool wrap;                        /* begin right before all counters wrap */
     struct faults faults;
 };
 
 struct send {
-    struct end *end;            /* whose frame buffer or pool it is; NULL: `copy` */
-    uint32_t session, slot;     /* of a control frame; */
-    uint64_t offset;            /* of a lane's message */
+    struct end *end;        /* whose frame buffer or pool it is; NULL: `copy` */
+    uint32_t session, slot; /* of a control frame; */
+    uint64_t offset;        /* of a lane's message */
     uint8_t *copy;
-    uint64_t sum;               /* of what is there when it is posted */
+    uint64_t sum; /* of what is there when it is posted */
     uint32_t bytes;
     bool departed;
 };
@@ -72,14 +72,14 @@ struct send {
 /* One direction of a queue pair. */
 struct queue {
     uint8_t from, to, number;
-    uint32_t generation;        /* what is under way of an older one is gone */
+    uint32_t generation; /* what is under way of an older one is gone */
     struct send sends[QUEUE_MAX];
     uint32_t send_first, send_next, departed; /* [send_first, departed) have left, and their completions have not come */
     uint64_t receives[QUEUE_MAX];
     uint32_t receive_first, receive_next, flying;
     bool leaving;
     int64_t last_arrival, last_sent, last_received;
-    int64_t deaf_until;         /* all is lost */
+    int64_t deaf_until; /* all is lost */
 };
 
 struct message {
@@ -95,22 +95,22 @@ struct end {
     struct tb_endpoint p;
     uint8_t *frames;
     bool up, flushing, pump, adjacent;
-    struct fab_flush flush;     /* flushing: since then; */
+    struct fab_flush flush;           /* flushing: since then; */
     uint64_t flush_chain, flush_sent; /* what had begun */
-    uint16_t generation;        /* of its lanes */
-    bool down, failing;         /* down: some lanes are */
+    uint16_t generation;              /* of its lanes */
+    bool down, failing;               /* down: some lanes are */
     int64_t armed;
-    int64_t jammed_until[3];    /* frames, lanes' receives, lanes' sends: are refused */
+    int64_t jammed_until[3];      /* frames, lanes' receives, lanes' sends: are refused */
     uint64_t sent, came, handled; /* messages of this session */
     struct message *waiting, **waiting_end;
     uint32_t waiting_count;
     bool handling;
-    struct chain *chains;       /* under way */
+    struct chain *chains; /* under way */
     uint32_t chain_count;
 };
 
 enum done_kind { SENT, RECEIVED };
-struct done {                   /* a completion in a node's completion queue */
+struct done { /* a completion in a node's completion queue */
     struct done *next;
     enum done_kind kind;
     struct queue *q;
@@ -123,7 +123,7 @@ struct done {                   /* a completion in a node's completion queue */
 struct node {
     uint8_t *pool, *shadow;
     struct end ends[NODES_MAX];
-    uint8_t route[NODES_MAX];   /* the next node on the way to */
+    uint8_t route[NODES_MAX]; /* the next node on the way to */
     struct done *done, **done_end;
     bool waking;
     int64_t stopped_until;
@@ -154,14 +154,14 @@ struct world {
     struct queue *queues[NODES_MAX][NODES_MAX]; /* [QUEUES], or NULL: no cable */
     uint32_t begun, chains_open, restarting;
     uint32_t session;
-    bool calm;                  /* nothing goes wrong any more */
+    bool calm; /* nothing goes wrong any more */
     uint64_t ops_done, bytes_done;
     bool verbose;
 };
 
 _Noreturn void sim_fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t sim_random(struct world *w);
-uint64_t sim_below(struct world *w, uint64_t n); /* [0, n) */
+uint64_t sim_below(struct world *w, uint64_t n);      /* [0, n) */
 bool sim_chance(struct world *w, uint32_t in_100000); /* of something going wrong */
 void sim_at(struct world *w, int64_t at, const struct event *e);
 
@@ -181,15 +181,15 @@ uint64_t device_sum(const uint8_t *at, uint32_t bytes);
 void sim_wake(struct world *w, uint32_t node, int64_t at);
 
 /* --- work.c --- */
-void work_begin(struct world *w, struct end *e);    /* one operation or a chain of them */
+void work_begin(struct world *w, struct end *e); /* one operation or a chain of them */
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-void work_look(struct world *w, uint32_t node);     /* after anything was written to this node */
-void work_flush(struct end *e);                     /* from now on tb_endpoint_flushed() is asked, about what has begun */
-void work_flushed(struct end *e);                   /* tb_endpoint_flushed() has just been true */
-void work_settle(struct end *e);                    /* take in what is complete */
-void work_failed(struct end *e);                    /* after tb_endpoint_fail(): all is complete, somehow, and may still happen */
-void work_ended(struct end *e);                     /* after tb_endpoint_end(): all is complete, somehow */
+void work_look(struct world *w, uint32_t node); /* after anything was written to this node */
+void work_flush(struct end *e);                 /* from now on tb_endpoint_flushed() is asked, about what has begun */
+void work_flushed(struct end *e);               /* tb_endpoint_flushed() has just been true */
+void work_settle(struct end *e);                /* take in what is complete */
+void work_failed(struct end *e);                /* after tb_endpoint_fail(): all is complete, somehow, and may still happen */
+void work_ended(struct end *e);                 /* after tb_endpoint_end(): all is complete, somehow */
 void work_handle(struct end *e);
 void work_check_all(struct world *w, uint32_t node);
 void work_check_words(struct world *w);

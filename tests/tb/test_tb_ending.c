@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a process that uses Thunderbolt devices (src/fabric/tb/ending.c), on devices made here (node.h): whatever the program does with
- * signals and at exit(), it ends, and everything is given back.
+ * The end of a process that uses Thunderbolt devices (src/fabric/tb/ending.c), on devices made here (node.h): whatever the program does
+ * with signals and at exit(), it ends, and everything is given back.
  */
 #include <setjmp.h>
 #include <stdarg.h>

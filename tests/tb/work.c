@@ -24,27 +24,27 @@ struct step {
     weft_op op;
     enum step_kind kind;
     bool has_op, done;
-    uint8_t *local;          /* source or destination; */
-    bool in_pool;            /* else it is the step's own */
-    uint64_t old, expected;  /* of an atomic */
+    uint8_t *local;         /* source or destination; */
+    bool in_pool;           /* else it is the step's own */
+    uint64_t old, expected; /* of an atomic */
     bool answer;
-    uint8_t *after;          /* what is in the range after it; the step's own if `changes` */
+    uint8_t *after; /* what is in the range after it; the step's own if `changes` */
     bool changes;
-    uint64_t sum;            /* what is in the word after it */
-    struct range range;      /* of `local` */
+    uint64_t sum;       /* what is in the word after it */
+    struct range range; /* of `local` */
 };
 
 struct chain {
-    struct chain *next;      /* of its end */
+    struct chain *next;                       /* of its end */
     struct chain *next_signal, **back_signal; /* of its target */
     uint64_t id;
     struct end *e;
     uint64_t to, len, word;
-    uint8_t *first;          /* what was there */
+    uint8_t *first; /* what was there */
     uint64_t first_sum;
     bool signals, hot;
-    bool failed;             /* what becomes of it is known when it is flushed */
-    uint64_t hot_at;         /* of its 8 bytes that never rest */
+    bool failed;     /* what becomes of it is known when it is flushed */
+    uint64_t hot_at; /* of its 8 bytes that never rest */
     uint32_t count;
     struct range range, word_range;
     struct step steps[STEPS_OF_CHAIN];
@@ -52,7 +52,7 @@ struct chain {
 
 static struct range *ranges[NODES_MAX];
 static struct chain *signalled[NODES_MAX]; /* chains that signal there */
-static struct chain *hot[NODES_MAX]; /* one at a time */
+static struct chain *hot[NODES_MAX];       /* one at a time */
 static uint64_t chain_id;
 
 struct seen {
@@ -231,7 +231,7 @@ static void begin_shared(struct world *w, struct chain *c, struct step *s)
     if (i & 1)
         n->word_sum[i] += s->expected;
     int rc = tb_endpoint_atomic(&c->e->p, i & 1 ? FAB_SWAP : FAB_ADD, FIRST + 8 * i, s->expected, 0, s->answer, s->answer ? &s->old : NULL,
-                            s->has_op ? &s->op : NULL);
+                                s->has_op ? &s->op : NULL);
     if (rc)
         sim_fail(w, "atomic: %d", rc);
 }

@@ -112,8 +112,7 @@ static bool refuse(struct end *e, uint32_t what)
     if (!sim_chance(w, w->c.faults.refuse))
         return false;
     e->jammed_until[what] = w->now + (int64_t)sim_below(w, sim_below(w, 10) ? 300 * US : 50 * MS);
-    sim_at(w, e->jammed_until[what],
-           &(struct event){.kind = PUMP, .a = e->node, .b = e->peer, .generation = e->p.stream.session});
+    sim_at(w, e->jammed_until[what], &(struct event){.kind = PUMP, .a = e->node, .b = e->peer, .generation = e->p.stream.session});
     return true;
 }
 
@@ -129,8 +128,8 @@ static bool env_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     if (device_room(w, q) == 0 || refuse(e, 0))
         return false;
     bytes = w->c.credits ? TB_FRAME_BYTES : bytes;
-    device_send(w, q, &(struct send){.end = e, .session = e->p.stream.session, .slot = slot, .bytes = bytes,
-                                       .sum = device_sum(frame, bytes)});
+    device_send(w, q,
+                &(struct send){.end = e, .session = e->p.stream.session, .slot = slot, .bytes = bytes, .sum = device_sum(frame, bytes)});
     return true;
 }
 
@@ -320,11 +319,17 @@ static void come_up(struct world *w, struct end *e, uint32_t session)
     uint32_t hops = 0;
     for (uint32_t at = e->node; at != e->peer; at = w->nodes[at].route[e->peer])
         hops++;
-    struct tb_endpoint_env env = {.ctx = e, .emit = env_emit, .lane_receive = env_receive, .lane_send = env_send,
-                              .message = work_message, .complete = work_complete};
-    struct tb_endpoint_config config = {.here = (uint16_t)e->node, .node = (uint16_t)e->peer, .session = session, .frames = e->frames,
-                                    .pool = w->nodes[e->node].pool, .pool_bytes = w->c.pool_bytes, .first_byte = FIRST,
-                                    .segment = w->c.segment, .check = w->c.check};
+    struct tb_endpoint_env env = {
+        .ctx = e, .emit = env_emit, .lane_receive = env_receive, .lane_send = env_send, .message = work_message, .complete = work_complete};
+    struct tb_endpoint_config config = {.here = (uint16_t)e->node,
+                                        .node = (uint16_t)e->peer,
+                                        .session = session,
+                                        .frames = e->frames,
+                                        .pool = w->nodes[e->node].pool,
+                                        .pool_bytes = w->c.pool_bytes,
+                                        .first_byte = FIRST,
+                                        .segment = w->c.segment,
+                                        .check = w->c.check};
     tb_endpoint_init(&e->p, &env, &config);
     e->p.stream.hops = (uint8_t)hops;
     for (uint32_t i = 0; i < w->c.lane_count && e->adjacent; i++)
@@ -445,8 +450,8 @@ static void pull(struct world *w, uint32_t a, uint32_t b)
         sim_pump(ends[i]);
         int64_t most = w->c.faults.deaf && sim_below(w, 2) ? 100 * US : 5 * MS;
         sim_at(w, w->now + 1 + (int64_t)sim_below(w, (uint64_t)most),
-               &(struct event){.kind = LANES_UP, .a = ends[i]->node, .b = ends[i]->peer, .generation = ends[i]->p.stream.session,
-                                .bytes = first});
+               &(struct event){
+                   .kind = LANES_UP, .a = ends[i]->node, .b = ends[i]->peer, .generation = ends[i]->p.stream.session, .bytes = first});
     }
 }
 
@@ -626,25 +631,29 @@ static void tell(struct world *w)
            "%.1f ms, %llu steps, %llu ops, %llu bytes; frames %llu again %llu repeated %llu bare %llu records %llu; "
            "bulk %llu of %llu, pieces %llu wrong %llu repairs %llu\n",
            (unsigned long long)w->c.seed, w->c.nodes, w->c.lane_count, w->c.credits ? "credits" : "plain", f->lose, f->lose_lane, f->spoil,
-           f->spoil_lane, f->twice, f->reorder, f->withhold, f->stop, f->restart, f->pull, (double)w->now / 1e6, (unsigned long long)w->steps,
-           (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames, (unsigned long long)s.retransmitted,
-           (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records, (unsigned long long)b.received_bytes,
-           (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces, (unsigned long long)b.rejected, (unsigned long long)b.repairs);
+           f->spoil_lane, f->twice, f->reorder, f->withhold, f->stop, f->restart, f->pull, (double)w->now / 1e6,
+           (unsigned long long)w->steps, (unsigned long long)w->ops_done, (unsigned long long)w->bytes_done, (unsigned long long)s.frames,
+           (unsigned long long)s.retransmitted, (unsigned long long)s.repeated, (unsigned long long)s.bares, (unsigned long long)s.records,
+           (unsigned long long)b.received_bytes, (unsigned long long)b.sent_bytes, (unsigned long long)b.pieces,
+           (unsigned long long)b.rejected, (unsigned long long)b.repairs);
 }
 
 /* Where nothing goes wrong and no send is lost for want of a receive, nothing is sent twice. */
 static void check_economy(struct world *w)
 {
     static const struct faults none;
-    if (memcmp(&w->c.faults, &none, sizeof none) != 0 || !w->c.credits || w->c.heat || w->c.nodes > 2) /* a middle node without room drops */
+    if (memcmp(&w->c.faults, &none, sizeof none) != 0 || !w->c.credits || w->c.heat ||
+        w->c.nodes > 2) /* a middle node without room drops */
         return;
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {
             const struct tb_endpoint *p = &end_of(w, i, j)->p;
             const struct tb_bulk_counts *b = &p->bulk.counts;
-            if (i != j && (p->stream.counts.retransmitted || p->stream.counts.repeated || p->stream.counts.damaged || b->rejected || b->repairs))
+            if (i != j &&
+                (p->stream.counts.retransmitted || p->stream.counts.repeated || p->stream.counts.damaged || b->rejected || b->repairs))
                 sim_fail(w, "nothing went wrong, and %llu frames were sent again, %llu pieces found wrong, %llu lanes repaired",
-                         (unsigned long long)p->stream.counts.retransmitted, (unsigned long long)b->rejected, (unsigned long long)b->repairs);
+                         (unsigned long long)p->stream.counts.retransmitted, (unsigned long long)b->rejected,
+                         (unsigned long long)b->repairs);
         }
 }
 
@@ -714,9 +723,9 @@ uint64_t sim_run(const struct config *c, bool verbose)
                "%u ops in bursts of %u, up to 2^%u bytes, "
                "%u%% words, %u%% shared, %u%% messages, faults in %u%%, hang %u, refuse %u%s\n",
                (unsigned long long)c->seed, c->heat ? "heat, " : "", (unsigned long long)c->pool_bytes >> 10,
-               (unsigned long long)c->segment, c->control_depth, (long long)c->delay_most / US,
-               (long long)c->idle_most / US, c->ops, c->burst, c->biggest,
-               c->words, c->shared, c->messages, c->faults_percent, c->faults.hang, c->faults.refuse, c->wrap ? ", near the wrap" : "");
+               (unsigned long long)c->segment, c->control_depth, (long long)c->delay_most / US, (long long)c->idle_most / US, c->ops,
+               c->burst, c->biggest, c->words, c->shared, c->messages, c->faults_percent, c->faults.hang, c->faults.refuse,
+               c->wrap ? ", near the wrap" : "");
     int64_t asked = 0, moved_at = w->now;
     uint64_t moved = 0;
     while (!all_done(w)) {

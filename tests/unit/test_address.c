@@ -23,15 +23,19 @@
 static void knows_a_well_formed_address(void **state)
 {
     (void)state;
-    static const char *const good[] = {"10.0.0.1:7654", "localhost:0", "[::1]:65535", "[fe80::1%en1]:1", "unix:/a/b",
-                                       "unix:x",
+    static const char *const good[] = {
+        "10.0.0.1:7654",
+        "localhost:0",
+        "[::1]:65535",
+        "[fe80::1%en1]:1",
+        "unix:/a/b",
+        "unix:x",
 #if defined(__linux__)
-                                       "unix:@name"
+        "unix:@name"
 #endif
     };
-    static const char *const wrong[] = {"",          "host",        "host:",    ":1",      "host:65536", "host:1x",
-                                        "::1:5",     "[::1]5",      "[::1]",    "[]:1",    "host:-1",    "ho st:1",
-                                        "unix:",     "unix:@",      "h:123456", "a/b:1"};
+    static const char *const wrong[] = {"",      "host", "host:",   ":1",      "host:65536", "host:1x", "::1:5",    "[::1]5",
+                                        "[::1]", "[]:1", "host:-1", "ho st:1", "unix:",      "unix:@",  "h:123456", "a/b:1"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
         if (cluster_address_check(good[i]))
             fail_msg("%s", base_error());

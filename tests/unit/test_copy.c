@@ -294,10 +294,14 @@ static void a_forked_child_copies_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_way_copies_exactly),  cmocka_unit_test(classes_are_octaves),
-        cmocka_unit_test(the_fastest_is_chosen),     cmocka_unit_test(measures_what_may_serve),
-        cmocka_unit_test(large_copies_copy),         cmocka_unit_test(how_many_by_default),
-        cmocka_unit_test(threads_copy_all_of_it),    cmocka_unit_test(several_callers_share_a_team),
+        cmocka_unit_test(every_way_copies_exactly),
+        cmocka_unit_test(classes_are_octaves),
+        cmocka_unit_test(the_fastest_is_chosen),
+        cmocka_unit_test(measures_what_may_serve),
+        cmocka_unit_test(large_copies_copy),
+        cmocka_unit_test(how_many_by_default),
+        cmocka_unit_test(threads_copy_all_of_it),
+        cmocka_unit_test(several_callers_share_a_team),
 #if !FAB_COPY_BY_WORDS
         cmocka_unit_test(a_forked_child_copies_alone),
 #endif

@@ -101,6 +101,7 @@ static void no_room_for_them(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(they_arrive), cmocka_unit_test(an_end_and_a_deadline), cmocka_unit_test(no_room_for_them)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(they_arrive), cmocka_unit_test(an_end_and_a_deadline),
+                                       cmocka_unit_test(no_room_for_them)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,12 @@ static const struct {
     {"IPv4-mapped zero before a real one", {"::ffff:0.0.0.0", MAC}, {0}, -1, 1, false, NULL},
     {"nearly IPv4-mapped", {MAC, PRIVATE, "1::ffff:169.254.10.1", "::fffe:1.2.3.4"}, {0}, -1, 1, false, NULL},
     {"a global address at 1", {MAC, "2001:db8::1", PRIVATE}, {0}, -1, 1, false, NULL},
-    {"Linux: v1 and v2 of everything", {MAC, MAC, "::ffff:10.0.0.1", "::ffff:10.0.0.1"}, {V1, V2, V1, V2}, -1, 3, false,
+    {"Linux: v1 and v2 of everything",
+     {MAC, MAC, "::ffff:10.0.0.1", "::ffff:10.0.0.1"},
+     {V1, V2, V1, V2},
+     -1,
+     3,
+     false,
      "IPv4-mapped, index 3, RoCE v2"},
     {"Linux: the other order", {MAC, MAC, "::ffff:10.0.0.1", "::ffff:10.0.0.1"}, {V2, V1, V2, V1}, -1, 2, false, NULL},
     {"Linux: IPv4 only as v1, before any fe80::", {MAC, MAC, "::ffff:10.0.0.1"}, {V1, V2, V1}, -1, 2, false, "RoCE v1"},
@@ -81,9 +86,9 @@ static void chooses(void **state)
         }
         int rc = verbs_choose_gid(&c, table, n, cases[i].wanted, cases[i].infiniband, "rdma_en5", "en5");
         const char *said = rc ? base_error() : c.why;
-        if (cases[i].chosen == REFUSED ? rc != -EADDRNOTAVAIL
-                                       : rc || c.gid.index != (uint32_t)cases[i].chosen ||
-                                             (n && memcmp(&c.gid.raw, &table[cases[i].chosen].raw, 16) != 0))
+        if (cases[i].chosen == REFUSED
+                ? rc != -EADDRNOTAVAIL
+                : rc || c.gid.index != (uint32_t)cases[i].chosen || (n && memcmp(&c.gid.raw, &table[cases[i].chosen].raw, 16) != 0))
             fail_msg("%s: returned %d, index %u (%s)", cases[i].what, rc, c.gid.index, said);
         if (cases[i].why && !strstr(said, cases[i].why))
             fail_msg("%s: '%s' is not in '%s'", cases[i].what, cases[i].why, said);

@@ -115,8 +115,7 @@ static void names_line_and_field(void **state)
     (void)state;
     bad("{\"hosts\": [\n {\"ssh\": \"a\"},\n {\"ssh\": \"b\"},\n {\"ssh\": \"c\",\n  \"rdma\": [\"x\",\n  7, null]}]}",
         "F:6: hosts[2].rdma[1]: expected a device's name or null, found 7");
-    bad("[[null, \"a\"],\n [\"b\", \"c\"]]",
-        "F:2: [1][1]: expected null (a host has no cable to itself), found \"c\"");
+    bad("[[null, \"a\"],\n [\"b\", \"c\"]]", "F:2: [1][1]: expected null (a host has no cable to itself), found \"c\"");
     bad("[[null, \"a\"],\n [\"b\"]]", "F:2: [1]: expected one entry for each of the 2 hosts, found a list of 1");
     bad("[[null, \"a\"],\n 7]", "F:2: [1]: expected a list of devices, found 7");
     bad("[[\"a:1\"],\n[\"b:0\"]]", "F:2: [1][0]: expected \"HOST:PORT\", found \"b:0\"");
@@ -124,23 +123,18 @@ static void names_line_and_field(void **state)
     bad("{\"weft\": 2, \"hosts\": []}", "F:1: weft: expected 1 (the version of the file's form), found 2");
     bad("{\"weft\": 1}", "F:1: hosts: expected a list of 1 to 1024 hosts, found nothing");
     bad("{\"weft\": 1,\n\"hosts\": []}", "F:2: hosts: expected a list of 1 to 1024 hosts, found a list of 0");
-    bad("{\"weft\": 1,\n\"host\": []}",
-        "F:2: host: expected one of the keys weft, coord, hosts, settings, found a list of 0");
-    bad("{\"weft\": 1,\n\"hosts\": [{\n\"ip\": \"a\"}]}",
-        "F:3: hosts[0].ip: expected one of the keys ssh, ips, rdma, slots, found \"a\"");
+    bad("{\"weft\": 1,\n\"host\": []}", "F:2: host: expected one of the keys weft, coord, hosts, settings, found a list of 0");
+    bad("{\"weft\": 1,\n\"hosts\": [{\n\"ip\": \"a\"}]}", "F:3: hosts[0].ip: expected one of the keys ssh, ips, rdma, slots, found \"a\"");
     bad("{\"weft\": 1,\n\"hosts\": [{\"ssh\": \"a\",\n\"slots\": 0}]}",
         "F:3: hosts[0].slots: expected how many nodes run there, from 1 to 1024, found 0");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 1000}, {\"ips\": [], \"slots\": 1000}]}",
         "F: hosts: expected at most 1024 nodes in all, found 2000 slots");
     bad("{\"weft\": 1, \"hosts\": [{\"ssh\": \"-oProxyCommand=x\"}]}",
         "F:1: hosts[0].ssh: expected a host's name, as in \"a.local\", found \"-oProxyCommand=x\"");
-    bad("{\"hosts\": [{\"ssh\": \"a\"},\n{\"host\": \"b\"}]}",
-        "F:2: hosts[1]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
+    bad("{\"hosts\": [{\"ssh\": \"a\"},\n{\"host\": \"b\"}]}", "F:2: hosts[1]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
     bad("[{\"ssh\": null}]", "F:1: [0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
-    bad("{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}",
-        "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
-    bad("{\"weft\": 1, \"hosts\": [{\"ips\": \"a\"}]}",
-        "F:1: hosts[0].ips: expected a list of addresses, found \"a\"");
+    bad("{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}", "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
+    bad("{\"weft\": 1, \"hosts\": [{\"ips\": \"a\"}]}", "F:1: hosts[0].ips: expected a list of addresses, found \"a\"");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"pol\": 1}}",
         "F:2: settings.pol: expected a setting that a hostfile may give (`weft config` lists them), found 1");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"rank\": 1}}",
@@ -219,10 +213,14 @@ static void reads_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_own_form),           cmocka_unit_test(slots_become_nodes),
-        cmocka_unit_test(reads_mlx_forms),          cmocka_unit_test(names_line_and_field),
-        cmocka_unit_test(finds_lines_behind_strings), cmocka_unit_test(refuses_what_is_not_json),
-        cmocka_unit_test(refuses_too_many_hosts),   cmocka_unit_test(reads_files),
+        cmocka_unit_test(reads_own_form),
+        cmocka_unit_test(slots_become_nodes),
+        cmocka_unit_test(reads_mlx_forms),
+        cmocka_unit_test(names_line_and_field),
+        cmocka_unit_test(finds_lines_behind_strings),
+        cmocka_unit_test(refuses_what_is_not_json),
+        cmocka_unit_test(refuses_too_many_hosts),
+        cmocka_unit_test(reads_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,8 +91,7 @@ static void wc_counts(void **unused)
         }
         words += in;
         char expected[80];
-        snprintf(expected, sizeof expected, "%7llu %7llu %7zu\n", (unsigned long long)lines,
-                 (unsigned long long)words, len);
+        snprintf(expected, sizeof expected, "%7llu %7llu %7zu\n", (unsigned long long)lines, (unsigned long long)words, len);
         for (int cut = 0; cut < 2; cut++) {
             run(weft_kernel_find("wc"), NULL, p, len, cut, &out);
             assert_string_equal(out.bytes, expected);
@@ -233,9 +232,8 @@ static void wrong_kernels(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wc_counts),  cmocka_unit_test(wc_inputs),     cmocka_unit_test(histogram_counts),
-        cmocka_unit_test(grep_lines), cmocka_unit_test(hash_of_known), cmocka_unit_test(names),
-        cmocka_unit_test(wrong_kernels),
+        cmocka_unit_test(wc_counts),     cmocka_unit_test(wc_inputs), cmocka_unit_test(histogram_counts), cmocka_unit_test(grep_lines),
+        cmocka_unit_test(hash_of_known), cmocka_unit_test(names),     cmocka_unit_test(wrong_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

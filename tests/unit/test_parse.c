@@ -35,9 +35,17 @@ static void reads_sizes(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } rows[] = {{"0", 0},          {"4096", 4096},         {"64K", 65536},         {"64k", 65536},
-                {"64KiB", 65536},  {"1.5G", 1610612736},   {".5M", 524288},        {"2T", UINT64_C(2) << 40},
-                {"10b", 10},       {"256M", 256u << 20},   {"8191T", UINT64_C(8191) << 40}};
+    } rows[] = {{"0", 0},
+                {"4096", 4096},
+                {"64K", 65536},
+                {"64k", 65536},
+                {"64KiB", 65536},
+                {"1.5G", 1610612736},
+                {".5M", 524288},
+                {"2T", UINT64_C(2) << 40},
+                {"10b", 10},
+                {"256M", 256u << 20},
+                {"8191T", UINT64_C(8191) << 40}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint64_t bytes = 1;
         assert_int_equal(base_parse_bytes(rows[i].text, &bytes), 0);
@@ -68,8 +76,8 @@ static void reads_durations(void **state)
     static const struct {
         const char *text;
         int64_t ns;
-    } rows[] = {{"0", 0},       {"2", 2000000000},     {"2s", 2000000000},  {"500ms", 500000000}, {"20us", 20000},
-                {"7ns", 7},     {"1m", 60000000000},   {"1min", 60000000000}, {"1.5h", 5400000000000}};
+    } rows[] = {{"0", 0},   {"2", 2000000000},   {"2s", 2000000000},    {"500ms", 500000000},   {"20us", 20000},
+                {"7ns", 7}, {"1m", 60000000000}, {"1min", 60000000000}, {"1.5h", 5400000000000}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t ns = 1;
         assert_int_equal(base_parse_duration(rows[i].text, &ns), 0);
@@ -104,8 +112,11 @@ static void formats_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_numbers), cmocka_unit_test(reads_sizes),     cmocka_unit_test(refuses_what_is_no_size),
-        cmocka_unit_test(reads_durations), cmocka_unit_test(refuses_what_is_no_duration),
+        cmocka_unit_test(reads_numbers),
+        cmocka_unit_test(reads_sizes),
+        cmocka_unit_test(refuses_what_is_no_size),
+        cmocka_unit_test(reads_durations),
+        cmocka_unit_test(refuses_what_is_no_duration),
         cmocka_unit_test(formats_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -74,8 +74,7 @@ static void buffers_4096_of_2_gib(void **state)
 static void exhaustion(void **state)
 {
     (void)state;
-    static const uint64_t sizes[] = {16,      48,       64,       100,      320,      1000,     5000,
-                                     9 * KIB, 20 * KIB, 24 * KIB, 32 * KIB, 64 * KIB, 300 * KIB};
+    static const uint64_t sizes[] = {16, 48, 64, 100, 320, 1000, 5000, 9 * KIB, 20 * KIB, 24 * KIB, 32 * KIB, 64 * KIB, 300 * KIB};
     struct mem_pool *p = open_pool(8 * MIB);
     uint64_t *at = calloc(8 * MIB / 16 + 1, sizeof *at);
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -86,8 +85,7 @@ static void exhaustion(void **state)
         assert_says("no room");
         uint64_t used = n * mem_size(p, at[0]);
         if (used < 8 * MIB * 85 / 100)
-            fail_msg("full with %llu buffers of %llu bytes only", (unsigned long long)n,
-                     (unsigned long long)sizes[i]);
+            fail_msg("full with %llu buffers of %llu bytes only", (unsigned long long)n, (unsigned long long)sizes[i]);
         /* All stays usable: what is freed can be had again. */
         uint64_t again;
         put_back(p, at[n / 2]);
@@ -127,8 +125,7 @@ static void wrong_frees(void **state)
 {
     (void)state;
     struct mem_pool *p = open_pool(16 * MIB);
-    static const uint64_t sizes[] = {1,    16,   40,       48,       64,       65,       500,    1024,
-                                     1100, 5000, 24 * KIB, 32 * KIB, 33 * KIB, 64 * KIB, 1 * MIB};
+    static const uint64_t sizes[] = {1, 16, 40, 48, 64, 65, 500, 1024, 1100, 5000, 24 * KIB, 32 * KIB, 33 * KIB, 64 * KIB, 1 * MIB};
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         uint64_t at = get(p, sizes[i]), keep = get(p, sizes[i]), size = mem_size(p, at);
         for (uint64_t inside = 1; inside < size; inside = inside < 128 ? inside + 1 : inside * 2 - 3)
@@ -140,8 +137,7 @@ static void wrong_frees(void **state)
         base_error_clear();
         assert_int_equal(mem_free(p, at), -EALREADY);
         assert_says("freed before");
-        assert_refused(p, at, -EALREADY,
-                       "freed before"); /* and now back in its slab: mem_stat() emptied the cache */
+        assert_refused(p, at, -EALREADY, "freed before"); /* and now back in its slab: mem_stat() emptied the cache */
         if (size > 16)
             assert_refused(p, at + 16, -EALREADY, "no buffer is there");
         put_back(p, keep);
@@ -229,8 +225,7 @@ static void sizes_and_waste(void **state)
 static void alignments(void **state)
 {
     (void)state;
-    static const uint64_t sizes[] = {1,        64,       100,      3000,      20 * KIB,
-                                     32 * KIB, 40 * KIB, 64 * KIB, 700 * KIB, 2 * MIB};
+    static const uint64_t sizes[] = {1, 64, 100, 3000, 20 * KIB, 32 * KIB, 40 * KIB, 64 * KIB, 700 * KIB, 2 * MIB};
     struct mem_pool *p = open_pool(64 * MIB);
     for (uint64_t align = 1; align <= MEM_ALIGN_MAX; align *= 2) {
         uint64_t at[20];

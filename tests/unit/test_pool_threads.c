@@ -96,8 +96,7 @@ static const char *drop(struct walker *me, const struct buffer *b)
     uint8_t *shadow = w->shadow + b->at / SHADOW_GRAIN;
     if (!all_are(shadow, b->pattern, size / SHADOW_GRAIN) || shadow[0] != b->pattern)
         return "the shadow of a live buffer changed";
-    if (!all_are(bytes_at(w->pool, b->at), b->pattern, n) ||
-        !all_are(bytes_at(w->pool, b->at + b->bytes - n), b->pattern, n))
+    if (!all_are(bytes_at(w->pool, b->at), b->pattern, n) || !all_are(bytes_at(w->pool, b->at + b->bytes - n), b->pattern, n))
         return "the bytes of a live buffer changed";
     if (size > 16 && mem_free(w->pool, b->at + 16) != -EINVAL)
         return "an interior pointer was not refused";
@@ -434,9 +433,8 @@ static void pools_go_under_caches(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_one_thread),          cmocka_unit_test(random_four_threads),
-        cmocka_unit_test(random_in_a_pool_too_small), cmocka_unit_test(hoards_are_bounded),
-        cmocka_unit_test(freed_by_another),           cmocka_unit_test(two_pools_in_turns),
+        cmocka_unit_test(random_one_thread),     cmocka_unit_test(random_four_threads), cmocka_unit_test(random_in_a_pool_too_small),
+        cmocka_unit_test(hoards_are_bounded),    cmocka_unit_test(freed_by_another),    cmocka_unit_test(two_pools_in_turns),
         cmocka_unit_test(pools_go_under_caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -190,7 +190,7 @@ static void passes_nothing_else_on(void **state)
     assert_int_equal(sscanf(list, "/dev/null %d", &open_there), 1);
     int inherited = 0;
     for (int fd = 3; fd < 1024; fd++)
-        inherited += fcntl(fd, F_GETFD) == 0; /* open, and not close-on-exec: our starter's */
+        inherited += fcntl(fd, F_GETFD) == 0;        /* open, and not close-on-exec: our starter's */
     assert_int_equal(open_there, 3 + inherited + 1); /* and ls has the folder open */
 }
 
@@ -334,9 +334,10 @@ static void forks_without_handlers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_programs_as_a_shell), cmocka_unit_test(says_what_does_not_start), cmocka_unit_test(places_descriptors),
-        cmocka_unit_test(passes_nothing_else_on), cmocka_unit_test(gives_signals_back), cmocka_unit_test(leads_a_group_or_a_session),
-        cmocka_unit_test(follows_and_ends), cmocka_unit_test(forks_without_handlers),
+        cmocka_unit_test(finds_programs_as_a_shell), cmocka_unit_test(says_what_does_not_start),
+        cmocka_unit_test(places_descriptors),        cmocka_unit_test(passes_nothing_else_on),
+        cmocka_unit_test(gives_signals_back),        cmocka_unit_test(leads_a_group_or_a_session),
+        cmocka_unit_test(follows_and_ends),          cmocka_unit_test(forks_without_handlers),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

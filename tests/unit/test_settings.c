@@ -19,11 +19,15 @@
 static char dir[] = "/tmp/settings-test-XXXXXX";
 static char hosts[64], secret[64];
 
-static const char *const variables[] = {
-    "WEFT_RANK", "WEFT_SIZE", "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_TRANSPORT",
-    "WEFT_POOL", "WEFT_POOL_HUGE", "WEFT_POOL_LOCK", "WEFT_POOL_PREFAULT", "WEFT_DEADLINE", "WEFT_SAY_AFTER", "WEFT_JOIN_TIMEOUT",
-    "WEFT_LIVENESS", "WEFT_SSH", "WEFT_SPIN", "WEFT_LOG", "WEFT_GID_INDEX", "WEFT_RAILS", "WEFT_STRIPE", "WEFT_COPY_THREADS", "WEFT_GUARD", "WEFT_TB_LANES", "WEFT_TB_CHECK", "WEFT_VERBS_LIBRARY", "MLX_RANK", "JACCL_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES",
-    "JACCL_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "JACCL_COORDINATOR"};
+static const char *const variables[] = {"WEFT_RANK",        "WEFT_SIZE",          "WEFT_COORD",         "WEFT_HOSTFILE",
+                                        "WEFT_SECRET",      "WEFT_SECRET_FILE",   "WEFT_TRANSPORT",     "WEFT_POOL",
+                                        "WEFT_POOL_HUGE",   "WEFT_POOL_LOCK",     "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
+                                        "WEFT_SAY_AFTER",   "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",      "WEFT_SSH",
+                                        "WEFT_SPIN",        "WEFT_LOG",           "WEFT_GID_INDEX",     "WEFT_RAILS",
+                                        "WEFT_STRIPE",      "WEFT_COPY_THREADS",  "WEFT_GUARD",         "WEFT_TB_LANES",
+                                        "WEFT_TB_CHECK",    "WEFT_VERBS_LIBRARY", "MLX_RANK",           "JACCL_RANK",
+                                        "MLX_HOSTFILE",     "MLX_IBV_DEVICES",    "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
+                                        "JACCL_COORDINATOR"};
 
 static int setup(void **state)
 {
@@ -86,8 +90,10 @@ static void alone_by_default(void **state)
 static void option_environment_hostfile_default(void **state)
 {
     (void)state;
-    write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [\"10.0.0.1\"]}, {\"ips\": []}],"
-                      " \"settings\": {\"pool\": \"2M\", \"deadline\": \"3s\", \"spin\": 0, \"pool_lock\": true}}", 0600);
+    write_file(hosts,
+               "{\"weft\": 1, \"hosts\": [{\"ips\": [\"10.0.0.1\"]}, {\"ips\": []}],"
+               " \"settings\": {\"pool\": \"2M\", \"deadline\": \"3s\", \"spin\": 0, \"pool_lock\": true}}",
+               0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     setenv("WEFT_RANK", "1", 1);
     setenv("WEFT_DEADLINE", "4s", 1);
@@ -104,8 +110,13 @@ static void option_environment_hostfile_default(void **state)
     assert_non_null(s.hosts);
     cluster_settings_clear(&s);
 
-    weft_config config = {.bytes = sizeof config, .deadline_ns = 5 * WEFT_SECOND, .pool_bytes = 3 << 20, .pool_flags = WEFT_POOL_PREFAULT,
-                          .size = 2, .rank = 0, .coord = "localhost:99"};
+    weft_config config = {.bytes = sizeof config,
+                          .deadline_ns = 5 * WEFT_SECOND,
+                          .pool_bytes = 3 << 20,
+                          .pool_flags = WEFT_POOL_PREFAULT,
+                          .size = 2,
+                          .rank = 0,
+                          .coord = "localhost:99"};
     s = good(&config);
     assert_int_equal(s.rank, 0);
     assert_int_equal(s.fabric.deadline_ns, 5 * WEFT_SECOND);
@@ -182,7 +193,8 @@ static void place_in_the_cluster(void **state)
     write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     snprintf(sentence, sizeof sentence,
              "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so nobody knows where node 0 listens: add one, or "
-             "set WEFT_COORD to HOST:PORT", hosts);
+             "set WEFT_COORD to HOST:PORT",
+             hosts);
     bad(sentence);
     write_file(hosts, "[[\"::1:5000\"], [\"::1:5001\"]]", 0600);
     s = good(NULL);
@@ -221,8 +233,7 @@ static void understands_mlx(void **state)
     unsetenv("WEFT_SIZE");
     write_file(hosts, "[[null, 7]]", 0600);
     char sentence[256];
-    snprintf(sentence, sizeof sentence,
-             "MLX_IBV_DEVICES: %s:1: [0]: expected one entry for each of the 1 hosts, found a list of 2", hosts);
+    snprintf(sentence, sizeof sentence, "MLX_IBV_DEVICES: %s:1: [0]: expected one entry for each of the 1 hosts, found a list of 2", hosts);
     bad(sentence);
 }
 
@@ -270,8 +281,7 @@ static void names_the_wrong_one(void **state)
     write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": []}], \"settings\": {\"pool\": \"much\"}}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
     char sentence[256];
-    snprintf(sentence, sizeof sentence,
-             "hostfile %s: pool='much': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G", hosts);
+    snprintf(sentence, sizeof sentence, "hostfile %s: pool='much': expected a size from 1 MiB to 16 TiB, as in 256M or 1.5G", hosts);
     bad(sentence);
     unsetenv("WEFT_HOSTFILE");
     weft_config config = {.bytes = sizeof config, .deadline_ns = -5};
@@ -392,15 +402,36 @@ static void lanes_of_tb(void **state)
     assert_int_equal(s.fabric.lanes[2].message, 16773120);
     assert_true(s.fabric.check_frames);
     cluster_settings_clear(&s);
-    static const char *const wrong[] = {
-        "32K", ":", "32K:", ":4", "32K:0", "32K:65", "32K:-1", "32K:+1", "32K: 4", "32K:4x", "32K:4,", ",32K:4", "32K:4,,32K:4", "0:4",
-        "6000:4", "16777216:1", "1M:16", "x:4", "32K:4 ", "99999999999999999999:1", "4K:99999999999999999999",
-        "4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1", "00000000000000000000000000000004K:1"};
+    static const char *const wrong[] = {"32K",
+                                        ":",
+                                        "32K:",
+                                        ":4",
+                                        "32K:0",
+                                        "32K:65",
+                                        "32K:-1",
+                                        "32K:+1",
+                                        "32K: 4",
+                                        "32K:4x",
+                                        "32K:4,",
+                                        ",32K:4",
+                                        "32K:4,,32K:4",
+                                        "0:4",
+                                        "6000:4",
+                                        "16777216:1",
+                                        "1M:16",
+                                        "x:4",
+                                        "32K:4 ",
+                                        "99999999999999999999:1",
+                                        "4K:99999999999999999999",
+                                        "4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1,4K:1",
+                                        "00000000000000000000000000000004K:1"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char sentence[400];
         setenv("WEFT_TB_LANES", wrong[i], 1);
-        snprintf(sentence, sizeof sentence, "WEFT_TB_LANES='%s': expected 1 to 8 lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message "
-                 "a multiple of 4K, up to 16380K; 1 to 64 of them, together at most 4095 frames of 4K", wrong[i]);
+        snprintf(sentence, sizeof sentence,
+                 "WEFT_TB_LANES='%s': expected 1 to 8 lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message "
+                 "a multiple of 4K, up to 16380K; 1 to 64 of them, together at most 4095 frames of 4K",
+                 wrong[i]);
         bad(sentence);
     }
     unsetenv("WEFT_TB_LANES");
@@ -429,16 +460,11 @@ static void log_level_is_set(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(alone_by_default, setup),
-        cmocka_unit_test_setup(option_environment_hostfile_default, setup),
-        cmocka_unit_test_setup(place_in_the_cluster, setup),
-        cmocka_unit_test_setup(understands_mlx, setup),
-        cmocka_unit_test_setup(names_the_wrong_one, setup),
-        cmocka_unit_test_setup(secrets, setup),
-        cmocka_unit_test_setup(rails_of_rc, setup),
-        cmocka_unit_test_setup(threads_that_copy, setup),
-        cmocka_unit_test_setup(lanes_of_tb, setup),
-        cmocka_unit_test_setup(log_level_is_set, setup),
+        cmocka_unit_test_setup(alone_by_default, setup),     cmocka_unit_test_setup(option_environment_hostfile_default, setup),
+        cmocka_unit_test_setup(place_in_the_cluster, setup), cmocka_unit_test_setup(understands_mlx, setup),
+        cmocka_unit_test_setup(names_the_wrong_one, setup),  cmocka_unit_test_setup(secrets, setup),
+        cmocka_unit_test_setup(rails_of_rc, setup),          cmocka_unit_test_setup(threads_that_copy, setup),
+        cmocka_unit_test_setup(lanes_of_tb, setup),          cmocka_unit_test_setup(log_level_is_set, setup),
     };
     if (!mkdtemp(dir))
         return 1;

@@ -237,8 +237,7 @@ static void test_nonsense(void **state)
     unsigned seed = 1;
     for (int round = 0; round < 2000; round++) {
         for (uint32_t i = 0; i < slot_shard_bytes(4) / 8; i++)
-            atomic_store(&s.mem[i], (uint64_t)rand_r(&seed) << 40 ^ (uint64_t)rand_r(&seed) << 20 ^
-                                        (uint64_t)(rand_r(&seed) % 9));
+            atomic_store(&s.mem[i], (uint64_t)rand_r(&seed) << 40 ^ (uint64_t)rand_r(&seed) << 20 ^ (uint64_t)(rand_r(&seed) % 9));
         uint64_t out;
         int n = slot_claim(&s, 1, NODES, c, 4, false);
         assert_in_range(n, 0, 4);
@@ -421,15 +420,9 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_task_s_way),
-        cmocka_unit_test(test_full_and_positions),
-        cmocka_unit_test(test_batch_over_slots_in_use),
-        cmocka_unit_test(test_stale_owner),
-        cmocka_unit_test(test_looks_far_apart),
-        cmocka_unit_test(test_nodes_gone),
-        cmocka_unit_test(test_ready_behind_head),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_a_task_s_way),      cmocka_unit_test(test_full_and_positions), cmocka_unit_test(test_batch_over_slots_in_use),
+        cmocka_unit_test(test_stale_owner),       cmocka_unit_test(test_looks_far_apart),    cmocka_unit_test(test_nodes_gone),
+        cmocka_unit_test(test_ready_behind_head), cmocka_unit_test(test_nonsense),           cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

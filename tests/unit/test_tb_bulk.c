@@ -22,7 +22,7 @@ static struct {
     struct tb_stream stream;
     struct tb_bulk bulk;
     uint8_t *pool, *frames;
-    bool full;             /* the device takes no frame */
+    bool full; /* the device takes no frame */
     uint32_t came, receives;
     struct tb_words said[64]; /* in the frames that left */
     uint32_t said_count;
@@ -112,8 +112,13 @@ static int setup(void **state)
     memset(t.pool, 7, POOL);
     memset(t.frames, 0, TB_SLOTS * TB_FRAME_BYTES);
     tb_stream_init(&t.stream, &(struct tb_stream_env){.emit = on_emit, .records = on_records, .complete = on_complete}, 0, 1, 1, t.frames);
-    tb_bulk_init(&t.bulk, &t.stream, &(struct tb_bulk_env){.lane_receive = on_receive, .lane_send = on_send, .fetch = on_fetch, .received = on_received,
-                                                           .done = on_done, .again = on_done},
+    tb_bulk_init(&t.bulk, &t.stream,
+                 &(struct tb_bulk_env){.lane_receive = on_receive,
+                                       .lane_send = on_send,
+                                       .fetch = on_fetch,
+                                       .received = on_received,
+                                       .done = on_done,
+                                       .again = on_done},
                  t.pool, POOL, 4096, UINT64_C(1) << 30, TB_CHECK_FULL);
     return tb_bulk_add_lane(&t.bulk, MESSAGE, 4);
 }
@@ -171,7 +176,8 @@ static void come_whole(uint32_t id)
     assert_int_equal(said(TB_READY), 1);
     fill_stream();
     tb_bulk_landed(&t.bulk, 0, 1);
-    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 0, .a = base_hash(t.pool + AT, MESSAGE, 0)}), 0);
+    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 0, .a = base_hash(t.pool + AT, MESSAGE, 0)}),
+                     0);
     assert_int_equal(t.came, 1);
     pump();
     assert_int_equal(said(TB_DONE), 0);
@@ -191,8 +197,8 @@ static void drain(void)
     for (unsigned i = 0; i < 4; i++) {
         pump();
         leave_all();
-        struct tb_frame f = {.magic = TB_MAGIC, .version = TB_VERSION, .type = TB_BARE, .from = 1, .to = 0, .session = 1,
-                             .ack = t.stream.next};
+        struct tb_frame f = {
+            .magic = TB_MAGIC, .version = TB_VERSION, .type = TB_BARE, .from = 1, .to = 0, .session = 1, .ack = t.stream.next};
         _Alignas(8) uint8_t frame[TB_HEADER_BYTES];
         tb_frame_seal(&f, frame, sizeof frame);
         assert_int_equal(tb_stream_receive(&t.stream, frame, sizeof frame, 1), 0);
@@ -211,7 +217,8 @@ static void test_number_used_again_before_done_was_said(void **state)
     assert_int_equal(said(TB_DROPPED), 1);
     assert_int_equal(said(TB_READY), 2);
     tb_bulk_landed(&t.bulk, 0, 1);
-    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 1, .a = base_hash(t.pool + AT, MESSAGE, 0)}), 0);
+    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 1, .a = base_hash(t.pool + AT, MESSAGE, 0)}),
+                     0);
     drain();
     assert_int_equal(t.came, 2);
     assert_int_equal(said(TB_DONE), 1);

@@ -19,11 +19,18 @@
 static void thunderbolt(void **state)
 {
     (void)state;
-    const struct ibv_device_attr device = {.max_mr_size = 16400000, .max_qp = 11, .max_qp_wr = 4095, .max_sge = 1,
-                                           .max_cq = 1024, .max_cqe = 65535, .max_mr = 100, .max_pd = 11,
-                                           .atomic_cap = IBV_ATOMIC_NONE, .phys_port_cnt = 1};
-    const struct ibv_port_attr port = {.state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_4096, .gid_tbl_len = 16,
-                                       .pkey_tbl_len = 1, .link_layer = IBV_LINK_LAYER_ETHERNET};
+    const struct ibv_device_attr device = {.max_mr_size = 16400000,
+                                           .max_qp = 11,
+                                           .max_qp_wr = 4095,
+                                           .max_sge = 1,
+                                           .max_cq = 1024,
+                                           .max_cqe = 65535,
+                                           .max_mr = 100,
+                                           .max_pd = 11,
+                                           .atomic_cap = IBV_ATOMIC_NONE,
+                                           .phys_port_cnt = 1};
+    const struct ibv_port_attr port = {
+        .state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_4096, .gid_tbl_len = 16, .pkey_tbl_len = 1, .link_layer = IBV_LINK_LAYER_ETHERNET};
     struct verbs_traits t;
     verbs_traits_from(&t, 100, &device, &port, true);
     assert_int_equal(t.link, VERBS_THUNDERBOLT);
@@ -73,12 +80,27 @@ static void thunderbolt_of_another_version(void **state)
 static void infiniband(void **state)
 {
     (void)state;
-    const struct ibv_device_attr device = {.max_mr_size = UINT64_MAX, .max_qp = 131072, .max_qp_wr = 32768, .max_sge = 30,
-                                           .max_sge_rd = 30, .max_cq = 16777216, .max_cqe = 4194303, .max_mr = 16777216,
-                                           .max_pd = 8388608, .max_qp_rd_atom = 16, .max_qp_init_rd_atom = 16,
-                                           .atomic_cap = IBV_ATOMIC_HCA, .max_srq = 8388608, .max_srq_wr = 32767, .phys_port_cnt = 1};
-    const struct ibv_port_attr port = {.state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_4096, .gid_tbl_len = 8,
-                                       .max_msg_sz = 1u << 30, .pkey_tbl_len = 128, .lid = 12,
+    const struct ibv_device_attr device = {.max_mr_size = UINT64_MAX,
+                                           .max_qp = 131072,
+                                           .max_qp_wr = 32768,
+                                           .max_sge = 30,
+                                           .max_sge_rd = 30,
+                                           .max_cq = 16777216,
+                                           .max_cqe = 4194303,
+                                           .max_mr = 16777216,
+                                           .max_pd = 8388608,
+                                           .max_qp_rd_atom = 16,
+                                           .max_qp_init_rd_atom = 16,
+                                           .atomic_cap = IBV_ATOMIC_HCA,
+                                           .max_srq = 8388608,
+                                           .max_srq_wr = 32767,
+                                           .phys_port_cnt = 1};
+    const struct ibv_port_attr port = {.state = IBV_PORT_ACTIVE,
+                                       .active_mtu = IBV_MTU_4096,
+                                       .gid_tbl_len = 8,
+                                       .max_msg_sz = 1u << 30,
+                                       .pkey_tbl_len = 128,
+                                       .lid = 12,
                                        .link_layer = IBV_LINK_LAYER_INFINIBAND};
     struct verbs_traits t;
     verbs_traits_from(&t, IBV_TRANSPORT_IB, &device, &port, true);
@@ -99,12 +121,25 @@ static void infiniband(void **state)
 static void roce(void **state)
 {
     (void)state;
-    struct ibv_device_attr device = {.max_mr_size = UINT64_MAX, .max_qp = 1048560, .max_qp_wr = 1048576, .max_sge = 32,
-                                     .max_cq = 1048576, .max_cqe = 32767, .max_mr = 524287, .max_pd = 1048576,
-                                     .max_qp_rd_atom = 128, .max_qp_init_rd_atom = 128, .atomic_cap = IBV_ATOMIC_HCA,
-                                     .max_srq = 917503, .max_srq_wr = 32752, .phys_port_cnt = 1};
-    const struct ibv_port_attr port = {.state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_1024, .gid_tbl_len = 1024,
-                                       .max_msg_sz = 1u << 23, .pkey_tbl_len = 1,
+    struct ibv_device_attr device = {.max_mr_size = UINT64_MAX,
+                                     .max_qp = 1048560,
+                                     .max_qp_wr = 1048576,
+                                     .max_sge = 32,
+                                     .max_cq = 1048576,
+                                     .max_cqe = 32767,
+                                     .max_mr = 524287,
+                                     .max_pd = 1048576,
+                                     .max_qp_rd_atom = 128,
+                                     .max_qp_init_rd_atom = 128,
+                                     .atomic_cap = IBV_ATOMIC_HCA,
+                                     .max_srq = 917503,
+                                     .max_srq_wr = 32752,
+                                     .phys_port_cnt = 1};
+    const struct ibv_port_attr port = {.state = IBV_PORT_ACTIVE,
+                                       .active_mtu = IBV_MTU_1024,
+                                       .gid_tbl_len = 1024,
+                                       .max_msg_sz = 1u << 23,
+                                       .pkey_tbl_len = 1,
                                        .link_layer = IBV_LINK_LAYER_ETHERNET};
     struct verbs_traits t;
     verbs_traits_from(&t, IBV_TRANSPORT_IB, &device, &port, false);
@@ -126,9 +161,16 @@ static void roce(void **state)
 static void iwarp(void **state)
 {
     (void)state;
-    const struct ibv_device_attr device = {.max_qp = 65536, .max_qp_wr = 32768, .max_sge = 6, .max_mr = 65536,
-                                           .max_pd = 65536, .max_cq = 65536, .max_cqe = 32768, .max_qp_rd_atom = 128,
-                                           .atomic_cap = IBV_ATOMIC_NONE, .phys_port_cnt = 1};
+    const struct ibv_device_attr device = {.max_qp = 65536,
+                                           .max_qp_wr = 32768,
+                                           .max_sge = 6,
+                                           .max_mr = 65536,
+                                           .max_pd = 65536,
+                                           .max_cq = 65536,
+                                           .max_cqe = 32768,
+                                           .max_qp_rd_atom = 128,
+                                           .atomic_cap = IBV_ATOMIC_NONE,
+                                           .phys_port_cnt = 1};
     const struct ibv_port_attr port = {.active_mtu = IBV_MTU_1024, .gid_tbl_len = 1};
     struct verbs_traits t;
     verbs_traits_from(&t, IBV_TRANSPORT_IWARP, &device, &port, true);
@@ -196,8 +238,8 @@ static void codes(void **state)
 static void addresses(void **state)
 {
     (void)state;
-    const struct verbs_address good = {.gid = {[10] = 0xff, [11] = 0xff, [15] = 1}, .qpn = 5, .psn = 7, .mtu = IBV_MTU_4096,
-                                       .global = 1, .port = 1, .device = "mlx5_0"};
+    const struct verbs_address good = {
+        .gid = {[10] = 0xff, [11] = 0xff, [15] = 1}, .qpn = 5, .psn = 7, .mtu = IBV_MTU_4096, .global = 1, .port = 1, .device = "mlx5_0"};
     struct verbs_address a = good;
     assert_true(verbs_address_valid(&a));
     a.mtu = 0;

@@ -161,8 +161,13 @@ static struct ibv_cq *queue(struct verbs_device *d)
 
 static struct verbs_qp_options options_for(struct verbs_device *d, struct ibv_cq *cq)
 {
-    return (struct verbs_qp_options){.type = d->traits.rc ? IBV_QPT_RC : IBV_QPT_UC, .send_cq = cq, .recv_cq = cq,
-                                     .send_depth = 32, .recv_depth = 32, .sge = 1, .inline_bytes = 128,
+    return (struct verbs_qp_options){.type = d->traits.rc ? IBV_QPT_RC : IBV_QPT_UC,
+                                     .send_cq = cq,
+                                     .recv_cq = cq,
+                                     .send_depth = 32,
+                                     .recv_depth = 32,
+                                     .sge = 1,
+                                     .inline_bytes = 128,
                                      .signal_all = true};
 }
 
@@ -345,8 +350,8 @@ enum { OFFSET = 8192, LENGTH = 20000 };
 static void move(struct side *s, enum ibv_wr_opcode what, uint8_t *local, uint32_t lkey, uint32_t bytes, uint8_t *remote, uint32_t rkey)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)local, .length = bytes, .lkey = lkey};
-    struct ibv_send_wr *bad, wr = {.sg_list = &sge, .num_sge = 1, .opcode = what,
-                                   .wr.rdma = {.remote_addr = (uintptr_t)remote, .rkey = rkey}};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = what, .wr.rdma = {.remote_addr = (uintptr_t)remote, .rkey = rkey}};
     assert_int_equal(ibv_post_send(s->q.qp, &wr, &bad), 0);
     poll_one(s->cq);
 }

@@ -37,10 +37,12 @@ static void load(struct verbs_table *table, const char *path, const char *versio
 /* With `frames`, messages only, and as large as the least depth that is granted allows: it counts frames of 4 KiB. */
 static int exchange(struct pair *pair, enum ibv_qp_type type, int frames)
 {
-    static const uint32_t sizes[] = { 1, 64, 4096, 65536, PAIR_HALF };
+    static const uint32_t sizes[] = {1, 64, 4096, 65536, PAIR_HALF};
     struct ibv_qp_init_attr attr = {
-        .send_cq = pair->cq, .recv_cq = pair->cq, .qp_type = type,
-        .cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+        .send_cq = pair->cq,
+        .recv_cq = pair->cq,
+        .qp_type = type,
+        .cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
     };
     struct ibv_qp *probe = pair->verbs.create_qp(pair->pd, &attr);
 
@@ -61,7 +63,7 @@ static int exchange(struct pair *pair, enum ibv_qp_type type, int frames)
 
 int main(int argc, char **argv)
 {
-    struct pair pair = { .mr = NULL };
+    struct pair pair = {.mr = NULL};
     int kinds, thunderbolt;
 
     CHECK(argc > 1, "usage: %s LIBRARY [VERSION]", argv[0]);

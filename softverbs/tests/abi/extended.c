@@ -26,7 +26,7 @@ static void expect(const struct expected *list, int count)
     int error;
 
     for (int i = 0; i < count;) {
-        struct ibv_poll_cq_attr attr = { .comp_mask = 0 };
+        struct ibv_poll_cq_attr attr = {.comp_mask = 0};
 
         error = ibv_start_poll(cq, &attr);
         if (error == ENOENT)
@@ -55,8 +55,8 @@ static void expect(const struct expected *list, int count)
 
 static void receive(uint64_t id, uint32_t offset, uint32_t bytes)
 {
-    struct ibv_sge to = { .addr = (uintptr_t)pair.memory + PAIR_HALF + offset, .length = bytes, .lkey = pair.mr->lkey };
-    struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &to, .num_sge = 1 }, *bad;
+    struct ibv_sge to = {.addr = (uintptr_t)pair.memory + PAIR_HALF + offset, .length = bytes, .lkey = pair.mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &to, .num_sge = 1}, *bad;
     int error = ibv_post_recv(pair.qp[1], &wr, &bad);
 
     CHECK(!error, "%s", strerror(error));
@@ -73,10 +73,14 @@ static void make(enum ibv_qp_type type, uint64_t operations)
 {
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_init_attr_ex attr = {
-            .send_cq = pair.cq, .recv_cq = pair.cq, .qp_type = type, .sq_sig_all = 0, .pd = pair.pd,
-            .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = operations,
-            .cap = { .max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
-                     .max_inline_data = 64 },
+            .send_cq = pair.cq,
+            .recv_cq = pair.cq,
+            .qp_type = type,
+            .sq_sig_all = 0,
+            .pd = pair.pd,
+            .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            .send_ops_flags = operations,
+            .cap = {.max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64},
         };
 
         pair.qp[i] = ibv_create_qp_ex(pair.context, &attr);
@@ -88,16 +92,16 @@ static void make(enum ibv_qp_type type, uint64_t operations)
 /* One chain of four requests of different kinds, only the last signalled. */
 static void chain(struct ibv_qp_ex *qp)
 {
-    const struct ibv_sge two[] = { { .addr = (uintptr_t)pair.memory, .length = 100, .lkey = pair.mr->lkey },
-                                   { .addr = (uintptr_t)pair.memory + 200, .length = 50, .lkey = pair.mr->lkey } };
-    const struct ibv_data_buf pieces[] = { { .addr = "plain ", .length = 6 }, { .addr = "words", .length = 6 } };
+    const struct ibv_sge two[] = {{.addr = (uintptr_t)pair.memory, .length = 100, .lkey = pair.mr->lkey},
+                                  {.addr = (uintptr_t)pair.memory + 200, .length = 50, .lkey = pair.mr->lkey}};
+    const struct ibv_data_buf pieces[] = {{.addr = "plain ", .length = 6}, {.addr = "words", .length = 6}};
     char passing[] = "gone when it is posted";
     const uint64_t remote = (uintptr_t)pair.memory + PAIR_HALF;
     const struct expected all[] = {
-        { .id = 21, .opcode = IBV_WC_RECV, .bytes = 150 },
-        { .id = 22, .opcode = IBV_WC_RECV, .bytes = 12, .has_imm = 1, .imm = htobe32(5) },
-        { .id = 23, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .bytes = 300, .has_imm = 1, .imm = htobe32(6) },
-        { .id = 14, .opcode = IBV_WC_RDMA_WRITE },
+        {.id = 21, .opcode = IBV_WC_RECV, .bytes = 150},
+        {.id = 22, .opcode = IBV_WC_RECV, .bytes = 12, .has_imm = 1, .imm = htobe32(5)},
+        {.id = 23, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .bytes = 300, .has_imm = 1, .imm = htobe32(6)},
+        {.id = 14, .opcode = IBV_WC_RDMA_WRITE},
     };
 
     pair_fill(pair.memory, 4096, 1);
@@ -134,9 +138,8 @@ static void chain(struct ibv_qp_ex *qp)
 static void read_and_atomics(struct ibv_qp_ex *qp)
 {
     uint64_t *word = (uint64_t *)(void *)(pair.memory + PAIR_HALF), *result = (uint64_t *)(void *)pair.memory;
-    const struct expected all[] = { { .id = 31, .opcode = IBV_WC_RDMA_READ },
-                                    { .id = 32, .opcode = IBV_WC_FETCH_ADD },
-                                    { .id = 33, .opcode = IBV_WC_COMP_SWAP } };
+    const struct expected all[] = {
+        {.id = 31, .opcode = IBV_WC_RDMA_READ}, {.id = 32, .opcode = IBV_WC_FETCH_ADD}, {.id = 33, .opcode = IBV_WC_COMP_SWAP}};
 
     word[0] = 40;
     word[1] = 77;
@@ -154,16 +157,15 @@ static void read_and_atomics(struct ibv_qp_ex *qp)
     post(qp);
     expect(all, 3);
     CHECK(result[2] == 77 && result[0] == 40 && result[1] == 42 && word[0] == 43, "%llu %llu %llu, word %llu",
-          (unsigned long long)result[2], (unsigned long long)result[0], (unsigned long long)result[1],
-          (unsigned long long)word[0]);
+          (unsigned long long)result[2], (unsigned long long)result[0], (unsigned long long)result[1], (unsigned long long)word[0]);
 }
 
 /* All or nothing: a mistake in the middle, more than fits, an abort. None leaves a completion. */
 static void mistakes(struct ibv_qp_ex *qp)
 {
-    struct ibv_sge three[3] = { { .length = 0 } };
-    struct ibv_poll_cq_attr attr = { .comp_mask = 0 };
-    uint8_t large[4096] = { 0 };
+    struct ibv_sge three[3] = {{.length = 0}};
+    struct ibv_poll_cq_attr attr = {.comp_mask = 0};
+    uint8_t large[4096] = {0};
     int error;
 
     qp->wr_flags = IBV_SEND_SIGNALED;
@@ -194,10 +196,9 @@ static void mistakes(struct ibv_qp_ex *qp)
 
 int main(void)
 {
-    const uint64_t plain = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
-                           IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-    const uint64_t all = plain | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-                         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    const uint64_t plain =
+        IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    const uint64_t all = plain | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     struct ibv_cq_init_attr_ex attr = {
         .cqe = 4 * PAIR_DEPTH,
         .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
@@ -212,8 +213,8 @@ int main(void)
     cq = ibv_create_cq_ex(pair.context, &attr);
     CHECK(cq, "%s", strerror(errno));
     pair.cq = ibv_cq_ex_to_cq(cq);
-    pair.mr = ibv_reg_mr(pair.pd, pair.memory, PAIR_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
-                                                               IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    pair.mr = ibv_reg_mr(pair.pd, pair.memory, PAIR_BYTES,
+                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
     CHECK(pair.mr, "%s", strerror(errno));
 
     make(IBV_QPT_UC, plain);

@@ -143,8 +143,8 @@ static void is_on_no_host(void)
 
 int main(void)
 {
-    static void (*const children[])(void) = { uses_nothing, destroys_copies,  joins_itself, joins_then_destroys_copies,
-                                              leaves_all_open, ends_while_polling };
+    static void (*const children[])(void) = {uses_nothing,    destroys_copies,   joins_itself, joins_then_destroys_copies,
+                                             leaves_all_open, ends_while_polling};
 
     in_child(has_no_fabric); /* before this process has joined one */
     in_child(is_on_no_host);

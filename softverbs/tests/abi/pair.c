@@ -46,8 +46,7 @@ void pair_open(struct pair *pair)
     CHECK(pair->cq, "%s", strerror(errno));
     pair->memory = mmap(NULL, PAIR_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pair->memory != MAP_FAILED, "%s", strerror(errno));
-    pair->mr = verbs->reg_mr(pair->pd, pair->memory, PAIR_BYTES,
-                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    pair->mr = verbs->reg_mr(pair->pd, pair->memory, PAIR_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
     CHECK(pair->mr, "%s", strerror(errno));
 }
 
@@ -84,28 +83,38 @@ static void connect_one(struct pair *pair, int i, enum ibv_qp_type type)
         .dest_qp_num = pair->qp[!i]->qp_num,
         .max_dest_rd_atomic = 1,
         .min_rnr_timer = 12,
-        .ah_attr = {
-            .is_global = 1, .port_num = 1,
-            .grh = { .dgid = pair->gid, .sgid_index = (uint8_t)pair->gid_index, .hop_limit = 1 },
-        },
+        .ah_attr =
+            {
+                .is_global = 1,
+                .port_num = 1,
+                .grh = {.dgid = pair->gid, .sgid_index = (uint8_t)pair->gid_index, .hop_limit = 1},
+            },
     };
     struct ibv_qp_attr rts = {
-        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1,
+        .qp_state = IBV_QPS_RTS,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = 7,
+        .max_rd_atomic = 1,
     };
 
     modify(pair, i, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    modify(pair, i, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                              (reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
-    modify(pair, i, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN |
-                              (reliable ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
+    modify(pair, i, &rtr,
+           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+               (reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
+    modify(pair, i, &rts,
+           IBV_QP_STATE | IBV_QP_SQ_PSN | (reliable ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
 }
 
 void pair_connect(struct pair *pair, enum ibv_qp_type type)
 {
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_init_attr attr = {
-            .send_cq = pair->cq, .recv_cq = pair->cq, .qp_type = type, .sq_sig_all = 1,
-            .cap = { .max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+            .send_cq = pair->cq,
+            .recv_cq = pair->cq,
+            .qp_type = type,
+            .sq_sig_all = 1,
+            .cap = {.max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
         };
 
         if (!pair->qp[i])
@@ -152,11 +161,11 @@ void pair_wait(struct pair *pair, int count, struct ibv_wc *receive)
 
 void pair_send(struct pair *pair, uint32_t bytes)
 {
-    struct ibv_sge from = { .addr = (uintptr_t)pair->memory, .length = bytes, .lkey = pair->mr->lkey };
-    struct ibv_sge to = { .addr = (uintptr_t)pair->memory + PAIR_HALF, .length = bytes, .lkey = pair->mr->lkey };
-    struct ibv_recv_wr receive = { .wr_id = 7, .sg_list = &to, .num_sge = 1 }, *bad_receive;
-    struct ibv_send_wr send = { .wr_id = 8, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad_send;
-    struct ibv_wc wc = { .status = IBV_WC_GENERAL_ERR };
+    struct ibv_sge from = {.addr = (uintptr_t)pair->memory, .length = bytes, .lkey = pair->mr->lkey};
+    struct ibv_sge to = {.addr = (uintptr_t)pair->memory + PAIR_HALF, .length = bytes, .lkey = pair->mr->lkey};
+    struct ibv_recv_wr receive = {.wr_id = 7, .sg_list = &to, .num_sge = 1}, *bad_receive;
+    struct ibv_send_wr send = {.wr_id = 8, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad_send;
+    struct ibv_wc wc = {.status = IBV_WC_GENERAL_ERR};
     int error;
 
     pair_fill(pair->memory, bytes, bytes);
@@ -173,11 +182,16 @@ void pair_send(struct pair *pair, uint32_t bytes)
 
 void pair_write(struct pair *pair, uint32_t bytes)
 {
-    struct ibv_sge from = { .addr = (uintptr_t)pair->memory, .length = bytes, .lkey = pair->mr->lkey };
-    struct ibv_send_wr write = {
-        .wr_id = 9, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-        .wr.rdma = { .remote_addr = (uintptr_t)pair->memory + PAIR_HALF, .rkey = pair->mr->rkey },
-    }, *bad;
+    struct ibv_sge from = {.addr = (uintptr_t)pair->memory, .length = bytes, .lkey = pair->mr->lkey};
+    struct ibv_send_wr write =
+                           {
+                               .wr_id = 9,
+                               .sg_list = &from,
+                               .num_sge = 1,
+                               .opcode = IBV_WR_RDMA_WRITE,
+                               .wr.rdma = {.remote_addr = (uintptr_t)pair->memory + PAIR_HALF, .rkey = pair->mr->rkey},
+                           },
+                       *bad;
     int error;
 
     pair_fill(pair->memory, bytes, bytes + 1);

@@ -27,7 +27,7 @@ static void *comes_and_goes(void *argument)
 {
     (void)argument;
     for (int i = 0; i < ROUNDS; i++) {
-        struct pair own = { .mr = NULL };
+        struct pair own = {.mr = NULL};
 
         fill_table(&own);
         pair_open(&own);
@@ -42,11 +42,16 @@ static void *comes_and_goes(void *argument)
 
 static int post_plain(uint8_t *from, uint8_t *to, uint64_t id)
 {
-    struct ibv_sge sge = { .addr = (uintptr_t)from, .length = 8, .lkey = shared.mr->lkey };
-    struct ibv_send_wr write = {
-        .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-        .wr.rdma = { .remote_addr = (uintptr_t)to, .rkey = shared.mr->rkey },
-    }, *bad;
+    struct ibv_sge sge = {.addr = (uintptr_t)from, .length = 8, .lkey = shared.mr->lkey};
+    struct ibv_send_wr write =
+                           {
+                               .wr_id = id,
+                               .sg_list = &sge,
+                               .num_sge = 1,
+                               .opcode = IBV_WR_RDMA_WRITE,
+                               .wr.rdma = {.remote_addr = (uintptr_t)to, .rkey = shared.mr->rkey},
+                           },
+                       *bad;
 
     return ibv_post_send(shared.qp[0], &write, &bad);
 }
@@ -111,9 +116,14 @@ int main(void)
     pair_open(&shared);
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_init_attr_ex attr = {
-            .send_cq = shared.cq, .recv_cq = shared.cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .pd = shared.pd,
-            .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE,
-            .cap = { .max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+            .send_cq = shared.cq,
+            .recv_cq = shared.cq,
+            .qp_type = IBV_QPT_RC,
+            .sq_sig_all = 1,
+            .pd = shared.pd,
+            .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE,
+            .cap = {.max_send_wr = PAIR_DEPTH, .max_recv_wr = PAIR_DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
         };
 
         shared.qp[i] = ibv_create_qp_ex(shared.context, &attr);

@@ -15,29 +15,20 @@ struct reach {
 #define REGION 8192
 #define OK_    IBV_WC_SUCCESS
 #define DENIED IBV_WC_REM_ACCESS_ERR
-#define NOT_SET_UP                                                                                           \
-    IBV_WC_REM_INV_REQ_ERR /* the QP does not do such operations, whatever the region allows                 \
+#define NOT_SET_UP                                                                           \
+    IBV_WC_REM_INV_REQ_ERR /* the QP does not do such operations, whatever the region allows \
                             */
 
 static const struct reach reaches[] = {
-    {IBV_WR_RDMA_WRITE, 0, REGION, OK_},
-    {IBV_WR_RDMA_WRITE, -1, 1, OK_},
-    {IBV_WR_RDMA_WRITE, -1, 2, DENIED},
-    {IBV_WR_RDMA_WRITE, -100000, 1, DENIED}, /* the byte before: see reach() */
-    {IBV_WR_RDMA_WRITE, REGION, 1, DENIED},
-    {IBV_WR_RDMA_WRITE, 0, REGION + 1, DENIED},
-    {IBV_WR_RDMA_READ, 0, REGION, OK_},
-    {IBV_WR_RDMA_READ, -1, 1, OK_},
-    {IBV_WR_RDMA_READ, -1, 2, DENIED},
-    {IBV_WR_RDMA_READ, -100000, 1, DENIED},
-    {IBV_WR_RDMA_READ, REGION, 1, DENIED},
-    {IBV_WR_RDMA_READ, 0, REGION + 1, DENIED},
-    {IBV_WR_ATOMIC_FETCH_AND_ADD, -8, 8, OK_},
-    {IBV_WR_ATOMIC_FETCH_AND_ADD, REGION, 8, DENIED},
-    {IBV_WR_ATOMIC_CMP_AND_SWP, -8, 8, OK_},
-    {IBV_WR_ATOMIC_CMP_AND_SWP, REGION, 8, DENIED},
-    {IBV_WR_RDMA_WRITE, REGION, 0, OK_},
-    {IBV_WR_RDMA_READ, REGION, 0, OK_},
+    {IBV_WR_RDMA_WRITE, 0, REGION, OK_},       {IBV_WR_RDMA_WRITE, -1, 1, OK_},
+    {IBV_WR_RDMA_WRITE, -1, 2, DENIED},        {IBV_WR_RDMA_WRITE, -100000, 1, DENIED}, /* the byte before: see reach() */
+    {IBV_WR_RDMA_WRITE, REGION, 1, DENIED},    {IBV_WR_RDMA_WRITE, 0, REGION + 1, DENIED},
+    {IBV_WR_RDMA_READ, 0, REGION, OK_},        {IBV_WR_RDMA_READ, -1, 1, OK_},
+    {IBV_WR_RDMA_READ, -1, 2, DENIED},         {IBV_WR_RDMA_READ, -100000, 1, DENIED},
+    {IBV_WR_RDMA_READ, REGION, 1, DENIED},     {IBV_WR_RDMA_READ, 0, REGION + 1, DENIED},
+    {IBV_WR_ATOMIC_FETCH_AND_ADD, -8, 8, OK_}, {IBV_WR_ATOMIC_FETCH_AND_ADD, REGION, 8, DENIED},
+    {IBV_WR_ATOMIC_CMP_AND_SWP, -8, 8, OK_},   {IBV_WR_ATOMIC_CMP_AND_SWP, REGION, 8, DENIED},
+    {IBV_WR_RDMA_WRITE, REGION, 0, OK_},       {IBV_WR_RDMA_READ, REGION, 0, OK_},
 };
 
 static void reach(struct t *t, long arg)
@@ -165,24 +156,13 @@ static void key(struct t *t, long arg)
     }
 }
 
-enum local {
-    L_SEND_BEYOND,
-    L_WRITE_BEYOND,
-    L_READ_BEYOND,
-    L_READ_NO_WRITE,
-    L_ATOMIC_NO_WRITE,
-    L_SEND_READ_ONLY,
-    L_SECOND_SGE
-};
+enum local { L_SEND_BEYOND, L_WRITE_BEYOND, L_READ_BEYOND, L_READ_NO_WRITE, L_ATOMIC_NO_WRITE, L_SEND_READ_ONLY, L_SECOND_SGE };
 
 static void local(struct t *t, long arg)
 {
     struct pair p;
 
-    PAIR(t, &p,
-         .access = arg == L_READ_NO_WRITE || arg == L_ATOMIC_NO_WRITE || arg == L_SEND_READ_ONLY
-                       ? IBV_ACCESS_REMOTE_READ
-                       : 0,
+    PAIR(t, &p, .access = arg == L_READ_NO_WRITE || arg == L_ATOMIC_NO_WRITE || arg == L_SEND_READ_ONLY ? IBV_ACCESS_REMOTE_READ : 0,
          .b_access = ALL_ACCESS);
     recv_ok(t, &p.b, 2, 0, 64);
     struct ibv_sge sge[2] = {sge_at(&p.a, 65536 - 7, 8), sge_at(&p.a, 0, 8)};

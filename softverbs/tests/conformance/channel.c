@@ -280,8 +280,7 @@ static void send_side(struct t *t, long arg)
     struct ibv_comp_channel *ch = channel_new(t);
     struct ibv_cq *cq = cq_new(t, 8, ch), *got;
     struct ibv_pd *pd = pd_new(t);
-    struct ibv_qp *a = qp_simple(t, pd, cq, IBV_QPT_RC),
-                  *b = qp_simple(t, pd, cq_new(t, 8, NULL), IBV_QPT_RC);
+    struct ibv_qp *a = qp_simple(t, pd, cq, IBV_QPT_RC), *b = qp_simple(t, pd, cq_new(t, 8, NULL), IBV_QPT_RC);
     void *context;
 
     (void)arg;

@@ -43,10 +43,9 @@ struct check {
 };
 
 /* One list a file, each ended by an empty entry; harness.c names them all. */
-extern const struct check device_checks[], mr_checks[], access_checks[], cq_checks[], channel_checks[],
-    cq_ex_checks[], qp_create_checks[], qp_state_checks[], qp_query_checks[], queue_checks[], rc_checks[],
-    rc_error_checks[], uc_checks[], ud_checks[], lid_checks[], srq_checks[], qp_ex_checks[], event_checks[],
-    process_checks[], thread_checks[], optional_checks[];
+extern const struct check device_checks[], mr_checks[], access_checks[], cq_checks[], channel_checks[], cq_ex_checks[], qp_create_checks[],
+    qp_state_checks[], qp_query_checks[], queue_checks[], rc_checks[], rc_error_checks[], uc_checks[], ud_checks[], lid_checks[],
+    srq_checks[], qp_ex_checks[], event_checks[], process_checks[], thread_checks[], optional_checks[];
 
 /* The program started by itself for a check with two processes: conformance --peer NAME (process.c). */
 int peer_main(struct t *t, const char *name);
@@ -95,17 +94,17 @@ void want_eq_(struct t *t, long long got, long long want, const char *got_s, con
 #define want_ok(t, expr)       want_ret_((t), (expr), 0, #expr, __LINE__)
 #define want_eq(t, got, exp)   want_eq_((t), (long long)(got), (long long)(exp), #got, #exp, __LINE__)
 /* A verb that returns NULL, or -1, and sets errno. */
-#define want_null(t, expr, err)                                                                              \
-    do {                                                                                                     \
-        errno = 0;                                                                                           \
-        const void *ptr_ = (expr);                                                                           \
-        want_ret_((t), ptr_ ? 0 : errno ? errno : -1, (err), #expr, __LINE__);                               \
+#define want_null(t, expr, err)                                                \
+    do {                                                                       \
+        errno = 0;                                                             \
+        const void *ptr_ = (expr);                                             \
+        want_ret_((t), ptr_ ? 0 : errno ? errno : -1, (err), #expr, __LINE__); \
     } while (0)
-#define want_minus(t, expr, err)                                                                             \
-    do {                                                                                                     \
-        errno = 0;                                                                                           \
-        long long ret_ = (expr);                                                                             \
-        want_ret_((t), ret_ == -1 ? errno : ret_ ? ret_ : 0, (err), #expr, __LINE__);                        \
+#define want_minus(t, expr, err)                                                      \
+    do {                                                                              \
+        errno = 0;                                                                    \
+        long long ret_ = (expr);                                                      \
+        want_ret_((t), ret_ == -1 ? errno : ret_ ? ret_ : 0, (err), #expr, __LINE__); \
     } while (0)
 
 /* ---- Resources (kit.c): made, or the check fails; destroyed at its end */
@@ -130,8 +129,8 @@ void keep_qp(struct t *t, struct ibv_qp *qp);
 int open_device(struct t *t); /* 0, or -1 with t->why */
 bool has(struct t *t, unsigned need);
 
-#define ALL_ACCESS                                                                                           \
-    (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |                             \
+#define ALL_ACCESS                                                               \
+    (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
      (t->attr.atomic_cap != IBV_ATOMIC_NONE ? IBV_ACCESS_REMOTE_ATOMIC : 0))
 
 /* ---- Queue pairs and their states (pair.c) */
@@ -191,8 +190,7 @@ struct ibv_sge sge_at(const struct end *e, size_t off, uint32_t len);
 /* A signalled request with one element, or none where sge is NULL; rdma and atomics need their fields set
  * after. */
 struct ibv_send_wr wr_of(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge);
-struct ibv_send_wr wr_rdma(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge,
-                           const struct end *to, size_t off);
+struct ibv_send_wr wr_rdma(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge, const struct end *to, size_t off);
 int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr);
 void send_ok(struct t *t, struct ibv_qp *qp, struct ibv_send_wr *wr);
 void recv_ok(struct t *t, struct end *e, uint64_t wr_id, size_t off, uint32_t len);

@@ -254,8 +254,8 @@ static void cleaned_srq(struct t *t, long destroy)
     struct ibv_srq *srq = srq_new(t, pd, 4);
 
     want_ok(t, ibv_query_srq(srq, &attr));
-    struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
-                                    .cap = {.max_send_wr = attr.max_wr, .max_send_sge = 1}};
+    struct ibv_qp_init_attr init = {
+        .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = attr.max_wr, .max_send_sge = 1}};
     struct ibv_qp *qp = qp_new(t, pd, &init);
     for (int round = 0; round < 3; round++) {
         loop_up(t, qp);

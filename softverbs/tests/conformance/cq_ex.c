@@ -304,8 +304,8 @@ static void timestamps(struct t *t, long arg)
     writes(t, &l, 3);
     for (int i = 0; i < 3; i++) {
         start(t, l.cq);
-        uint64_t at = arg == IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? ibv_wc_read_completion_ts(l.cq)
-                                                                 : ibv_wc_read_completion_wallclock_ns(l.cq);
+        uint64_t at =
+            arg == IBV_WC_EX_WITH_COMPLETION_TIMESTAMP ? ibv_wc_read_completion_ts(l.cq) : ibv_wc_read_completion_wallclock_ns(l.cq);
         ibv_end_poll(l.cq);
         want(t, at != 0);
         want(t, at >= before);

@@ -17,10 +17,9 @@
 #include "conf.h"
 
 static const struct check *const lists[] = {
-    device_checks, mr_checks,        access_checks,   cq_checks,       channel_checks,
-    cq_ex_checks,  qp_create_checks, qp_state_checks, qp_query_checks, queue_checks,
-    rc_checks,     rc_error_checks,  uc_checks,       ud_checks,       lid_checks,      srq_checks,
-    qp_ex_checks,  event_checks,     process_checks,  thread_checks,   optional_checks,
+    device_checks,   mr_checks,       access_checks, cq_checks,    channel_checks,  cq_ex_checks,  qp_create_checks,
+    qp_state_checks, qp_query_checks, queue_checks,  rc_checks,    rc_error_checks, uc_checks,     ud_checks,
+    lid_checks,      srq_checks,      qp_ex_checks,  event_checks, process_checks,  thread_checks, optional_checks,
 };
 
 static const struct {
@@ -37,8 +36,7 @@ static const struct {
     {NEED_QP_EX, "the device has no extended QP"},
 };
 
-#define CHECK_S                                                                                              \
-    60 /* a check that has not ended by then hangs: more than the waits of any sane check add up to */
+#define CHECK_S 60 /* a check that has not ended by then hangs: more than the waits of any sane check add up to */
 
 struct options {
     const char *device, *peer, *peer_run;
@@ -133,8 +131,7 @@ static _Noreturn void child(const struct options *o, const struct check *const *
 }
 
 /* One child's life: reports until it ends; a check it was in when it ended otherwise is not ok. */
-static int run_child(const struct options *o, const struct check *const *all, int from, int n,
-                     struct report *reports)
+static int run_child(const struct options *o, const struct check *const *all, int from, int n, struct report *reports)
 {
     int fds[2], status, at = from;
     struct report r;
@@ -173,11 +170,9 @@ static int run_child(const struct options *o, const struct check *const *all, in
         if (hung)
             snprintf(reports[at].why, sizeof r.why, "expected to end, hangs after %d s", CHECK_S * o->slow);
         else if (WIFSIGNALED(status))
-            snprintf(reports[at].why, sizeof r.why, "expected to end, was killed by SIG%s",
-                     sigabbrev_np(WTERMSIG(status)));
+            snprintf(reports[at].why, sizeof r.why, "expected to end, was killed by SIG%s", sigabbrev_np(WTERMSIG(status)));
         else
-            snprintf(reports[at].why, sizeof r.why, "expected to end, its process exited with %d",
-                     WEXITSTATUS(status));
+            snprintf(reports[at].why, sizeof r.why, "expected to end, its process exited with %d", WEXITSTATUS(status));
         at++;
     }
     return at;
@@ -201,8 +196,7 @@ static void print_json(const struct check *c, const struct report *r, bool first
 {
     static const char *const words[] = {"ok", "not ok", "skip"};
 
-    printf("%s\n {\"name\": \"%s\", \"result\": \"%s\", \"seconds\": %.3f", first ? "" : ",", c->name,
-           words[r->outcome], r->seconds);
+    printf("%s\n {\"name\": \"%s\", \"result\": \"%s\", \"seconds\": %.3f", first ? "" : ",", c->name, words[r->outcome], r->seconds);
     if (r->why[0]) {
         printf(", \"why\": ");
         print_json_text(r->why);
@@ -262,8 +256,7 @@ static int run_all(const struct options *o, const struct check *const *all, int 
         }
     }
     if (o->json)
-        printf("\n], \"passed\": %d, \"failed\": %d, \"skipped\": %d}\n", count[OUT_OK], count[OUT_NOT_OK],
-               count[OUT_SKIP]);
+        printf("\n], \"passed\": %d, \"failed\": %d, \"skipped\": %d}\n", count[OUT_OK], count[OUT_NOT_OK], count[OUT_SKIP]);
     else
         printf("# %d passed, %d failed, %d skipped\n", count[OUT_OK], count[OUT_NOT_OK], count[OUT_SKIP]);
     free(reports);
@@ -290,18 +283,10 @@ static void help(void)
 static int parse(struct options *o, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"device", required_argument, NULL, 'd'},
-        {"gid", required_argument, NULL, 'g'},
-        {"only", required_argument, NULL, 'o'},
-        {"brief", required_argument, NULL, 'b'},
-        {"list", no_argument, NULL, 'l'},
-        {"json", no_argument, NULL, 'j'},
-        {"slow", required_argument, NULL, 's'},
-        {"no-fork", no_argument, NULL, 'n'},
-        {"peer", required_argument, NULL, 'p'},
-        {"peer-run", required_argument, NULL, 'r'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
+        {"device", required_argument, NULL, 'd'},   {"gid", required_argument, NULL, 'g'}, {"only", required_argument, NULL, 'o'},
+        {"brief", required_argument, NULL, 'b'},    {"list", no_argument, NULL, 'l'},      {"json", no_argument, NULL, 'j'},
+        {"slow", required_argument, NULL, 's'},     {"no-fork", no_argument, NULL, 'n'},   {"peer", required_argument, NULL, 'p'},
+        {"peer-run", required_argument, NULL, 'r'}, {"help", no_argument, NULL, 'h'},      {0},
     };
     int c;
 

@@ -115,10 +115,10 @@ void undo_all(struct t *t)
     }
 }
 
-#define UNDO(verb, type)                                                                                     \
-    static int undo_##verb(void *what)                                                                       \
-    {                                                                                                        \
-        return ibv_##verb((type *)what);                                                                     \
+#define UNDO(verb, type)                 \
+    static int undo_##verb(void *what)   \
+    {                                    \
+        return ibv_##verb((type *)what); \
     }
 UNDO(dealloc_pd, struct ibv_pd)
 UNDO(dereg_mr, struct ibv_mr)
@@ -284,15 +284,13 @@ int open_device(struct t *t)
     if (found)
         t->ctx = ibv_open_device(found);
     if (!t->ctx)
-        snprintf(t->why, sizeof t->why, found ? "the device does not open: %s" : "no such device%s",
-                 found ? err_name(errno) : "");
+        snprintf(t->why, sizeof t->why, found ? "the device does not open: %s" : "no such device%s", found ? err_name(errno) : "");
     if (list)
         ibv_free_device_list(list);
     if (!t->ctx)
         return -1;
     t->port = 1;
-    if (ibv_query_device(t->ctx, &t->attr) || ibv_query_port(t->ctx, t->port, &t->port_attr) ||
-        choose_gid(t)) {
+    if (ibv_query_device(t->ctx, &t->attr) || ibv_query_port(t->ctx, t->port, &t->port_attr) || choose_gid(t)) {
         snprintf(t->why, sizeof t->why, "the device, its port 1 or its GID cannot be queried");
         return -1;
     }

@@ -4,7 +4,7 @@
  */
 #include "conf.h"
 
-#define GRH 40 /* room that each datagram's receive has in front, also when no header comes */
+#define GRH    40     /* room that each datagram's receive has in front, also when no header comes */
 #define NOBODY 0xbfff /* the last LID that a port may have: the fabric is not that large */
 
 static bool refused_here(const struct t *t)
@@ -131,10 +131,6 @@ static void datagram(struct t *t, long arg)
 }
 
 const struct check lid_checks[] = {
-    {"lid.rc", connected, IBV_QPT_RC, 0},
-    {"lid.uc", connected, IBV_QPT_UC, NEED_UC},
-    {"lid.rc.nobody", nobody, 0, 0},
-    {"lid.ud", datagram, 0, NEED_UD},
-    {"lid.ud.nobody", datagram, 1, NEED_UD},
-    {0},
+    {"lid.rc", connected, IBV_QPT_RC, 0}, {"lid.uc", connected, IBV_QPT_UC, NEED_UC}, {"lid.rc.nobody", nobody, 0, 0},
+    {"lid.ud", datagram, 0, NEED_UD},     {"lid.ud.nobody", datagram, 1, NEED_UD},    {0},
 };

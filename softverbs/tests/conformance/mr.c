@@ -182,8 +182,7 @@ static struct ibv_mr *dmabuf(struct t *t, struct ibv_pd *pd, int fd, uint64_t of
 {
     struct ibv_mr *mr = ibv_reg_dmabuf_mr(pd, off, len, off, fd, ALL_ACCESS);
 
-    if (!mr && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPROTONOSUPPORT || errno == EINVAL ||
-                errno == EBADF))
+    if (!mr && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPROTONOSUPPORT || errno == EINVAL || errno == EBADF))
         skip(t, "the device takes no memfd as a DMABUF: %s", err_name(errno));
     return mr;
 }
@@ -215,8 +214,7 @@ static void dmabuf_data(struct t *t, long arg)
 
 /* ---- Changing a region */
 
-static int rereg(struct t *t, struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t len,
-                 int access)
+static int rereg(struct t *t, struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t len, int access)
 {
     errno = 0;
     int ret = ibv_rereg_mr(mr, flags, pd, addr, len, access);
@@ -232,8 +230,7 @@ static void rereg_none(struct t *t, long arg)
 
     errno = 0;
     /* No flags at all are refused by the device, others than there are by the library. */
-    want_eq(t, ibv_rereg_mr(mr, (int)arg, NULL, NULL, 0, 0),
-            arg ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD);
+    want_eq(t, ibv_rereg_mr(mr, (int)arg, NULL, NULL, 0, 0), arg ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD);
     if (!arg && errno == EOPNOTSUPP)
         skip(t, "the device cannot change a region");
     want_eq(t, errno, EINVAL);
@@ -244,8 +241,7 @@ static void rereg_null(struct t *t, long arg)
     struct ibv_mr *mr = mr_new(t, pd_new(t), mem_new(t, 4096), 4096, ALL_ACCESS);
 
     (void)arg;
-    want_eq(t, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 4096, 0),
-            IBV_REREG_MR_ERR_INPUT);
+    want_eq(t, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 4096, 0), IBV_REREG_MR_ERR_INPUT);
 }
 
 static void rereg_translation(struct t *t, long arg)

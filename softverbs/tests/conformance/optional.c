@@ -10,12 +10,12 @@ static bool has_not(int err)
     return err == EOPNOTSUPP || err == ENOSYS || err == EPROTONOSUPPORT;
 }
 
-#define TRY(made)                                                                                            \
-    do {                                                                                                     \
-        if (!(made) && has_not(errno))                                                                       \
-            return;                                                                                          \
-        if (!(made))                                                                                         \
-            fail(t, "line %d: expected success or EOPNOTSUPP, came %s", __LINE__, err_name(errno));          \
+#define TRY(made)                                                                                   \
+    do {                                                                                            \
+        if (!(made) && has_not(errno))                                                              \
+            return;                                                                                 \
+        if (!(made))                                                                                \
+            fail(t, "line %d: expected success or EOPNOTSUPP, came %s", __LINE__, err_name(errno)); \
     } while (0)
 
 static void mw(struct t *t, long arg)

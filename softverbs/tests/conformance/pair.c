@@ -25,8 +25,7 @@ int attr_init(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr
         attr->qkey = QKEY;
         return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
     }
-    attr->qp_access_flags =
-        type == IBV_QPT_RC ? (unsigned)(ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE) : IBV_ACCESS_REMOTE_WRITE;
+    attr->qp_access_flags = type == IBV_QPT_RC ? (unsigned)(ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE) : IBV_ACCESS_REMOTE_WRITE;
     return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 }
 
@@ -43,8 +42,7 @@ int attr_rtr(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr,
         return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
     attr->max_dest_rd_atomic = 1;
     attr->min_rnr_timer = 1;
-    return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 }
 
 int attr_rts(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr)
@@ -57,8 +55,7 @@ int attr_rts(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr)
     attr->retry_cnt = 7;
     attr->rnr_retry = 7;
     attr->max_rd_atomic = 1;
-    return IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-           IBV_QP_MAX_QP_RD_ATOMIC;
+    return IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 }
 
 static void step(struct t *t, struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, const char *where)
@@ -212,8 +209,7 @@ struct ibv_send_wr wr_of(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_s
     };
 }
 
-struct ibv_send_wr wr_rdma(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge,
-                           const struct end *to, size_t off)
+struct ibv_send_wr wr_rdma(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge, const struct end *to, size_t off)
 {
     struct ibv_send_wr wr = wr_of(opcode, wr_id, sge);
 
@@ -301,11 +297,11 @@ struct ibv_wc wait_for(struct t *t, struct ibv_cq *cq, uint64_t wr_id, enum ibv_
     struct ibv_wc wc = wait_wc(t, cq);
 
     if (wc.wr_id != wr_id)
-        fail(t, "completion: expected wr_id %llu, came %llu (%s)", (unsigned long long)wr_id,
-             (unsigned long long)wc.wr_id, ibv_wc_status_str(wc.status));
+        fail(t, "completion: expected wr_id %llu, came %llu (%s)", (unsigned long long)wr_id, (unsigned long long)wc.wr_id,
+             ibv_wc_status_str(wc.status));
     if (wc.status != status)
-        fail(t, "completion of wr_id %llu: expected '%s', came '%s'", (unsigned long long)wr_id,
-             ibv_wc_status_str(status), ibv_wc_status_str(wc.status));
+        fail(t, "completion of wr_id %llu: expected '%s', came '%s'", (unsigned long long)wr_id, ibv_wc_status_str(status),
+             ibv_wc_status_str(wc.status));
     return wc;
 }
 
@@ -316,8 +312,7 @@ void quiet(struct t *t, struct ibv_cq *cq)
 
     do {
         if (poll_one(t, cq, &wc))
-            fail(t, "expected no completion, came wr_id %llu: %s", (unsigned long long)wc.wr_id,
-                 ibv_wc_status_str(wc.status));
+            fail(t, "expected no completion, came wr_id %llu: %s", (unsigned long long)wc.wr_id, ibv_wc_status_str(wc.status));
         nap(2);
     } while (now() < end);
 }
@@ -355,7 +350,6 @@ struct ibv_async_event wait_event(struct t *t, enum ibv_event_type type)
         fail(t, "ibv_get_async_event: %s", err_name(errno));
     ibv_ack_async_event(&event);
     if (event.event_type != type)
-        fail(t, "async event: expected '%s', came '%s'", ibv_event_type_str(type),
-             ibv_event_type_str(event.event_type));
+        fail(t, "async event: expected '%s', came '%s'", ibv_event_type_str(type), ibv_event_type_str(event.event_type));
     return event;
 }

@@ -105,9 +105,7 @@ static int undo_peer(void *what)
 static _Noreturn void become_peer(struct t *t, int fd, const char *name)
 {
     char slow[12], gid[12], self[4096], line[8192];
-    const char *argv[] = {
-        self, "--peer", name, "--slow", slow, "--gid", gid, "--device", ibv_get_device_name(t->ctx->device),
-        NULL};
+    const char *argv[] = {self, "--peer", name, "--slow", slow, "--gid", gid, "--device", ibv_get_device_name(t->ctx->device), NULL};
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
 
     if (n < 0)
@@ -230,8 +228,7 @@ static struct two *two_new(struct t *t)
     return &w;
 }
 
-static struct ibv_send_wr to_peer(enum ibv_wr_opcode op, uint64_t wr_id, struct ibv_sge *sge, struct two *w,
-                                  uint64_t off)
+static struct ibv_send_wr to_peer(enum ibv_wr_opcode op, uint64_t wr_id, struct ibv_sge *sge, struct two *w, uint64_t off)
 {
     struct ibv_send_wr wr = wr_of(op, wr_id, sge);
 

@@ -6,9 +6,9 @@
 
 #include "conf.h"
 
-#define OPS                                                                                                  \
-    (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                  \
-     IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ)
+#define OPS                                                                                                                \
+    (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | \
+     IBV_QP_EX_WITH_RDMA_READ)
 #define ATOMIC_OPS (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
 
 struct ex { /* a QP connected to itself; its first half of the buffer sends, the second receives */
@@ -53,8 +53,7 @@ static void ex_new(struct t *t, struct ex *ex, enum ibv_qp_type type)
     ex->x = ibv_qp_to_qp_ex(ex->e.qp);
     want(t, ex->x != NULL);
     ex->e.buf = mem_new(t, 2 * HALF);
-    ex->e.mr = mr_new(t, ex->pd, ex->e.buf, 2 * HALF,
-                      type == IBV_QPT_RC ? ALL_ACCESS : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    ex->e.mr = mr_new(t, ex->pd, ex->e.buf, 2 * HALF, type == IBV_QPT_RC ? ALL_ACCESS : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     to_init(t, ex->e.qp);
     to_rtr(t, ex->e.qp, ex->e.qp->qp_num);
     to_rts(t, ex->e.qp);

@@ -4,10 +4,10 @@
  */
 #include "conf.h"
 
-#define EVERYTHING                                                                                           \
-    (IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_AV | IBV_QP_PATH_MTU |    \
-     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC |        \
-     IBV_QP_MIN_RNR_TIMER | IBV_QP_SQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_CAP | IBV_QP_DEST_QPN)
+#define EVERYTHING                                                                                                          \
+    (IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_TIMEOUT |  \
+     IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER | IBV_QP_SQ_PSN | \
+     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_CAP | IBV_QP_DEST_QPN)
 
 static void state(struct t *t, long arg)
 {
@@ -95,8 +95,7 @@ static void field(struct t *t, long arg)
         want_eq(t, s.got.pkey_index, 0);
         break;
     case ACCESS:
-        want_eq(t, s.got.qp_access_flags & (unsigned)ALL_ACCESS & ~(unsigned)IBV_ACCESS_LOCAL_WRITE,
-                ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE);
+        want_eq(t, s.got.qp_access_flags & (unsigned)ALL_ACCESS & ~(unsigned)IBV_ACCESS_LOCAL_WRITE, ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE);
         break;
     case DEST:
         want_eq(t, s.got.dest_qp_num, 0x123456);

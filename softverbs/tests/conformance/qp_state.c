@@ -29,8 +29,7 @@ static struct ibv_qp *qp_in(struct t *t, enum ibv_qp_type type, enum ibv_qp_stat
 }
 
 /* The attributes that lead to a state from where one comes. */
-static int attr_to(struct t *t, struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to,
-                   struct ibv_qp_attr *attr)
+static int attr_to(struct t *t, struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, struct ibv_qp_attr *attr)
 {
     *attr = (struct ibv_qp_attr){.qp_state = to};
     if (to == IBV_QPS_INIT && from != IBV_QPS_INIT)
@@ -199,19 +198,14 @@ enum value {
 
 static void value(struct t *t, long arg)
 {
-    enum ibv_qp_state from = arg <= PKEY_BEYOND ? IBV_QPS_RESET
-                             : arg <= MTU_BEYOND || arg >= DEST_RD_ATOMIC_BEYOND || arg == RNR_TIMER_BEYOND
-                                 ? IBV_QPS_INIT
-                                 : IBV_QPS_RTR;
+    enum ibv_qp_state from = arg <= PKEY_BEYOND                                                             ? IBV_QPS_RESET
+                             : arg <= MTU_BEYOND || arg >= DEST_RD_ATOMIC_BEYOND || arg == RNR_TIMER_BEYOND ? IBV_QPS_INIT
+                                                                                                            : IBV_QPS_RTR;
     struct ibv_qp *qp = qp_in(t, IBV_QPT_RC, from);
     struct ibv_qp_attr attr;
     union ibv_gid gid;
     static const union ibv_gid none;
-    int bits = attr_to(t, qp, from,
-                       from == IBV_QPS_RESET  ? IBV_QPS_INIT
-                       : from == IBV_QPS_INIT ? IBV_QPS_RTR
-                                              : IBV_QPS_RTS,
-                       &attr);
+    int bits = attr_to(t, qp, from, from == IBV_QPS_RESET ? IBV_QPS_INIT : from == IBV_QPS_INIT ? IBV_QPS_RTR : IBV_QPS_RTS, &attr);
 
     switch (arg) {
     case PORT_ZERO:
@@ -355,17 +349,17 @@ static void drained_event(struct t *t, long arg)
     want(t, event.element.qp == p.a.qp);
 }
 
-#define S(name, type, needs, f, F, g, G)                                                                     \
-    {                                                                                                        \
-        "qp." name "." f "_to_" g, step, STEP(type, F, G), needs                                             \
+#define S(name, type, needs, f, F, g, G)                         \
+    {                                                            \
+        "qp." name "." f "_to_" g, step, STEP(type, F, G), needs \
     }
-#define FROM(name, type, needs, f, F)                                                                        \
-    S(name, type, needs, f, F, "reset", IBV_QPS_RESET), S(name, type, needs, f, F, "init", IBV_QPS_INIT),    \
-        S(name, type, needs, f, F, "rtr", IBV_QPS_RTR), S(name, type, needs, f, F, "rts", IBV_QPS_RTS),      \
+#define FROM(name, type, needs, f, F)                                                                     \
+    S(name, type, needs, f, F, "reset", IBV_QPS_RESET), S(name, type, needs, f, F, "init", IBV_QPS_INIT), \
+        S(name, type, needs, f, F, "rtr", IBV_QPS_RTR), S(name, type, needs, f, F, "rts", IBV_QPS_RTS),   \
         S(name, type, needs, f, F, "sqd", IBV_QPS_SQD), S(name, type, needs, f, F, "err", IBV_QPS_ERR)
-#define STEPS(name, type, needs)                                                                             \
-    FROM(name, type, needs, "reset", IBV_QPS_RESET), FROM(name, type, needs, "init", IBV_QPS_INIT),          \
-        FROM(name, type, needs, "rtr", IBV_QPS_RTR), FROM(name, type, needs, "rts", IBV_QPS_RTS),            \
+#define STEPS(name, type, needs)                                                                    \
+    FROM(name, type, needs, "reset", IBV_QPS_RESET), FROM(name, type, needs, "init", IBV_QPS_INIT), \
+        FROM(name, type, needs, "rtr", IBV_QPS_RTR), FROM(name, type, needs, "rts", IBV_QPS_RTS),   \
         FROM(name, type, needs, "sqd", IBV_QPS_SQD), FROM(name, type, needs, "err", IBV_QPS_ERR)
 
 const struct check qp_state_checks[] = {

@@ -258,10 +258,7 @@ static void chain_ok(struct t *t, long arg)
         rsge[i] = sge_at(&p.b, (size_t)i * 16, 16);
         wr[i] = wr_of(IBV_WR_SEND, (uint64_t)i, &sge[i]);
         wr[i].next = i < 7 ? &wr[i + 1] : NULL;
-        rwr[i] = (struct ibv_recv_wr){.wr_id = 100 + (uint64_t)i,
-                                      .sg_list = &rsge[i],
-                                      .num_sge = 1,
-                                      .next = i < 7 ? &rwr[i + 1] : NULL};
+        rwr[i] = (struct ibv_recv_wr){.wr_id = 100 + (uint64_t)i, .sg_list = &rsge[i], .num_sge = 1, .next = i < 7 ? &rwr[i + 1] : NULL};
     }
     fill(p.a.buf, 128, 44);
     want_ok(t, ibv_post_recv(p.b.qp, rwr, &rbad));
@@ -284,10 +281,7 @@ static void recv_chain(struct t *t, long arg)
     for (int i = 0; i < 64; i++)
         many[i] = sge_at(&e, (size_t)i, 1);
     for (int i = 0; i < 3; i++)
-        wr[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)i,
-                                     .sg_list = many,
-                                     .num_sge = i == 1 ? 64 : 1,
-                                     .next = i < 2 ? &wr[i + 1] : NULL};
+        wr[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)i, .sg_list = many, .num_sge = i == 1 ? 64 : 1, .next = i < 2 ? &wr[i + 1] : NULL};
     want_ret(t, ibv_post_recv(qp, wr, &bad), EINVAL);
     want(t, bad == &wr[1]);
     want_ok(t, to_state(qp, IBV_QPS_ERR));

@@ -178,8 +178,7 @@ static void inline_data(struct t *t, long arg)
     PAIR(t, &p);
     fill(local, sizeof local, 17);
     recv_ok(t, &p.b, 2, 0, 64);
-    struct ibv_sge sge[2] = {{(uintptr_t)local, arg >> 8 ? 40 : 64, 0xdeadbeef},
-                             {(uintptr_t)local + 40, 24, 0}};
+    struct ibv_sge sge[2] = {{(uintptr_t)local, arg >> 8 ? 40 : 64, 0xdeadbeef}, {(uintptr_t)local + 40, 24, 0}};
     struct ibv_send_wr wr = wr_rdma(op, 1, sge, &p.b, 0);
     wr.num_sge = arg >> 8 ? 2 : 1;
     wr.send_flags |= IBV_SEND_INLINE;
@@ -384,12 +383,11 @@ static void itself(struct t *t, long arg)
     want_filled(t, e.buf + 1000, 100, 3);
 }
 
-#define MOVES(name, op)                                                                                      \
-    {"rc." name ".one_byte", moved, MOVE(op, 1), 0}, {"rc." name ".mtu", moved, MOVE(op, 1024), 0},          \
-        {"rc." name ".mtu_and_one", moved, MOVE(op, 1025), 0},                                               \
-        {"rc." name ".several_mtu", moved, MOVE(op, 10000), 0},                                              \
-    {                                                                                                        \
-        "rc." name ".mib", moved, MOVE(op, MIB), 0                                                           \
+#define MOVES(name, op)                                                                                                \
+    {"rc." name ".one_byte", moved, MOVE(op, 1), 0}, {"rc." name ".mtu", moved, MOVE(op, 1024), 0},                    \
+        {"rc." name ".mtu_and_one", moved, MOVE(op, 1025), 0}, {"rc." name ".several_mtu", moved, MOVE(op, 10000), 0}, \
+    {                                                                                                                  \
+        "rc." name ".mib", moved, MOVE(op, MIB), 0                                                                     \
     }
 
 const struct check rc_checks[] = {

@@ -26,8 +26,7 @@ static void *poster(void *arg)
 
     for (int i = 0; i < EACH && !j->err; i++) {
         struct ibv_sge sge = sge_at(&j->p->a, (size_t)j->number * 1024, 64);
-        struct ibv_send_wr wr = wr_rdma(IBV_WR_RDMA_WRITE, (uint64_t)(j->number * EACH + i), &sge, &j->p->b,
-                                        (size_t)j->number * 1024);
+        struct ibv_send_wr wr = wr_rdma(IBV_WR_RDMA_WRITE, (uint64_t)(j->number * EACH + i), &sge, &j->p->b, (size_t)j->number * 1024);
         double end = now() + 2 * WAIT_S * j->t->slow;
         int ret;
 
@@ -80,8 +79,7 @@ static void one_qp(struct t *t, long arg)
     join_all(t, threads, jobs, THREADS);
     want_eq(t, bad, 0);
     if (out_of_order)
-        fail(t, "%d completions out of order; the first: expected wr_id %d, came %d", out_of_order, expected,
-             at);
+        fail(t, "%d completions out of order; the first: expected wr_id %d, came %d", out_of_order, expected, at);
     for (int i = 0; i < THREADS; i++)
         want_eq(t, next[i], EACH);
 }

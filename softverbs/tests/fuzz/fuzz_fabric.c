@@ -84,8 +84,17 @@ static int step_to(int i, enum ibv_qp_state state)
 {
     bool ud = i == 2;
     struct ibv_qp_attr a = {
-        .qp_state = state, .port_num = 1, .qkey = 17, .path_mtu = IBV_MTU_1024, .dest_qp_num = qp[!i]->qp_num,
-        .max_rd_atomic = 4, .max_dest_rd_atomic = 4, .timeout = 1, .retry_cnt = 1, .rnr_retry = 1, .min_rnr_timer = 1,
+        .qp_state = state,
+        .port_num = 1,
+        .qkey = 17,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = qp[!i]->qp_num,
+        .max_rd_atomic = 4,
+        .max_dest_rd_atomic = 4,
+        .timeout = 1,
+        .retry_cnt = 1,
+        .rnr_retry = 1,
+        .min_rnr_timer = 1,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
         .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid, .hop_limit = 1}},
     };
@@ -103,7 +112,10 @@ static int step_to(int i, enum ibv_qp_state state)
 static struct ibv_qp *make_qp(bool shared, bool ud)
 {
     struct ibv_qp_init_attr a = {
-        .send_cq = cq[0], .recv_cq = cq[1], .srq = shared ? srq : NULL, .qp_type = ud ? IBV_QPT_UD : IBV_QPT_RC,
+        .send_cq = cq[0],
+        .recv_cq = cq[1],
+        .srq = shared ? srq : NULL,
+        .qp_type = ud ? IBV_QPT_UD : IBV_QPT_RC,
         .cap = {.max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 32},
     };
     return ibv_create_qp(pd, &a);
@@ -114,8 +126,8 @@ static void set_up(uint8_t kind)
     need((context = ibv_open_device(device)) && ibv_query_gid(context, 1, 0, &gid) == 0);
     need((pd = ibv_alloc_pd(context)) && (channel = ibv_create_comp_channel(context)));
     need(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0 && fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
-    need((mr = ibv_reg_mr(pd, buffer, BUFFER, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                                              IBV_ACCESS_REMOTE_ATOMIC)) != NULL);
+    need((mr = ibv_reg_mr(pd, buffer, BUFFER,
+                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)) != NULL);
     for (int i = 0; i < 2; i++)
         need((cq[i] = ibv_create_cq(context, 16, NULL, channel, 0)) != NULL);
     struct ibv_srq_init_attr srq_attr = {.attr = {.max_wr = 8, .max_sge = 2}};
@@ -138,8 +150,9 @@ static void post_send(uint8_t how)
     int i = how % QPS;
     struct ibv_sge sge[2] = {{(uintptr_t)buffer, how & 0x40 ? 16 : 512, mr->lkey}, {(uintptr_t)buffer + 1024, 8, mr->lkey}};
     struct ibv_send_wr *bad, wr = {.sg_list = sge, .num_sge = how & 0x80 ? 2 : 1, .send_flags = byte() & 31};
-    static const enum ibv_wr_opcode codes[] = {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
-                                               IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM};
+    static const enum ibv_wr_opcode codes[] = {
+        IBV_WR_SEND,          IBV_WR_RDMA_WRITE,         IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM};
     wr.opcode = codes[byte() % (sizeof codes / sizeof *codes)];
     if (i == 2) {
         wr.wr.ud.ah = ah;
@@ -227,32 +240,66 @@ static void scribble(void)
     char *base;
 
     switch (where % 10) {
-    case 0: base = (char *)&f->process_top, bytes = offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top); break;
-    case 1: base = (char *)&f->devices[0], bytes = sizeof f->devices[0]; break;
-    case 2: base = (char *)&f->faults[entry], bytes = sizeof f->faults[0], f->fault_count = 1; break;
-    case 3: base = (char *)&f->contexts[entry], bytes = sizeof f->contexts[0]; break;
-    case 4: base = (char *)&f->mrs[entry], bytes = offsetof(struct sf_mr, iova); break;
-    case 5: base = (char *)&f->srqs[entry], bytes = sizeof f->srqs[0]; break;
-    case 6: base = (char *)&f->cqs[entry], bytes = sizeof f->cqs[0]; break;
-    case 7: base = (char *)&f->qps[entry], bytes = sizeof f->qps[0]; break;
-    case 8: base = (char *)f->pages, bytes = RING_PAGES * sizeof *f->pages; break;
-    default: base = (char *)f->arena, bytes = RING_PAGES * SF_PAGE; break;
+    case 0:
+        base = (char *)&f->process_top, bytes = offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top);
+        break;
+    case 1:
+        base = (char *)&f->devices[0], bytes = sizeof f->devices[0];
+        break;
+    case 2:
+        base = (char *)&f->faults[entry], bytes = sizeof f->faults[0], f->fault_count = 1;
+        break;
+    case 3:
+        base = (char *)&f->contexts[entry], bytes = sizeof f->contexts[0];
+        break;
+    case 4:
+        base = (char *)&f->mrs[entry], bytes = offsetof(struct sf_mr, iova);
+        break;
+    case 5:
+        base = (char *)&f->srqs[entry], bytes = sizeof f->srqs[0];
+        break;
+    case 6:
+        base = (char *)&f->cqs[entry], bytes = sizeof f->cqs[0];
+        break;
+    case 7:
+        base = (char *)&f->qps[entry], bytes = sizeof f->qps[0];
+        break;
+    case 8:
+        base = (char *)f->pages, bytes = RING_PAGES * sizeof *f->pages;
+        break;
+    default:
+        base = (char *)f->arena, bytes = RING_PAGES * SF_PAGE;
+        break;
     }
     offset %= bytes;
-    if ((where % 10 == 1 && INSIDE(offset, struct sf_device, atomics)) ||
-        (where % 10 == 5 && INSIDE(offset, struct sf_srq, queue.lock)) || (where % 10 == 6 && INSIDE(offset, struct sf_cq, lock)) ||
+    if ((where % 10 == 1 && INSIDE(offset, struct sf_device, atomics)) || (where % 10 == 5 && INSIDE(offset, struct sf_srq, queue.lock)) ||
+        (where % 10 == 6 && INSIDE(offset, struct sf_cq, lock)) ||
         (where % 10 == 7 && (INSIDE(offset, struct sf_qp, lock) || INSIDE(offset, struct sf_qp, receive.lock))))
         return;
     uint32_t now, *at = (uint32_t *)(base + offset);
     memcpy(&now, at, 4);
     switch (how % 8) {
-    case 0: now = 0; break;
-    case 1: now = UINT32_MAX; break;
-    case 2: now++; break;
-    case 3: now--; break;
-    case 4: now ^= UINT32_C(1) << (how >> 3); break;
-    case 5: now = byte(); break;
-    default: now = (uint32_t)word(); break;
+    case 0:
+        now = 0;
+        break;
+    case 1:
+        now = UINT32_MAX;
+        break;
+    case 2:
+        now++;
+        break;
+    case 3:
+        now--;
+        break;
+    case 4:
+        now ^= UINT32_C(1) << (how >> 3);
+        break;
+    case 5:
+        now = byte();
+        break;
+    default:
+        now = (uint32_t)word();
+        break;
     }
     memcpy(at, &now, 4);
 }
@@ -261,7 +308,7 @@ static void scribble(void)
 static void take_down(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
-    f->fault_count = 0;          /* a call that is refused frees nothing */
+    f->fault_count = 0;                                                     /* a call that is refused frees nothing */
     f->contexts[sv_context_of(context)->entry].owner = sv_lib.view.process; /* or its pipe is not used again */
     need(ibv_destroy_ah(ah) == 0);
     for (int i = 0; i < QPS; i++)
@@ -269,8 +316,7 @@ static void take_down(void)
     need(ibv_destroy_srq(srq) == 0);
     for (int i = 0; i < 2; i++)
         need(ibv_destroy_cq(cq[i]) == 0);
-    need(ibv_destroy_comp_channel(channel) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 &&
-         ibv_close_device(context) == 0);
+    need(ibv_destroy_comp_channel(channel) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
     /* As if new: what was written over may be in use for ever. */
     memset(&f->process_top, 0, offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top));
     f->process_top = 1;
@@ -297,14 +343,32 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (input.at < input.end) {
         uint8_t what = byte();
         switch (what % 16) {
-        case 0: case 1: post_send(what >> 4 | (uint8_t)(byte() << 4)); break;
-        case 2: case 3: post_receive(what >> 4); break;
-        case 4: poll_all(); break;
-        case 5: hear(); break;
-        case 6: step_to(what >> 4 & 1, byte() % 7); break;
-        case 7: come_and_go(what >> 4); break;
-        case 8: resize(byte()); break;
-        default: scribble(); break;
+        case 0:
+        case 1:
+            post_send(what >> 4 | (uint8_t)(byte() << 4));
+            break;
+        case 2:
+        case 3:
+            post_receive(what >> 4);
+            break;
+        case 4:
+            poll_all();
+            break;
+        case 5:
+            hear();
+            break;
+        case 6:
+            step_to(what >> 4 & 1, byte() % 7);
+            break;
+        case 7:
+            come_and_go(what >> 4);
+            break;
+        case 8:
+            resize(byte());
+            break;
+        default:
+            scribble();
+            break;
         }
     }
     poll_all();

@@ -22,9 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             abort();
         return 0;
     }
-    if (p.real_qp >= SF_QPS || p.real_mr >= SF_MRS || p.real_pd >= SF_PDS || p.max_cq >= SF_CQS ||
-        p.max_srq >= SF_SRQS || p.depth_step_count > SV_STEPS || !memchr(p.name, 0, sizeof p.name) ||
-        !memchr(p.firmware, 0, sizeof p.firmware))
+    if (p.real_qp >= SF_QPS || p.real_mr >= SF_MRS || p.real_pd >= SF_PDS || p.max_cq >= SF_CQS || p.max_srq >= SF_SRQS ||
+        p.depth_step_count > SV_STEPS || !memchr(p.name, 0, sizeof p.name) || !memchr(p.firmware, 0, sizeof p.firmware))
         abort();
     char *json = sv_profile_json(&p);
     if (!json || sv_profile_parse(json, strlen(json), "again", &again, &why))

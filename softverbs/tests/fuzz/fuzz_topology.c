@@ -28,13 +28,11 @@ static void check(void)
         abort();
     for (uint32_t i = 0; i < t.device_count; i++) {
         const struct sv_device_model *d = &t.devices[i];
-        if (d->host >= t.host_count || d->gid_count > SV_GIDS || d->port_up > 1 || !d->name[0] ||
-            !memchr(d->name, 0, SV_NAME))
+        if (d->host >= t.host_count || d->gid_count > SV_GIDS || d->port_up > 1 || !d->name[0] || !memchr(d->name, 0, SV_NAME))
             abort();
         if (d->cable < SV_NO_CABLE || d->cable >= (int32_t)t.device_count || d->cable == (int32_t)i)
             abort();
-        if (d->cable >= 0 &&
-            (t.devices[d->cable].cable != (int32_t)i || t.devices[d->cable].port_up != d->port_up))
+        if (d->cable >= 0 && (t.devices[d->cable].cable != (int32_t)i || t.devices[d->cable].port_up != d->port_up))
             abort();
     }
 }
@@ -52,8 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     check();
     char *json = sv_topology_json(&t), *dot = sv_topology_dot(&t);
-    if (!json || !dot || sv_topology_parse(json, strlen(json), "again", &profile, &again, &why) ||
-        memcmp(&t, &again, sizeof t) != 0)
+    if (!json || !dot || sv_topology_parse(json, strlen(json), "again", &profile, &again, &why) || memcmp(&t, &again, sizeof t) != 0)
         abort();
     free(json);
     free(dot);

@@ -97,7 +97,7 @@ static int load(const char *dir)
 /* One to eight changes: a bit, a byte, a piece gone, doubled, or taken from another input. */
 static size_t mutate(uint8_t *b, size_t len)
 {
-    static const char *const words[] = {"null", "[", "]", "{", "}", "\"", ",", ":", "-1", "0", "99999999999999999999",
+    static const char *const words[] = {"null",    "[",    "]",     "{",        "}", "\"", ",", ":", "-1", "0", "99999999999999999999",
                                         "\\u0000", "\xff", "1e999", "[[[[[[[[", "\n"};
     for (unsigned changes = 1 + any(8); changes; changes--) {
         size_t at = any(len + 1), n = any(32);

@@ -12,8 +12,7 @@
 static void check_send_only(void)
 {
     static const enum ibv_wr_opcode others[] = {
-        IBV_WR_RDMA_WRITE,         IBV_WR_RDMA_WRITE_WITH_IMM,  IBV_WR_RDMA_READ,
-        IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
     };
     struct end e = join(FRAME, 16);
     struct {
@@ -24,11 +23,7 @@ static void check_send_only(void)
     hear(&other, sizeof(other));
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         struct ibv_sge sge = {(uintptr_t)e.memory, 8, e.mr->lkey};
-        struct ibv_send_wr wr = {.sg_list = &sge,
-                                 .num_sge = 1,
-                                 .opcode = others[i],
-                                 .send_flags = IBV_SEND_SIGNALED},
-                           *bad;
+        struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = others[i], .send_flags = IBV_SEND_SIGNALED}, *bad;
         if (i < 3) {
             wr.wr.rdma.remote_addr = other.address;
             wr.wr.rdma.rkey = other.rkey;

@@ -19,10 +19,8 @@ static void check_symbols(void)
 {
     void *handle = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
     expect(handle);
-    expect(!dlsym(handle, "ibv_post_send") && !dlsym(handle, "ibv_post_recv") &&
-           !dlsym(handle, "ibv_poll_cq"));
-    expect(dlsym(handle, "ibv_get_device_list") && dlsym(handle, "ibv_reg_mr") &&
-           dlsym(handle, "ibv_create_qp"));
+    expect(!dlsym(handle, "ibv_post_send") && !dlsym(handle, "ibv_post_recv") && !dlsym(handle, "ibv_poll_cq"));
+    expect(dlsym(handle, "ibv_get_device_list") && dlsym(handle, "ibv_reg_mr") && dlsym(handle, "ibv_create_qp"));
     expect(dlsym(handle, "ibv_reg_dmabuf_mr"));
     struct ibv_context *context = open_port(0);
     expect(context->ops.post_send && context->ops.post_recv && context->ops.poll_cq);
@@ -38,11 +36,10 @@ static void check_absent(void)
     expect(attr.atomic_cap == IBV_ATOMIC_NONE);
     struct ibv_srq_init_attr srq = {.attr = {.max_wr = 16, .max_sge = 1}};
     expect(!ibv_create_srq(e.pd, &srq));
-    struct ibv_qp_init_attr init = {
-        .send_cq = e.cq,
-        .recv_cq = e.cq,
-        .qp_type = IBV_QPT_UC,
-        .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 1}};
+    struct ibv_qp_init_attr init = {.send_cq = e.cq,
+                                    .recv_cq = e.cq,
+                                    .qp_type = IBV_QPT_UC,
+                                    .cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 1}};
     expect(!ibv_create_qp(e.pd, &init));
     init.cap.max_send_sge = 1;
     init.cap.max_inline_data = 16;

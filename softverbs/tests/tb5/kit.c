@@ -72,8 +72,7 @@ struct ibv_context *open_port(unsigned port)
 
 uint8_t *map(size_t bytes)
 {
-    uint8_t *memory =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     expect(memory != MAP_FAILED);
     return memory;
 }
@@ -92,9 +91,8 @@ struct ibv_qp *make_qp(const struct end *e, enum ibv_qp_type type, uint32_t dept
 
 int to_init(struct ibv_qp *qp)
 {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
-                               .port_num = 1,
-                               .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
     return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
@@ -107,8 +105,7 @@ int to_rtr(struct ibv_qp *qp, const union ibv_gid *to, uint32_t number, uint8_t 
         .rq_psn = 7,
         .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = *to, .sgid_index = index, .hop_limit = 1}},
     };
-    return ibv_modify_qp(qp, &attr,
-                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN);
+    return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN);
 }
 
 int to_rts(struct ibv_qp *qp)
@@ -151,12 +148,7 @@ struct end join(size_t bytes, uint32_t depth)
 int post_send(struct end *e, uint64_t id, size_t offset, size_t bytes)
 {
     struct ibv_sge sge = {(uintptr_t)e->memory + offset, (uint32_t)bytes, e->mr->lkey};
-    struct ibv_send_wr wr = {.wr_id = id,
-                             .sg_list = &sge,
-                             .num_sge = 1,
-                             .opcode = IBV_WR_SEND,
-                             .send_flags = IBV_SEND_SIGNALED},
-                       *bad;
+    struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
     return ibv_post_send(e->qp, &wr, &bad);
 }
 

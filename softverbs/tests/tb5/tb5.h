@@ -40,12 +40,12 @@ extern const struct check device_checks[], limit_checks[], data_checks[];
 /* ---- Saying what is wrong ------------------------------------------------------------------------------ */
 void failed(int line, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 #define expect(condition) ((condition) ? (void)0 : failed(__LINE__, "expected %s", #condition))
-#define expect_error(result, wanted)                                                                         \
-    do {                                                                                                     \
-        const int is_ = (int)(result), wanted_ = (int)(wanted);                                              \
-        if (is_ != wanted_) {                                                                                \
-            failed(__LINE__, "%s: expected %d, is %d", #result, wanted_, is_);                               \
-        }                                                                                                    \
+#define expect_error(result, wanted)                                           \
+    do {                                                                       \
+        const int is_ = (int)(result), wanted_ = (int)(wanted);                \
+        if (is_ != wanted_) {                                                  \
+            failed(__LINE__, "%s: expected %d, is %d", #result, wanted_, is_); \
+        }                                                                      \
     } while (0)
 
 /* ---- Both sides ---------------------------------------------------------------------------------------- */

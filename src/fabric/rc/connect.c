@@ -29,8 +29,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL_MAGIC UINT64_C(0x7765667463613032) /* "weftca02" */
-#define LEAVE_NS       (100 * WEFT_MS) /* so long a device may take to say that a queue pair has ended */
+#define CALL_MAGIC     UINT64_C(0x7765667463613032) /* "weftca02" */
+#define LEAVE_NS       (100 * WEFT_MS)              /* so long a device may take to say that a queue pair has ended */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
 #define RETRY_DOUBLED  7 /* times at most: 640 ms */
 
@@ -40,11 +40,11 @@ enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED, RC_QUESTION, RC_REPLY };
 struct rc_call {
     uint64_t magic;
     uint32_t kind, generation;
-    uint32_t connected;           /* RC_CALL: the sender is connected to the receiver's queue pair */
+    uint32_t connected; /* RC_CALL: the sender is connected to the receiver's queue pair */
     uint32_t reserved;
     uint32_t received[RC_LANES], taken[RC_LANES]; /* RC_CALL: of the receiver's frames, by queue pairs that are no more */
-    struct verbs_address address; /* RC_CALL */
-    char text[256];               /* RC_FAILED: why */
+    struct verbs_address address;                 /* RC_CALL */
+    char text[256];                               /* RC_FAILED: why */
 };
 
 _Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
@@ -63,8 +63,14 @@ static int make(struct rc_link *l)
         return err;
     uint32_t data = rc->device->traits.inline_bytes;
     struct verbs_qp_options options = {
-        .type = IBV_QPT_RC, .send_cq = rc->cq, .recv_cq = rc->cq, .srq = rc->receives.srq, .send_depth = RC_SEND_DEPTH,
-        .recv_depth = RC_RECEIVES, .sge = 1, .inline_bytes = data < RC_INLINE_MAX ? data : RC_INLINE_MAX,
+        .type = IBV_QPT_RC,
+        .send_cq = rc->cq,
+        .recv_cq = rc->cq,
+        .srq = rc->receives.srq,
+        .send_depth = RC_SEND_DEPTH,
+        .recv_depth = RC_RECEIVES,
+        .sge = 1,
+        .inline_bytes = data < RC_INLINE_MAX ? data : RC_INLINE_MAX,
     };
     err = verbs_qp_create(&qp, rc->device, &options);
     if (err)

@@ -87,8 +87,7 @@ static int lock_for(struct rc_link *l, bool ask)
     }
 }
 
-int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old,
-                  weft_op *op)
+int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op)
 {
     uint8_t little[RC_LITTLE], *body = little;
     struct rc_work *k = NULL;
@@ -164,8 +163,7 @@ int rc_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void 
             size_t payload_len, weft_op *op)
 {
     (void)w;
-    struct rc_frame f = {.kind = RC_MESSAGE, .id = (uint16_t)id, .header_len = (uint16_t)header_len,
-                         .payload_len = (uint16_t)payload_len};
+    struct rc_frame f = {.kind = RC_MESSAGE, .id = (uint16_t)id, .header_len = (uint16_t)header_len, .payload_len = (uint16_t)payload_len};
     return rc_frame_send(link->impl, &f, header, payload, false, NULL, op);
 }
 

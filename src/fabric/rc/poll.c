@@ -26,7 +26,8 @@ static int service(struct rc *rc)
     struct ibv_wc wc[BATCH];
     int n = 0, got;
     uint32_t there = atomic_load_explicit(&rc->receives.given, memory_order_relaxed) -
-                     atomic_load_explicit(&rc->receives.taken, memory_order_relaxed), taken = 0;
+                     atomic_load_explicit(&rc->receives.taken, memory_order_relaxed),
+             taken = 0;
     if (rc->has_early) {
         rc->has_early = false;
         taken += handle(rc, &rc->early);
@@ -73,8 +74,7 @@ int rc_progress(struct weft_node *w)
         n += rc_deliver(w, l, RC_WINDOW);
         /* Stages and frames are shared by all links: what found none looks again. */
         if (BASE_UNLIKELY(__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) ||
-                          __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) ||
-                          __atomic_load_n(&l->again, __ATOMIC_RELAXED)) &&
+                          __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) || __atomic_load_n(&l->again, __ATOMIC_RELAXED)) &&
             base_spin_try(&l->lock)) {
             n += rc_push_locked(l);
             base_spin_unlock(&l->lock);

@@ -109,8 +109,13 @@ BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_
     if (!rc_has_slot(l))
         return false;
     struct rc_slot *slot = rc_slot_next(l);
-    *slot = (struct rc_slot){.op = op, .work = work, .local = local, .remote = remote, .len = (uint32_t)p->bytes,
-                             .kind = put ? RC_SLOT_PUT : RC_SLOT_GET, .fences = fences};
+    *slot = (struct rc_slot){.op = op,
+                             .work = work,
+                             .local = local,
+                             .remote = remote,
+                             .len = (uint32_t)p->bytes,
+                             .kind = put ? RC_SLOT_PUT : RC_SLOT_GET,
+                             .fences = fences};
     if (!p->ours && !(put && p->bytes <= l->inline_bytes)) {
         slot->stage = rc_take_stage(rc, false);
         if (!slot->stage)
@@ -193,7 +198,10 @@ BASE_INLINE bool post_at(struct rc_link *l, uint8_t *at)
     if (slot->stage)
         sge.lkey = verbs_lkey(&rc->private, (uint64_t)(at - rc->memory));
     struct ibv_send_wr wr = {
-        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = slot->stage ? 0 : IBV_SEND_INLINE,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_SEND,
+        .send_flags = slot->stage ? 0 : IBV_SEND_INLINE,
     };
     if (post(l, &wr, false))
         return false;
@@ -216,8 +224,12 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
     bool tell = kind == RC_TELL_ONLY, little = bytes <= RC_LITTLE;
     struct rc_slot *slot = rc_slot_next(l);
     struct rc_kept *kept = &l->kept[(uint32_t)lane * RC_WINDOW + q->sent % RC_WINDOW];
-    *slot = (struct rc_slot){.len = bytes, .frame = true, .kind = tell ? RC_SLOT_TELL : RC_SLOT_FRAME, .lane = (uint8_t)lane,
-                             .number = q->sent, .fences = fences};
+    *slot = (struct rc_slot){.len = bytes,
+                             .frame = true,
+                             .kind = tell ? RC_SLOT_TELL : RC_SLOT_FRAME,
+                             .lane = (uint8_t)lane,
+                             .number = q->sent,
+                             .fences = fences};
     if (bytes > l->inline_bytes && !(slot->stage = rc_take_stage(rc, true)))
         return false;
     uint8_t *at = slot->stage ? slot->stage : tell ? here : little ? kept->little : (*own)->body;
@@ -279,17 +291,24 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
     if (!rc_has_slot(l))
         return 0;
     struct rc_slot *slot = rc_slot_next(l);
-    *slot = (struct rc_slot){.op = op, .stage = rc_take_stage(rc, true), .copy_to = k->local, .len = 8, .frame = true,
-                             .kind = RC_SLOT_ATOMIC, .fences = k->fences};
+    *slot = (struct rc_slot){.op = op,
+                             .stage = rc_take_stage(rc, true),
+                             .copy_to = k->local,
+                             .len = 8,
+                             .frame = true,
+                             .kind = RC_SLOT_ATOMIC,
+                             .fences = k->fences};
     if (!slot->stage)
         return 0;
-    struct ibv_sge sge = {.addr = (uintptr_t)slot->stage, .length = 8,
-                          .lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory))};
+    struct ibv_sge sge = {
+        .addr = (uintptr_t)slot->stage, .length = 8, .lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory))};
     struct ibv_send_wr wr = {
         .sg_list = &sge,
         .num_sge = 1,
         .opcode = k->what == FAB_ADD ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP,
-        .wr.atomic = {.remote_addr = l->peer_base + k->remote, .compare_add = k->a, .swap = k->b,
+        .wr.atomic = {.remote_addr = l->peer_base + k->remote,
+                      .compare_add = k->a,
+                      .swap = k->b,
                       .rkey = l->peer_keys[k->remote >> l->peer_shift]},
     };
     if (post(l, &wr, true)) {
@@ -315,7 +334,9 @@ void rc_flush_locked(struct rc_link *l)
     *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
     uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
-    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+    struct ibv_send_wr wr = {.sg_list = &sge,
+                             .num_sge = 1,
+                             .opcode = IBV_WR_RDMA_READ,
                              .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = l->peer_keys[0]}};
     uint64_t covers = l->last_change;
     if (post(l, &wr, true) == 0) {

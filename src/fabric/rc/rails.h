@@ -19,9 +19,9 @@
 #include "fabric/rc/rc.h"
 
 #define RC_TRACKS      (FAB_RAILS_MAX - 1)
-#define RC_TRACK_DEPTH 64u          /* pieces under way on a rail to a peer; two requests each */
-#define RC_CUT_BYTES   4096u        /* pieces begin at multiples of it in the peer's memory */
-#define RC_PIECE_BYTES (8u << 20)   /* at most: what is repeated when a rail breaks */
+#define RC_TRACK_DEPTH 64u        /* pieces under way on a rail to a peer; two requests each */
+#define RC_CUT_BYTES   4096u      /* pieces begin at multiples of it in the peer's memory */
+#define RC_PIECE_BYTES (8u << 20) /* at most: what is repeated when a rail breaks */
 
 /* A further device of this node. */
 struct rc_rail {
@@ -31,10 +31,10 @@ struct rc_rail {
     struct verbs_regions pool, landing; /* landing: where the reads that prove something end; a cache line for each peer */
     uint8_t *landing_memory;
     uint64_t landing_bytes;
-    uint32_t tracks, tracks_max;  /* queue pairs there are, and that the device and its completion queue have room for */
+    uint32_t tracks, tracks_max; /* queue pairs there are, and that the device and its completion queue have room for */
     bool full_said;
-    _Atomic uint32_t out;         /* pieces under way on it */
-    struct ibv_wc early;          /* as rc->early */
+    _Atomic uint32_t out; /* pieces under way on it */
+    struct ibv_wc early;  /* as rc->early */
     bool has_early;
 };
 
@@ -51,7 +51,7 @@ struct rc_peer_rail {
 };
 
 struct rc_piece {
-    struct rc_work *work;    /* NULL: it only proves that the track works */
+    struct rc_work *work; /* NULL: it only proves that the track works */
     uint64_t remote;
     uint8_t *local;
     uint32_t len;
@@ -61,8 +61,8 @@ struct rc_piece {
 struct rc_track {
     /* --- the progress thread's --- */
     enum rc_track_state { RC_TRACK_OFF, RC_TRACK_ASKED, RC_TRACK_PROVING, RC_TRACK_ACCEPTED, RC_TRACK_UP, RC_TRACK_LEAVING } state;
-    uint32_t rail, peer_rail;  /* in rc->rails, and in the peer's */
-    uint32_t tries;            /* since it worked last */
+    uint32_t rail, peer_rail; /* in rc->rails, and in the peer's */
+    uint32_t tries;           /* since it worked last */
     int64_t retry_ns;
     bool owes_gone, owes_over; /* the side connection did not take it */
     uint32_t over_generation;
@@ -72,8 +72,8 @@ struct rc_track {
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
-    bool repeat;               /* no queue pair, at neither end: pieces done..posted are to go by another rail */
-    char why[256];             /* `lost` */
+    bool repeat;   /* no queue pair, at neither end: pieces done..posted are to go by another rail */
+    char why[256]; /* `lost` */
     uint64_t posted, done;
     struct rc_piece pieces[RC_TRACK_DEPTH];
 };
@@ -83,15 +83,15 @@ struct rc_tracks {
     struct rc_peer_rail peer[RC_TRACKS];
     uint64_t local_bytes, remote_bytes; /* no piece crosses a multiple of these: the smallest segments of all rails */
     uint64_t message_bytes;
-    uint32_t up;               /* under the lock: tracks that are */
-    struct rc_work *oldest, *newest; /* under the lock: spread out and not done, in the order of their numbers */
+    uint32_t up;                           /* under the lock: tracks that are */
+    struct rc_work *oldest, *newest;       /* under the lock: spread out and not done, in the order of their numbers */
     _Atomic uint64_t bytes[FAB_RAILS_MAX]; /* of pieces, by rail */
     _Atomic uint64_t breaks;
     struct rc_track track[RC_TRACKS];
 };
 
 /* rails.c */
-int rc_rails_open(struct rc *rc);  /* with the first device in use; further ones that do not work are left out */
+int rc_rails_open(struct rc *rc); /* with the first device in use; further ones that do not work are left out */
 void rc_rails_close(struct rc *rc);
 int rc_rails_poll(struct rc *rc);  /* with rc->receiving */
 bool rc_rails_idle(struct rc *rc); /* the same */
@@ -103,7 +103,7 @@ void rc_rails_stat(struct rc_link *l, weft_link_stats *out);
 void rc_rails_forget(struct rc_link *l); /* what rc_rails_hear() made */
 
 /* tracks.c */
-int64_t rc_tracks_tend(struct rc_link *l, int64_t now); /* when to look again */
+int64_t rc_tracks_tend(struct rc_link *l, int64_t now);                /* when to look again */
 bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: it is none of theirs */
 
 /* stripe.c; with the link's lock */

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define LOW      RC_WINDOW       /* fewer in the shared queue than this: more are needed */
+#define LOW RC_WINDOW /* fewer in the shared queue than this: more are needed */
 
 struct rc_chunk {
     uint8_t *memory;
@@ -54,8 +54,8 @@ static int post_batch(struct rc *rc)
         return 0;
     for (uint32_t i = 0; i < r->batched; i++) {
         sge[i] = element(rc, r->batch[i]);
-        wr[i] = (struct ibv_recv_wr){.wr_id = rc_wr_receive(r->batch[i]), .sg_list = &sge[i], .num_sge = 1,
-                                     .next = i + 1 < r->batched ? &wr[i + 1] : NULL};
+        wr[i] = (struct ibv_recv_wr){
+            .wr_id = rc_wr_receive(r->batch[i]), .sg_list = &sge[i], .num_sge = 1, .next = i + 1 < r->batched ? &wr[i + 1] : NULL};
     }
     int err = verbs_post_shared(r->srq, wr, &bad);
     /* What was not taken stays in the batch. */

@@ -84,14 +84,22 @@ static int post(struct rc_link *l, struct rc_track *t, const struct rc_piece *pi
     word.addr = (uintptr_t)r->landing_memory + lands;
     word.lkey = verbs_lkey(&r->landing, lands);
     proof = (struct ibv_send_wr){
-        .wr_id = id, .sg_list = &word, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
+        .wr_id = id,
+        .sg_list = &word,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_READ,
+        .send_flags = IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = there->keys[0]},
     };
     if (piece->len) {
         data.lkey = verbs_lkey(&r->pool, (uint64_t)(piece->local - l->w->pool_base));
         transfer = (struct ibv_send_wr){
-            .wr_id = id, .sg_list = &data, .num_sge = 1, .opcode = piece->put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
-            .send_flags = piece->put ? 0 : IBV_SEND_SIGNALED, .next = piece->put ? &proof : NULL,
+            .wr_id = id,
+            .sg_list = &data,
+            .num_sge = 1,
+            .opcode = piece->put ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+            .send_flags = piece->put ? 0 : IBV_SEND_SIGNALED,
+            .next = piece->put ? &proof : NULL,
             .wr.rdma = {.remote_addr = l->peer_base + piece->remote, .rkey = there->keys[piece->remote >> there->shift]},
         };
         first = &transfer;
@@ -139,7 +147,8 @@ static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint
 {
     const struct rc_tracks *tracks = l->tracks;
     uint64_t rails = tracks->up + 1;
-    uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)), there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
+    uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
+             there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
     uint64_t piece = least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* cuts are moved down */
     return least(least(len, rails * piece), least(here, there));
 }
@@ -187,8 +196,9 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
 
 static bool own_fault(enum ibv_wc_status status) /* it would fail again */
 {
-    return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_ACCESS_ERR ||
-           status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_OP_ERR;
+    return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_LOC_PROT_ERR ||
+           status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR ||
+           status == IBV_WC_REM_OP_ERR;
 }
 
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status)

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL_MAGIC UINT64_C(0x77656674726c3031) /* "weftrl01" */
+#define CALL_MAGIC     UINT64_C(0x77656674726c3031) /* "weftrl01" */
 #define RETRY_FIRST_NS (20 * WEFT_MS)
 #define RETRY_DOUBLED  8 /* times at most: 5 s */
 
@@ -30,7 +30,7 @@ enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAI
 struct rail_call {
     uint64_t magic;
     uint32_t kind, track, generation;
-    uint32_t rail, your_rail;     /* RAIL_OFFER: the sender's and the receiver's */
+    uint32_t rail, your_rail; /* RAIL_OFFER: the sender's and the receiver's */
     uint32_t reserved;
     struct verbs_address address; /* RAIL_OFFER, RAIL_ACCEPT */
     char text[256];               /* RAIL_REFUSED, RAIL_GONE: why */
@@ -45,8 +45,12 @@ static bool leads(const struct rc_link *l)
 
 static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind kind, uint32_t generation, const char *text)
 {
-    struct rail_call m = {.magic = CALL_MAGIC, .kind = kind, .track = rc_track_number(l, t), .generation = generation,
-                          .rail = t->rail, .your_rail = t->peer_rail};
+    struct rail_call m = {.magic = CALL_MAGIC,
+                          .kind = kind,
+                          .track = rc_track_number(l, t),
+                          .generation = generation,
+                          .rail = t->rail,
+                          .your_rail = t->peer_rail};
     if (kind == RAIL_OFFER || kind == RAIL_ACCEPT)
         m.address = t->qp.here;
     if (text)
@@ -69,8 +73,8 @@ static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
         r->full_said = true;
         return base_fail(-ENOSPC, "%s: no room for one more queue pair", r->device->name);
     }
-    struct verbs_qp_options options = {.type = IBV_QPT_RC, .send_cq = r->cq, .recv_cq = r->cq, .send_depth = 2 * RC_TRACK_DEPTH,
-                                       .recv_depth = 1, .sge = 1};
+    struct verbs_qp_options options = {
+        .type = IBV_QPT_RC, .send_cq = r->cq, .recv_cq = r->cq, .send_depth = 2 * RC_TRACK_DEPTH, .recv_depth = 1, .sge = 1};
     int err = verbs_qp_create(&qp, r->device, &options);
     if (err)
         return err;
@@ -130,12 +134,13 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
     else /* at once, as long as there is another one to choose */
-        t->retry_ns = base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
+        t->retry_ns =
+            base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
     t->tries++;
     if (!t->was_up && t->tries >= choices && !t->said) {
         t->said = true;
-        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; see WEFT_RAILS",
-                 rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
+        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; see WEFT_RAILS", rc_rail_of(l, t)->device->name,
+                 l->link->node, l->link->pid, l->link->host, why);
     }
     base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node, t->tries, why);
 }
@@ -208,7 +213,8 @@ static bool choose(const struct rc_link *l, struct rc_track *t)
     for (uint32_t i = 1; i < n; i++) /* the most alike first; among equals the one with our number, then as they are */
         for (uint32_t k = i; k > 0; k--) {
             uint32_t a = order[k - 1], b = order[k];
-            uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail), of_b = alike(own, tracks->peer[b].gid) * 2 + (b == t->rail);
+            uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail),
+                     of_b = alike(own, tracks->peer[b].gid) * 2 + (b == t->rail);
             if (of_a >= of_b)
                 break;
             order[k - 1] = b;
@@ -359,7 +365,8 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     memcpy(&m, bytes, sizeof m);
     if (m.magic != CALL_MAGIC)
         return false;
-    bool addressed = m.kind == RAIL_OFFER || m.kind == RAIL_ACCEPT, sane = l->tracks && m.track < RC_TRACKS && memchr(m.text, 0, sizeof m.text);
+    bool addressed = m.kind == RAIL_OFFER || m.kind == RAIL_ACCEPT,
+         sane = l->tracks && m.track < RC_TRACKS && memchr(m.text, 0, sizeof m.text);
     if (sane && m.kind == RAIL_OFFER)
         sane = !leads(l) && m.rail < l->tracks->peer_count && m.your_rail < l->rc->rails->count;
     else if (sane)

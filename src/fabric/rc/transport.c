@@ -116,8 +116,8 @@ static void rc_close(struct weft_node *w)
 struct rc_hello {
     uint64_t magic, pool_bytes, pool_base, segment_bytes;
     uint32_t rank, size, segments, window;
-    uint32_t atomics;           /* 1: my device's are atomic with my processor */
-    uint32_t rails;             /* further devices: rails.c's follow */
+    uint32_t atomics; /* 1: my device's are atomic with my processor */
+    uint32_t rails;   /* further devices: rails.c's follow */
 };
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
@@ -125,8 +125,7 @@ static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
     const struct weft_node *w = l->w;
     return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
            h->pool_bytes >= w->heap_offset && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
-           (h->segment_bytes & (h->segment_bytes - 1)) == 0 &&
-           h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
+           (h->segment_bytes & (h->segment_bytes - 1)) == 0 && h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
            h->pool_base <= UINT64_MAX - h->pool_bytes && h->rails < FAB_RAILS_MAX;
 }
 
@@ -162,8 +161,10 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     if (err)
         return base_fail(err, "exchange of keys with node %u: %s", l->link->node, base_strerror(err));
     if (!hello_ok(l, theirs))
-        return base_fail(-EPROTO, "node %u: its pool is not what this version of weft expects (or it uses another transport: "
-                                  "WEFT_TRANSPORT must be the same on all nodes)", l->link->node);
+        return base_fail(-EPROTO,
+                         "node %u: its pool is not what this version of weft expects (or it uses another transport: "
+                         "WEFT_TRANSPORT must be the same on all nodes)",
+                         l->link->node);
     l->peer_keys_count = theirs->segments;
     l->peer_keys = calloc(theirs->segments, sizeof *l->peer_keys);
     if (!l->peer_keys)

@@ -38,14 +38,14 @@
 #include "fabric/shm/copy_ways.h"
 
 #define STREAM_LEAST  ((size_t)1 << 20)
-#define MARGIN        104u /* percent: so much slower than the fastest, and earlier in the table, is chosen */
-#define ALIKE         120u /* percent: the same, of two that stream */
-#define BEHIND        125u /* percent: so much slower after a round is not measured again */
+#define MARGIN        104u              /* percent: so much slower than the fastest, and earlier in the table, is chosen */
+#define ALIKE         120u              /* percent: the same, of two that stream */
+#define BEHIND        125u              /* percent: so much slower after a round is not measured again */
 #define SAMPLE        ((size_t)2 << 20) /* bytes to copy between two looks at the clock, at least */
-#define SAMPLES       2u   /* of a way in a row, after one more */
-#define ROUNDS        4u   /* of all ways, for what is small */
-#define ROUNDS_LEAST  2u   /* for what is large */
-#define COPIES_BEFORE 16u  /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 100 ms for 16 MiB */
+#define SAMPLES       2u                /* of a way in a row, after one more */
+#define ROUNDS        4u                /* of all ways, for what is small */
+#define ROUNDS_LEAST  2u                /* for what is large */
+#define COPIES_BEFORE 16u /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 100 ms for 16 MiB */
 
 unsigned copy_class(size_t len)
 {

@@ -19,7 +19,7 @@ void copy_large(void *dst, const void *src, size_t len);
 #define COPY_TEAM_MAX   16u
 struct copy_team;
 int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns); /* threads: the caller included, from 2 on */
-void copy_team_free(struct copy_team *t); /* NULL allowed; nobody copies any more */
+void copy_team_free(struct copy_team *t);                                     /* NULL allowed; nobody copies any more */
 void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len);
 /* How many threads copy together by default, where so many nodes share so many processors: 1 for no helpers. */
 uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here);

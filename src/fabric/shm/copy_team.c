@@ -16,13 +16,13 @@
 #include "fabric/shm/copy.h"
 #include "fabric/shm/copy_ways.h"
 
-#define THREADS_MOST  6u /* by default: more add little, and other programs want processors too */
-#define PIECE_LEAST   ((size_t)256 << 10)
-#define PIECE_MOST    ((size_t)2 << 20)
-#define PIECE_PAGES   ((size_t)64 << 10) /* a piece is a multiple of it */
-#define PIECES_EACH   4u /* for each thread: who is faster takes more */
-#define SLEEP_NS      (INT64_C(3600) * 1000000000)
-#define NAP_NS        INT64_C(1000000) /* of the caller, should a wake-up be lost with its helper's processor */
+#define THREADS_MOST 6u /* by default: more add little, and other programs want processors too */
+#define PIECE_LEAST  ((size_t)256 << 10)
+#define PIECE_MOST   ((size_t)2 << 20)
+#define PIECE_PAGES  ((size_t)64 << 10) /* a piece is a multiple of it */
+#define PIECES_EACH  4u                 /* for each thread: who is faster takes more */
+#define SLEEP_NS     (INT64_C(3600) * 1000000000)
+#define NAP_NS       INT64_C(1000000) /* of the caller, should a wake-up be lost with its helper's processor */
 
 struct copy_team {
     uint32_t helpers;
@@ -37,7 +37,7 @@ struct copy_team {
     _Atomic size_t len, piece;
     _Atomic uint32_t pieces;
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t ticket;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done; /* pieces of it; the caller sleeps on it */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done;  /* pieces of it; the caller sleeps on it */
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* copies so far, and the end; helpers sleep on it */
     _Atomic uint32_t sleepers;
     _Atomic bool end;
@@ -65,8 +65,7 @@ static bool copy_piece(struct copy_team *t)
         size_t len = atomic_load_explicit(&t->len, memory_order_relaxed);
         size_t piece = atomic_load_explicit(&t->piece, memory_order_relaxed);
         /* acquire: if it fails, of the next copy; release keeps the loads above before it */
-        if (!atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket - 1, memory_order_acq_rel,
-                                                   memory_order_acquire))
+        if (!atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket - 1, memory_order_acq_rel, memory_order_acquire))
             continue;
         size_t at = (pieces - left) * piece;
         way->copy(dst + at, src + at, len - at < piece ? len - at : piece);

@@ -32,19 +32,19 @@ static size_t to_line(uint8_t *dst, const uint8_t *src, size_t len)
 }
 
 /* The body of a way that copies `STEP` bytes at a time by `step`, which wants whole lines of the destination. */
-#define IN_ORDER(STEP, step)                                                                                                    \
-    size_t at = to_line(dst, src, len);                                                                                         \
-    for (; len - at >= (STEP); at += (STEP))                                                                                    \
+#define IN_ORDER(STEP, step)                 \
+    size_t at = to_line(dst, src, len);      \
+    for (; len - at >= (STEP); at += (STEP)) \
         step(dst + at, src + at);
 
 /* Four pages in turn, a step of each: so more of the memory's banks work at once, and more prefetchers. The rest follows. */
-#define FOUR_PAGES(STEP, step)                                                                                                  \
-    size_t at = to_line(dst, src, len);                                                                                         \
-    for (; len - at >= PAGES * PAGE; at += PAGES * PAGE)                                                                        \
-        for (size_t i = 0; i < PAGE; i += (STEP))                                                                               \
-            for (size_t page = 0; page < PAGES * PAGE; page += PAGE)                                                            \
-                step(dst + at + page + i, src + at + page + i);                                                                 \
-    for (; len - at >= (STEP); at += (STEP))                                                                                    \
+#define FOUR_PAGES(STEP, step)                                       \
+    size_t at = to_line(dst, src, len);                              \
+    for (; len - at >= PAGES * PAGE; at += PAGES * PAGE)             \
+        for (size_t i = 0; i < PAGE; i += (STEP))                    \
+            for (size_t page = 0; page < PAGES * PAGE; page += PAGE) \
+                step(dst + at + page + i, src + at + page + i);      \
+    for (; len - at >= (STEP); at += (STEP))                         \
         step(dst + at, src + at);
 #endif
 
@@ -151,7 +151,9 @@ static inline void stream_128(uint8_t *dst, const uint8_t *src)
                      "stnp q2, q3, [%0, #32]\n\t"
                      "stnp q4, q5, [%0, #64]\n\t"
                      "stnp q6, q7, [%0, #96]"
-                     : : "r"(dst), "r"(src) : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "memory");
+                     :
+                     : "r"(dst), "r"(src)
+                     : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "memory");
 }
 
 static inline void store_128(uint8_t *dst, const uint8_t *src)
@@ -164,7 +166,9 @@ static inline void store_128(uint8_t *dst, const uint8_t *src)
                      "stp q2, q3, [%0, #32]\n\t"
                      "stp q4, q5, [%0, #64]\n\t"
                      "stp q6, q7, [%0, #96]"
-                     : : "r"(dst), "r"(src) : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "memory");
+                     :
+                     : "r"(dst), "r"(src)
+                     : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "memory");
 }
 
 static void neon(uint8_t *dst, const uint8_t *src, size_t len)

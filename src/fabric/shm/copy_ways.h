@@ -13,9 +13,9 @@
 
 struct copy_way {
     const char *name;
-    bool (*works)(void); /* on this processor */
+    bool (*works)(void);                                        /* on this processor */
     void (*copy)(uint8_t *dst, const uint8_t *src, size_t len); /* any alignment and length; the ranges are apart */
-    bool streams; /* past the caches: whoever reads the bytes next fetches them from memory */
+    bool streams;                                               /* past the caches: whoever reads the bytes next fetches them from memory */
 };
 
 /* Ends with an entry without a name. The first is the C library's, which works everywhere. Of two that are about as fast the

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define BATCH          64u         /* messages taken from a ring before looking at the next */
-#define BACKLOG_WAIT   (1u << 20)  /* bytes kept for a peer before its senders wait */
-#define BACKLOG_MAX    (64u << 20) /* bytes kept for a peer before handlers get -ENOBUFS */
+#define BATCH        64u         /* messages taken from a ring before looking at the next */
+#define BACKLOG_WAIT (1u << 20)  /* bytes kept for a peer before its senders wait */
+#define BACKLOG_MAX  (64u << 20) /* bytes kept for a peer before handlers get -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {
@@ -45,8 +45,7 @@ void shm_forget_stash(struct shm_link *s)
 static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
-    if (atomic_load_explicit(&bell->pollers, memory_order_relaxed) ||
-        !atomic_load_explicit(&bell->napping, memory_order_relaxed))
+    if (atomic_load_explicit(&bell->pollers, memory_order_relaxed) || !atomic_load_explicit(&bell->napping, memory_order_relaxed))
         return;
     if (!atomic_exchange_explicit(&bell->napping, 0, memory_order_relaxed))
         return; /* another sender wakes it */
@@ -63,13 +62,12 @@ static void ask_for_room(struct shm_link *s)
     atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in take() */
 }
 
-static int keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len,
-                const void *payload, size_t payload_len, weft_op *op)
+static int keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                weft_op *op)
 {
     size_t at = ring_payload_at((uint32_t)header_len), bytes = sizeof(struct kept) + at + payload_len;
     if (atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed) + bytes > BACKLOG_MAX)
-        return base_fail(-ENOBUFS, "node %u does not take its messages: %u MiB wait for it", s->link->node,
-                         BACKLOG_MAX >> 20);
+        return base_fail(-ENOBUFS, "node %u does not take its messages: %u MiB wait for it", s->link->node, BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
         return base_fail(-ENOMEM, "no memory to keep a message to node %u", s->link->node);
@@ -95,8 +93,7 @@ static int drain(struct shm_link *s)
     bool asked = false;
     while (s->backlog) {
         struct kept *k = s->backlog;
-        int rc = ring_push(&s->out, k->id, k->body, k->header_len, k->body + ring_payload_at(k->header_len),
-                           k->payload_len);
+        int rc = ring_push(&s->out, k->id, k->body, k->header_len, k->body + ring_payload_at(k->header_len), k->payload_len);
         if (rc == -EAGAIN && asked)
             break;
         if (rc == -EAGAIN) {
@@ -109,8 +106,7 @@ static int drain(struct shm_link *s)
         s->backlog = k->next;
         if (!s->backlog)
             s->backlog_end = &s->backlog;
-        atomic_fetch_sub_explicit(&s->backlog_bytes,
-                                  sizeof *k + ring_payload_at(k->header_len) + k->payload_len, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&s->backlog_bytes, sizeof *k + ring_payload_at(k->header_len) + k->payload_len, memory_order_relaxed);
         fab_complete(k->op, rc ? -ECONNRESET : 0);
         free(k);
         n++;
@@ -135,8 +131,8 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
         if (rc == -EAGAIN)
             return rc;
         if (rc)
-            return base_fail(rc, "message to node %u: it takes no messages (is it stopped?), %llu bytes wait for it",
-                             s->link->node, (unsigned long long)atomic_load(&s->backlog_bytes));
+            return base_fail(rc, "message to node %u: it takes no messages (is it stopped?), %llu bytes wait for it", s->link->node,
+                             (unsigned long long)atomic_load(&s->backlog_bytes));
     }
     base_spin_lock(&s->send_lock);
     int rc = keep(s, id, header, header_len, payload, payload_len, op);
@@ -148,13 +144,12 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
     return rc;
 }
 
-int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len,
-                    const void *payload, size_t payload_len, weft_op *op)
+int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
+             size_t payload_len, weft_op *op)
 {
     struct shm_link *s = l->impl;
     base_spin_lock(&s->send_lock);
-    int rc = s->backlog ? -EAGAIN
-                        : ring_push(&s->out, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len);
+    int rc = s->backlog ? -EAGAIN : ring_push(&s->out, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len);
     base_spin_unlock(&s->send_lock);
     if (BASE_UNLIKELY(rc)) {
         if (rc == -EPROTO) {

@@ -15,7 +15,8 @@ void shm_ring_bell(struct fab_bell *bell)
 static void copy_much(struct weft_node *w, void *dst, const void *src, size_t len)
 {
     struct shm *s = w->shm;
-    struct copy_team *team = len >= COPY_TEAM_LEAST ? atomic_load_explicit(&s->team, memory_order_acquire) : NULL; /* release in shm_settle() */
+    struct copy_team *team =
+        len >= COPY_TEAM_LEAST ? atomic_load_explicit(&s->team, memory_order_acquire) : NULL; /* release in shm_settle() */
     if (team)
         copy_by_team(team, dst, src, len);
     else
@@ -46,8 +47,8 @@ int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, s
     return 0;
 }
 
-int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
-               uint64_t *old, weft_op *op)
+int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+               weft_op *op)
 {
     (void)w;
     struct shm_link *s = l->impl;
@@ -61,8 +62,8 @@ int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, ui
     return 0;
 }
 
-int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
-                   uint64_t add, weft_op *op)
+int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                   weft_op *op)
 {
     struct shm_link *s = l->impl;
     if (len)

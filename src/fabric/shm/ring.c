@@ -36,8 +36,7 @@ static void scatter(struct ring *ring, uint64_t position, uint32_t at, const uin
     }
 }
 
-int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload,
-              uint32_t payload_len)
+int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len)
 {
     struct ring *ring = s->ring;
     uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);

@@ -66,8 +66,7 @@ static inline uint64_t ring_position_bits(uint64_t position)
 }
 
 /* 0; -EAGAIN no room; -EPROTO the other side has written nonsense. */
-int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload,
-              uint32_t payload_len);
+int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 /* 1: one message taken; 0: none; -EPROTO nonsense. */
 int ring_pop(struct ring_receiver *r, struct ring_message *out);
 /* Is there something to pop? Anything but what the lap before left. */

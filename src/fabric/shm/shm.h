@@ -31,14 +31,14 @@ struct kept { /* a message that found no room */
 
 struct shm_link {
     struct fab_link *link;
-    uint8_t *pool;          /* the peer's, mapped here */
+    uint8_t *pool;           /* the peer's, mapped here */
     struct control *control; /* likewise */
     size_t control_bytes;
 
     base_spin send_lock; /* guards what follows, to `in` */
     struct ring_sender out;
     struct kept *backlog, **backlog_end;
-    _Atomic uint64_t backlog_bytes; /* read without the lock as a hint */
+    _Atomic uint64_t backlog_bytes;   /* read without the lock as a hint */
     _Atomic uint64_t kept, kept_gone; /* messages that were ever in it; that are not any more */
 
     struct ring_receiver in; /* under w->progress, like the rest */
@@ -52,7 +52,7 @@ struct shm {
     size_t control_bytes;
     struct shm_link **here; /* [count]: links to nodes of this host */
     uint32_t count;
-    struct ring_message message; /* being delivered */
+    struct ring_message message;      /* being delivered */
     _Atomic(struct copy_team *) team; /* helps with large copies; NULL: nobody does */
 };
 
@@ -72,10 +72,10 @@ struct ring *shm_ring_from(struct weft_node *w, uint32_t node);
 /* --- operations.c: of the transport's table --- */
 int shm_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b,
-               uint64_t *old, weft_op *op);
-int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal,
-                   uint64_t add, weft_op *op);
+int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+               weft_op *op);
+int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                   weft_op *op);
 int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
 void shm_fence(struct weft_node *w, struct fab_link *l);
 void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset);

@@ -15,7 +15,7 @@
 
 #include "fabric/shm/copy.h"
 
-#define CONTROL_MAGIC  UINT64_C(0x7765667473686d31) /* "weftshm1" */
+#define CONTROL_MAGIC UINT64_C(0x7765667473686d31) /* "weftshm1" */
 
 _Static_assert(FAB_COPY_THREADS_MAX == COPY_TEAM_MAX, "what the setting allows");
 
@@ -168,8 +168,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
         return base_context(rc, "node %u", s->link->node);
     void *pool = mmap(NULL, h->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
     if (pool == MAP_FAILED)
-        return base_fail(-errno, "mapping the pool of node %u (%llu bytes): %s", s->link->node,
-                         (unsigned long long)h->pool_bytes, base_strerror(errno));
+        return base_fail(-errno, "mapping the pool of node %u (%llu bytes): %s", s->link->node, (unsigned long long)h->pool_bytes,
+                         base_strerror(errno));
     void *control = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     if (control == MAP_FAILED) {
         rc = base_fail(-errno, "mapping the rings of node %u: %s", s->link->node, base_strerror(errno));

@@ -11,8 +11,8 @@
 void tb_bulk_init(struct tb_bulk *b, struct tb_stream *s, const struct tb_bulk_env *env, uint8_t *pool, uint64_t pool_bytes,
                   uint64_t first_byte, uint64_t segment, enum tb_check check)
 {
-    *b = (struct tb_bulk){.stream = s, .env = *env, .pool = pool, .pool_bytes = pool_bytes, .first_byte = first_byte,
-                          .segment = segment, .check = check};
+    *b = (struct tb_bulk){
+        .stream = s, .env = *env, .pool = pool, .pool_bytes = pool_bytes, .first_byte = first_byte, .segment = segment, .check = check};
 }
 
 void tb_bulk_end(struct tb_bulk *b)
@@ -29,8 +29,13 @@ int tb_bulk_add_lane(struct tb_bulk *b, uint32_t message_bytes, uint32_t depth)
         return -EINVAL;
     if (depth > TB_LANE_DEPTH)
         depth = TB_LANE_DEPTH;
-    b->lanes[b->lane_count++] = (struct tb_lane){.up = true, .generation = 1, .peer_generation = 1, .message = message_bytes,
-                                                 .depth = depth, .in_depth = depth, .patience = TB_BULK_PATIENCE_LEAST};
+    b->lanes[b->lane_count++] = (struct tb_lane){.up = true,
+                                                 .generation = 1,
+                                                 .peer_generation = 1,
+                                                 .message = message_bytes,
+                                                 .depth = depth,
+                                                 .in_depth = depth,
+                                                 .patience = TB_BULK_PATIENCE_LEAST};
     return 0;
 }
 
@@ -49,8 +54,8 @@ void tb_bulk_lane_down(struct tb_bulk *b, uint32_t lane)
             tb_bulk_receive_want(&b->in[p->transfer], p->piece);
     }
     uint16_t peer = l->peer_generation;
-    *l = (struct tb_lane){.peer_generation = peer, .message = l->message, .depth = l->depth, .in_depth = l->depth,
-                          .patience = TB_BULK_PATIENCE_LEAST};
+    *l = (struct tb_lane){
+        .peer_generation = peer, .message = l->message, .depth = l->depth, .in_depth = l->depth, .patience = TB_BULK_PATIENCE_LEAST};
 }
 
 void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation)
@@ -193,8 +198,8 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     case TB_FETCH:
         if (id < TB_TRANSFERS / 2 || b->out[id].used || !bulk_within(b, m->offset, m->a))
             return -EPROTO;
-        b->out[id] = (struct tb_outgoing){.generation = m->r.generation, .used = true, .message = tb_bulk_message_for(b, m->a),
-                                          .offset = m->offset, .length = m->a};
+        b->out[id] = (struct tb_outgoing){
+            .generation = m->r.generation, .used = true, .message = tb_bulk_message_for(b, m->a), .offset = m->offset, .length = m->a};
         return 0;
     case TB_READY:
         return tb_bulk_send_ready(b, l, m);
@@ -210,7 +215,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
         return tb_bulk_send_again(l, m);
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
-            return 0; /* it was given up meanwhile */
+            return 0;          /* it was given up meanwhile */
         if (b->out[id].cookie) /* of a put */
             b->env.done(b->env.ctx, b->out[id].cookie);
         b->out[id] = (struct tb_outgoing){0};

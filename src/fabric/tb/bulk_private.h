@@ -39,7 +39,7 @@ static inline uint64_t tb_bulk_sum(const struct tb_bulk *b, uint64_t offset, uin
     uint64_t sum = bytes;
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
         __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES); /* no processor sees this step by itself */
-        sum += base_hash(at + i, 64, i); /* none waits for the one before it */
+        sum += base_hash(at + i, 64, i);                             /* none waits for the one before it */
     }
     return sum;
 }
@@ -64,17 +64,17 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 
 /* bulk_receive.c */
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* a transfer that is to come */
-void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece); /* it needs a receive */
+void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* it needs a receive */
 /* Post receives for pieces that follow one another, and say so with one record. False: nothing more goes now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
-void tb_bulk_receive_fetch(struct tb_bulk *b); /* ask for the pieces of transfers that use records */
+void tb_bulk_receive_fetch(struct tb_bulk *b);                              /* ask for the pieces of transfers that use records */
 void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* the next step of it, if one is due */
 int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* TB_SUM has come */
 int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* TB_QUIET has */
 
 /* bulk_send.c */
-void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now); /* as many as go now */
-void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);  /* answer TB_QUIESCE, if it is time to */
+void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now);                /* as many as go now */
+void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);                 /* answer TB_QUIESCE, if it is time to */
 int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m); /* TB_READY has come */
 int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m);                    /* TB_RESEND has */
 

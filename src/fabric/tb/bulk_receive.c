@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE_MOST  (100 * WEFT_MS)
-#define REST_LEAST     (WEFT_MS / 5)
-#define REST_MOST      (2 * WEFT_MS)
+#define PATIENCE_MOST                (100 * WEFT_MS)
+#define REST_LEAST                   (WEFT_MS / 5)
+#define REST_MOST                    (2 * WEFT_MS)
 #define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* of lanes, for one transfer: it then uses records */
-#define FETCH_BYTES    (32u << 10)
-#define GROW_AFTER     16u       /* right pieces, before a lane that had to be repaired gets deeper again */
+#define FETCH_BYTES                  (32u << 10)
+#define GROW_AFTER                   16u /* right pieces, before a lane that had to be repaired gets deeper again */
 
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length)
 {
@@ -21,8 +21,8 @@ int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t off
     uint32_t message = tb_bulk_message_for(b, length), pieces = message ? tb_bulk_pieces(length, message) : 0;
     if (!pieces)
         return -EINVAL; /* no lane is that small */
-    *t = (struct tb_transfer){.used = true, .own = own, .message = message, .offset = offset,
-                              .length = length, .pieces = pieces, .left = pieces};
+    *t = (struct tb_transfer){
+        .used = true, .own = own, .message = message, .offset = offset, .length = length, .pieces = pieces, .left = pieces};
     t->wanted = malloc((pieces + 63) / 64 * sizeof *t->wanted);
     if (!t->wanted) {
         t->used = false;

@@ -14,8 +14,7 @@ static uint32_t free_outgoing(const struct tb_bulk *b)
     return TB_NO_TRANSFER;
 }
 
-bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length, uint64_t word, uint64_t add, uint32_t what,
-                 void *cookie)
+bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length, uint64_t word, uint64_t add, uint32_t what, void *cookie)
 {
     b->active = true;
     uint32_t id = free_outgoing(b);
@@ -30,8 +29,12 @@ bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length,
     m.more = add;
     if (!tb_stream_say(b->stream, &m))
         return false;
-    b->out[id] = (struct tb_outgoing){.generation = ++b->begun, .used = true, .message = tb_bulk_message_for(b, length), .offset = from,
-                                      .length = length, .cookie = cookie};
+    b->out[id] = (struct tb_outgoing){.generation = ++b->begun,
+                                      .used = true,
+                                      .message = tb_bulk_message_for(b, length),
+                                      .offset = from,
+                                      .length = length,
+                                      .cookie = cookie};
     return true;
 }
 

@@ -24,8 +24,13 @@ static uint32_t cable_units(const struct tb_device *d, uint32_t messages, uint32
 static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t sends, uint32_t receives, uint32_t bytes)
 {
     struct verbs_qp_options options = {
-        .type = IBV_QPT_UC, .send_cq = d->of[TB_SENT].cq, .recv_cq = d->of[TB_RECEIVED].cq, .send_depth = cable_units(d, sends, bytes),
-        .recv_depth = cable_units(d, receives, bytes), .sge = 1, .signal_all = true,
+        .type = IBV_QPT_UC,
+        .send_cq = d->of[TB_SENT].cq,
+        .recv_cq = d->of[TB_RECEIVED].cq,
+        .send_depth = cable_units(d, sends, bytes),
+        .recv_depth = cable_units(d, receives, bytes),
+        .sge = 1,
+        .signal_all = true,
     };
     return verbs_qp_create(qp, d->d, &options);
 }
@@ -51,7 +56,12 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
         base_fail(-ENOMEM, "no memory for a cable to node %u", node);
         return NULL;
     }
-    *c = (struct tb_cable){.tb = tb, .device = device, .index = index, .node = node, .generation = 1, .made = ++tb->made,
+    *c = (struct tb_cable){.tb = tb,
+                           .device = device,
+                           .index = index,
+                           .node = node,
+                           .generation = 1,
+                           .made = ++tb->made,
                            .frames = tb->cable_frames + (uint64_t)index * TB_RECEIVES * TB_FRAME_BYTES};
     if (cable_make_qp(&c->control, device, TB_SENDS, TB_RECEIVES, TB_FRAME_BYTES) != 0) {
         free(c);
@@ -78,9 +88,10 @@ int tb_cable_add_lane(struct tb_cable *c)
         return err;
     c->lane_count++; /* closed with the cable, also when it is of no use */
     if (qp->send_depth < need || qp->recv_depth < need)
-        return base_fail(-ENOSPC, "%s: a lane of %u messages of %u bytes needs a depth of %u, and %u is granted: fewer or smaller ones in "
-                                  "WEFT_TB_LANES", d->name, o->depth, o->message, need,
-                         qp->send_depth < qp->recv_depth ? qp->send_depth : qp->recv_depth);
+        return base_fail(-ENOSPC,
+                         "%s: a lane of %u messages of %u bytes needs a depth of %u, and %u is granted: fewer or smaller ones in "
+                         "WEFT_TB_LANES",
+                         d->name, o->depth, o->message, need, qp->send_depth < qp->recv_depth ? qp->send_depth : qp->recv_depth);
     return 0;
 }
 
@@ -107,14 +118,17 @@ int tb_cable_receive_owed(struct tb_cable *c)
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *frame = c->frames + (uint64_t)c->owed[i] * TB_FRAME_BYTES;
         sge[i] = (struct ibv_sge){.addr = (uintptr_t)frame, .length = TB_FRAME_BYTES, .lkey = tb_lkey(c->device, frame)};
-        wr[i] = (struct ibv_recv_wr){.wr_id = tb_wr_id(TB_REQUEST_RECEIVE, c, c->node, c->owed[i]), .next = i + 1 < n ? &wr[i + 1] : NULL,
-                                     .sg_list = &sge[i], .num_sge = 1};
+        wr[i] = (struct ibv_recv_wr){.wr_id = tb_wr_id(TB_REQUEST_RECEIVE, c, c->node, c->owed[i]),
+                                     .next = i + 1 < n ? &wr[i + 1] : NULL,
+                                     .sg_list = &sge[i],
+                                     .num_sge = 1};
     }
     c->owed_count = 0;
     if (n == 0 || !tb_device_up(c->tb, c->device, LOOK_RECEIVE))
         return 0;
     int err = ibv_post_recv(c->control.qp, wr, &bad);
-    return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err)) : 0;
+    return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err))
+               : 0;
 }
 
 int tb_cable_receive(struct tb_cable *c, uint32_t slot)
@@ -201,12 +215,12 @@ void tb_cable_left(struct tb_cable *c)
 
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_device_up(c->tb, c->device, LOOK_RECEIVE) &&
-           cable_post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
+    return tb_device_up(c->tb, c->device, LOOK_RECEIVE) && cable_post_receive(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message,
+                                                                              tb_wr_id(TB_REQUEST_LANE_RECEIVE, c, c->node, lane)) == 0;
 }
 
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at)
 {
-    return tb_device_up(c->tb, c->device, LOOK_SEND) &&
-           cable_post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message, tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
+    return tb_device_up(c->tb, c->device, LOOK_SEND) && cable_post_send(&c->lanes[lane], c->device, at, c->tb->lanes[lane].message,
+                                                                        tb_wr_id(TB_REQUEST_LANE_SEND, c, c->node, lane)) == 0;
 }

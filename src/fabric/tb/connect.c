@@ -24,8 +24,8 @@ enum told { TOLD_NOTHING, TOLD_NONE, TOLD_DEVICE, TOLD_DOWN }; /* by the hostfil
 struct hello {
     uint64_t magic, pool_bytes, segment;
     uint32_t rank, size, session, check, lanes, offers;
-    uint32_t told;          /* what this node's hostfile says of its device towards the other, */
-    char towards[40];       /* and its name */
+    uint32_t told;    /* what this node's hostfile says of its device towards the other, */
+    char towards[40]; /* and its name */
     struct tb_lane_option lane[TB_CABLE_LANES];
     struct offer offer[TB_DEVICES];
 };
@@ -65,8 +65,14 @@ static void say_told(const struct tb *tb, struct hello *h, uint32_t node)
 
 static void connect_introduce(const struct tb *tb, struct hello *h, uint32_t node)
 {
-    *h = (struct hello){.magic = TB_HELLO, .pool_bytes = tb->w->pool_bytes, .segment = tb->segment, .rank = tb->w->rank,
-                        .size = tb->w->size, .check = tb->check, .lanes = tb->lane_count, .offers = tb->device_count};
+    *h = (struct hello){.magic = TB_HELLO,
+                        .pool_bytes = tb->w->pool_bytes,
+                        .segment = tb->segment,
+                        .rank = tb->w->rank,
+                        .size = tb->w->size,
+                        .check = tb->check,
+                        .lanes = tb->lane_count,
+                        .offers = tb->device_count};
     memcpy(h->lane, tb->lanes, sizeof tb->lanes);
     for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct verbs_device *d = tb->devices[i].d;
@@ -84,13 +90,16 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
     uint32_t node = l->link->node;
     if (h->magic != TB_HELLO || h->rank != node || h->size != mine->size || h->offers > TB_DEVICES || h->lanes > TB_CABLE_LANES ||
         h->pool_bytes < l->tb->w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES || h->segment < BASE_PAGE ||
-        (h->segment & (h->segment - 1)) || h->check > TB_CHECK_FRAMES || h->told > TOLD_DOWN ||
-        !memchr(h->towards, 0, sizeof h->towards))
-        return base_fail(-EPROTO, "node %u does not speak this version of the tb transport (or it uses another: WEFT_TRANSPORT must be "
-                                  "the same on all nodes)", node);
+        (h->segment & (h->segment - 1)) || h->check > TB_CHECK_FRAMES || h->told > TOLD_DOWN || !memchr(h->towards, 0, sizeof h->towards))
+        return base_fail(-EPROTO,
+                         "node %u does not speak this version of the tb transport (or it uses another: WEFT_TRANSPORT must be "
+                         "the same on all nodes)",
+                         node);
     if (h->lanes != mine->lanes || memcmp(h->lane, mine->lane, sizeof h->lane) != 0 || h->check != mine->check)
-        return base_fail(-EINVAL, "node %u has other lanes or checks than this one: WEFT_TB_LANES and WEFT_TB_CHECK must be the same on all "
-                                  "nodes", node);
+        return base_fail(-EINVAL,
+                         "node %u has other lanes or checks than this one: WEFT_TB_LANES and WEFT_TB_CHECK must be the same on all "
+                         "nodes",
+                         node);
     return 0;
 }
 
@@ -124,7 +133,7 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
     int err = theirs->count == count ? 0 : base_fail(-EPROTO, "it made %u queue pairs, this node %u", theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
         err = verbs_address_valid(&theirs->address[i]) ? verbs_qp_connect(&qps[i], &theirs->address[i])
-                                                        : base_fail(-EPROTO, "its queue pair's address makes no sense");
+                                                       : base_fail(-EPROTO, "its queue pair's address makes no sense");
     return err;
 }
 
@@ -187,7 +196,8 @@ static int by_likeness(const void *a, const void *b)
     return x->low != y->low ? (x->low > y->low) - (x->low < y->low) : (x->high > y->high) - (x->high < y->high);
 }
 
-#define REMEDY "correct \"rdma\" in the hostfile (the row of a node has its device towards each other), or leave it out, and cables are found"
+#define REMEDY \
+    "correct \"rdma\" in the hostfile (the row of a node has its device towards each other), or leave it out, and cables are found"
 
 /* May this port of the node be one end? A hostfile that names another says no. */
 static bool connect_meant(const struct hello *h, uint32_t i)
@@ -205,16 +215,20 @@ static int check_told_of(const struct hello *h, const struct hello *other)
         size_t n = strlen(there);
         found = memchr(o->device, 0, sizeof o->device) && strcmp(o->device, h->towards) == 0;
         if (found && o->busy)
-            return base_fail(-EINVAL, "the hostfile names device %s of node %u towards node %u, and that is taken by the cable to another node: "
-                                      REMEDY, h->towards, h->rank, other->rank);
+            return base_fail(
+                -EINVAL, "the hostfile names device %s of node %u towards node %u, and that is taken by the cable to another node: " REMEDY,
+                h->towards, h->rank, other->rank);
         snprintf(there + n, sizeof there - n, "%s%.*s", n ? ", " : "", (int)sizeof o->device, o->device);
     }
     if (!found)
-        return base_fail(-ENODEV, "the hostfile names device %s of node %u towards node %u, and that node has no such device for tb, only %s: "
-                                  REMEDY, h->towards, h->rank, other->rank, there[0] ? there : "none");
+        return base_fail(
+            -ENODEV, "the hostfile names device %s of node %u towards node %u, and that node has no such device for tb, only %s: " REMEDY,
+            h->towards, h->rank, other->rank, there[0] ? there : "none");
     if ((h->told == TOLD_DEVICE || h->told == TOLD_DOWN) && other->told == TOLD_NONE)
-        return base_fail(-EINVAL, "the hostfile names device %s of node %u towards node %u, and none of node %u towards node %u: a cable has two "
-                                  "ends: " REMEDY, h->towards, h->rank, other->rank, other->rank, h->rank);
+        return base_fail(-EINVAL,
+                         "the hostfile names device %s of node %u towards node %u, and none of node %u towards node %u: a cable has two "
+                         "ends: " REMEDY,
+                         h->towards, h->rank, other->rank, other->rank, h->rank);
     return 0;
 }
 
@@ -224,7 +238,8 @@ static int check_told(const struct hello *low, const struct hello *high)
     return err ? err : check_told_of(high, low);
 }
 
-static int find_cables(struct tb_link *l, int fd, const struct hello *mine, const struct hello *theirs, int64_t deadline, char *why, size_t why_len)
+static int find_cables(struct tb_link *l, int fd, const struct hello *mine, const struct hello *theirs, int64_t deadline, char *why,
+                       size_t why_len)
 {
     bool lower = mine->rank < theirs->rank;
     const struct hello *low = lower ? mine : theirs, *high = lower ? theirs : mine;
@@ -233,7 +248,8 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
     bool used_low[TB_DEVICES] = {0}, used_high[TB_DEVICES] = {0};
     for (uint32_t i = 0; i < low->offers; i++)
         for (uint32_t j = 0; j < high->offers; j++)
-            if (!low->offer[i].busy && !high->offer[j].busy && connect_meant(low, i) && connect_meant(high, j) && low->offer[i].thunderbolt == high->offer[j].thunderbolt)
+            if (!low->offer[i].busy && !high->offer[j].busy && connect_meant(low, i) && connect_meant(high, j) &&
+                low->offer[i].thunderbolt == high->offer[j].thunderbolt)
                 pairs[n++] = (struct pair){i, j, connect_likeness(low->offer[i].gid, high->offer[j].gid)};
     qsort(pairs, n, sizeof *pairs, by_likeness);
     for (uint32_t k = 0; k < n && l->cable_count < TB_DEVICES; k++) {
@@ -254,8 +270,9 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
         snprintf(why, why_len, "the hostfile names device %s of node %u for it, which cannot be used now",
                  mine->told == TOLD_DOWN ? mine->towards : theirs->towards, mine->told == TOLD_DOWN ? mine->rank : theirs->rank);
     if (l->cable_count == 0 && !down && (mine->told == TOLD_DEVICE || theirs->told == TOLD_DEVICE))
-        return base_fail(-ENETUNREACH, "the hostfile names device %s of node %u and device %s of node %u for the cable between them, and no "
-                                       "cable joins these%s%s: " REMEDY,
+        return base_fail(-ENETUNREACH,
+                         "the hostfile names device %s of node %u and device %s of node %u for the cable between them, and no "
+                         "cable joins these%s%s: " REMEDY,
                          low->told == TOLD_DEVICE ? low->towards : "(any)", low->rank, high->told == TOLD_DEVICE ? high->towards : "(any)",
                          high->rank, why[0] ? ": " : "", why);
     return 0;

@@ -123,7 +123,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
         base_spin_lock(&tb->receiving); /* a signal gives back what there is by then (ending.c), or waits until this device is whole */
         struct verbs_device *d = &tb->all[i];
         /* Where there are Thunderbolt ports, they are what this transport is for. */
-        if (device_wanted(tb, d) && !d->usable && d->traits.uc && (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
+        if (device_wanted(tb, d) && !d->usable && d->traits.uc &&
+            (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
             struct tb_device *dev = &tb->devices[tb->device_count++];
             dev->d = d;
             err = device_take(tb, dev);

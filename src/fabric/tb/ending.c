@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP};
-#define FATAL   (sizeof fatal / sizeof fatal[0])
+#define FATAL (sizeof fatal / sizeof fatal[0])
 /* That another thread may keep a lock, before its node is left as it is: who joins or closes may be in a slow call of the provider.
  * `weft run` kills after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
@@ -37,7 +37,9 @@ static void ending_on_signal(int number)
 {
     int was = errno;
     /* acquire: pairs with the release in ending_prepare(), and `told` was written before that */
-    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
+    if (getpid() !=
+        atomic_load_explicit(
+            &owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
         raise(number);
@@ -71,7 +73,8 @@ static void ending_give_back(struct tb *tb)
         mine = !l || ending_take_lock(&l->lock);
     }
     if (!mine) {
-        base_log(BASE_LOG_WARN, "a thread is busy with the Thunderbolt devices and does not end: what this process has of them stays taken");
+        base_log(BASE_LOG_WARN,
+                 "a thread is busy with the Thunderbolt devices and does not end: what this process has of them stays taken");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)

@@ -113,13 +113,20 @@ void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, 
     e->serves_end = &e->serves;
     for (uint32_t i = 0; i < TB_ASKS; i++)
         e->asks[i].next_free = (uint16_t)(i + 1);
-    tb_stream_init(&e->stream, &(struct tb_stream_env){.ctx = env->ctx, .emit = env->emit, .complete = env->complete,
-                                                   .records_ctx = e, .records = tb_endpoint_records},
+    tb_stream_init(&e->stream,
+                   &(struct tb_stream_env){
+                       .ctx = env->ctx, .emit = env->emit, .complete = env->complete, .records_ctx = e, .records = tb_endpoint_records},
                    config->here, config->node, config->session, config->frames);
     e->stream.grant = e->stream.granted = e->stream.grant_said = TB_MESSAGES;
     tb_bulk_init(&e->bulk, &e->stream,
-                 &(struct tb_bulk_env){.lane_ctx = env->ctx, .lane_receive = env->lane_receive, .lane_send = env->lane_send, .ctx = e,
-                                       .fetch = endpoint_fetch, .received = transfer_received, .done = transfer_done, .again = transfer_again},
+                 &(struct tb_bulk_env){.lane_ctx = env->ctx,
+                                       .lane_receive = env->lane_receive,
+                                       .lane_send = env->lane_send,
+                                       .ctx = e,
+                                       .fetch = endpoint_fetch,
+                                       .received = transfer_received,
+                                       .done = transfer_done,
+                                       .again = transfer_again},
                  config->pool, config->pool_bytes, config->first_byte, config->segment, config->check);
 }
 

@@ -16,9 +16,9 @@
 #include "fabric/tb/bulk.h"
 #include "fabric/tb/stream.h"
 
-#define TB_ASKS      256u         /* questions under way */
-#define TB_ASK_BYTES (32u << 10)  /* of one get's piece that comes by answers */
-#define TB_MESSAGES  64u          /* that wait for their handlers at the receiver, at most */
+#define TB_ASKS      256u        /* questions under way */
+#define TB_ASK_BYTES (32u << 10) /* of one get's piece that comes by answers */
+#define TB_MESSAGES  64u         /* that wait for their handlers at the receiver, at most */
 
 struct tb_endpoint_env {
     void *ctx;
@@ -33,22 +33,22 @@ struct tb_endpoint_env {
 struct tb_endpoint_config {
     uint16_t here, node;
     uint32_t session;
-    uint8_t *frames;           /* [TB_SLOTS], as tb_stream_init() */
+    uint8_t *frames; /* [TB_SLOTS], as tb_stream_init() */
     uint8_t *pool;
     uint64_t pool_bytes, first_byte; /* of this node; below it nobody may write */
-    uint64_t segment;          /* a power of two: regions of either node end at its multiples */
+    uint64_t segment;                /* a power of two: regions of either node end at its multiples */
     enum tb_check check;
 };
 
 struct tb_work;
 struct tb_ask {
     weft_op *op;
-    struct tb_work *work;      /* of which it is a piece; or NULL */
-    uint64_t *old;             /* an atomic */
-    uint8_t *to;               /* a get */
+    struct tb_work *work; /* of which it is a piece; or NULL */
+    uint64_t *old;        /* an atomic */
+    uint8_t *to;          /* a get */
     uint32_t left;
-    bool used, get, bulk;      /* bulk: of a transfer */
-    uint8_t turn;              /* as of a work */
+    bool used, get, bulk; /* bulk: of a transfer */
+    uint8_t turn;         /* as of a work */
     uint16_t transfer, generation, next_free;
 };
 
@@ -68,15 +68,15 @@ struct tb_endpoint {
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* kept, in works (and serves), in messages; read without the lock as a hint */
     uint32_t messages_sent, messages_received;
-    uint32_t tracked;          /* asks and transfers under way: what a fence waits for */
+    uint32_t tracked; /* asks and transfers under way: what a fence waits for */
     /* For flushes: how many works and asks are under way that were begun in the present turn, and in those before it, by the turn's
      * lowest bit. A turn ends when a flush begins, or later, while some of an earlier one are still under way. */
     uint32_t turn, under_way[2];
     struct tb_ask asks[TB_ASKS];
-    uint16_t free_ask;         /* TB_ASKS: none */
+    uint16_t free_ask; /* TB_ASKS: none */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96];           /* why the peer makes no sense; "": it does */
+    char broken[96]; /* why the peer makes no sense; "": it does */
 };
 
 /* `e` is large; it stays where it is. */
@@ -118,6 +118,6 @@ void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* so many more messages have been handled */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
 bool tb_endpoint_gathers(const struct tb_endpoint *e); /* the operation that just began waits for company: nothing to pump */
-int64_t tb_endpoint_due(const struct tb_endpoint *e); /* when pump wants to be called at the latest; INT64_MAX: never */
+int64_t tb_endpoint_due(const struct tb_endpoint *e);  /* when pump wants to be called at the latest; INT64_MAX: never */
 
 #endif

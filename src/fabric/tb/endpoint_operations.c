@@ -179,7 +179,8 @@ bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint
 /* --- works --- */
 
 /* How many of these bytes go together, and whether by a lane (then `offset` is where they are in the pool). */
-static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane, uint64_t *offset)
+static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane,
+                              uint64_t *offset)
 {
     uintptr_t at = (uintptr_t)local, base = (uintptr_t)e->pool;
     uint64_t least = tb_bulk_least(&e->bulk), segment = e->bulk.segment, n = len < TB_TRANSFER_MAX ? len : TB_TRANSFER_MAX;

@@ -19,22 +19,22 @@ struct tb_work {
     struct tb_work *next;
     enum tb_work_kind kind;
     weft_op *op;
-    uint8_t *local;      /* PUT, GET */
+    uint8_t *local; /* PUT, GET */
     uint64_t remote, len, begun;
-    uint32_t pieces;     /* asks or transfers under way */
+    uint32_t pieces;        /* asks or transfers under way */
     bool signal, signalled; /* add at `word` when the bytes are there */
-    bool records;        /* some of a put went in records */
-    bool linked;         /* still in a list */
-    bool counted;        /* in e->under_way[turn] */
+    bool records;           /* some of a put went in records */
+    bool linked;            /* still in a list */
+    bool counted;           /* in e->under_way[turn] */
     uint8_t turn;
-    bool restart;        /* when its last piece has ended, from the beginning, another way */
+    bool restart; /* when its last piece has ended, from the beginning, another way */
     uint64_t word, add;
-    uint64_t *old;       /* ATOMIC */
+    uint64_t *old;        /* ATOMIC */
     uint32_t what, token; /* ATOMIC: kind; MESSAGE: handler; SERVE: token */
     bool answer;
     uint16_t header_len, payload_len;
     uint64_t a, b;
-    uint32_t bytes;      /* of body */
+    uint32_t bytes; /* of body */
     _Alignas(8) uint8_t body[];
 };
 
@@ -61,8 +61,8 @@ void tb_endpoint_push_messages(struct tb_endpoint *e); /* what waits, as far as 
 void tb_endpoint_push_works(struct tb_endpoint *e);
 
 /* endpoint_records.c */
-int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes); /* of tb_stream_env */
+int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes);   /* of tb_stream_env */
 int tb_endpoint_signal(struct tb_endpoint *e, uint64_t offset, uint64_t add); /* add to a word of the pool */
-void tb_endpoint_push_serves(struct tb_endpoint *e); /* the answers that wait, as far as there is room */
+void tb_endpoint_push_serves(struct tb_endpoint *e);                          /* the answers that wait, as far as there is room */
 
 #endif

@@ -178,8 +178,8 @@ static int record_message(struct tb_endpoint *e, const uint8_t *at, uint32_t byt
         return record_nonsense(e, "a message without its lengths");
     memcpy(&r, at, sizeof r);
     memcpy(lengths, at + sizeof r, sizeof lengths);
-    if (lengths[0] > WEFT_HEADER_MAX || lengths[1] > WEFT_PAYLOAD_MAX ||
-        TB_MESSAGE_HEAD + tb_padded(lengths[0]) + lengths[1] != bytes || e->messages_received == e->stream.grant)
+    if (lengths[0] > WEFT_HEADER_MAX || lengths[1] > WEFT_PAYLOAD_MAX || TB_MESSAGE_HEAD + tb_padded(lengths[0]) + lengths[1] != bytes ||
+        e->messages_received == e->stream.grant)
         return record_nonsense(e, "a message that makes no sense");
     e->messages_received++;
     if (!e->env.message(e->env.ctx, r.detail, at + TB_MESSAGE_HEAD, lengths[0], at + TB_MESSAGE_HEAD + tb_padded(lengths[0]), lengths[1]))

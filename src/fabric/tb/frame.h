@@ -24,7 +24,7 @@ enum tb_frame_type {
 struct tb_frame {
     uint32_t magic;
     uint8_t version;
-    uint8_t hops;      /* left; every node that passes it on takes one off */
+    uint8_t hops; /* left; every node that passes it on takes one off */
     uint16_t reserved;
     uint64_t checksum; /* XXH3 of all that follows, header and payload, seeded with the session */
     uint16_t from, to; /* nodes: the ends, not those that pass it on */
@@ -64,7 +64,7 @@ enum tb_record_kind {
 struct tb_record {
     uint8_t kind, lane;
     uint16_t detail;
-    uint16_t length; /* of all of it, with what follows this struct; without padding */
+    uint16_t length;     /* of all of it, with what follows this struct; without padding */
     uint16_t generation; /* of the lane or the transfer that the record is about, else 0 */
 };
 /* Fields of fixed place for kinds that carry no bytes; kinds that do have them behind `offset` (TB_PUT) or `token` alone. */
@@ -76,8 +76,8 @@ struct tb_words {
 
 static inline struct tb_words tb_words_of(enum tb_record_kind kind, uint32_t lane, uint32_t detail)
 {
-    return (struct tb_words){.r = {.kind = (uint8_t)kind, .lane = (uint8_t)lane, .detail = (uint16_t)detail,
-                                   .length = sizeof(struct tb_words)}};
+    return (struct tb_words){
+        .r = {.kind = (uint8_t)kind, .lane = (uint8_t)lane, .detail = (uint16_t)detail, .length = sizeof(struct tb_words)}};
 }
 
 static inline uint32_t tb_padded(uint32_t bytes)

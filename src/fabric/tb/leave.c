@@ -35,7 +35,7 @@ struct peer {
 struct tb_leave {
     uint32_t question, questions; /* the open one, 0: none; how many there were */
     int64_t since;
-    bool going;      /* decided: there are no answers any more, only the goodbye */
+    bool going; /* decided: there are no answers any more, only the goodbye */
     struct peer peer[];
 };
 

@@ -80,12 +80,22 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     struct tb *tb = l->tb;
     struct weft_node *w = tb->w;
     uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
-    struct tb_endpoint_env env = {.ctx = l, .emit = link_emit, .lane_receive = link_lane_receive, .lane_send = link_lane_send, .message = tb_message_keep,
-                              .complete = link_completed};
+    struct tb_endpoint_env env = {.ctx = l,
+                                  .emit = link_emit,
+                                  .lane_receive = link_lane_receive,
+                                  .lane_send = link_lane_send,
+                                  .message = tb_message_keep,
+                                  .complete = link_completed};
     struct tb_endpoint_config config = {
-        .here = (uint16_t)w->rank, .node = (uint16_t)node, .session = session,
-        .frames = tb->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES, .pool = w->pool_base, .pool_bytes = w->pool_bytes,
-        .first_byte = FAB_NULL_BYTES, .segment = segment, .check = tb->check,
+        .here = (uint16_t)w->rank,
+        .node = (uint16_t)node,
+        .session = session,
+        .frames = tb->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES,
+        .pool = w->pool_base,
+        .pool_bytes = w->pool_bytes,
+        .first_byte = FAB_NULL_BYTES,
+        .segment = segment,
+        .check = tb->check,
     };
     l->inbox = malloc(TB_MESSAGES * sizeof *l->inbox);
     if (!l->inbox)

@@ -28,10 +28,14 @@ static BASE_COLD int operation_wait_for_room(struct tb_link *l, bool message)
 {
     struct room r = {l, message};
     if (fab_in_handler())
-        return operation_backlog(l, message) < TB_BACKLOG_MAX ? 0 : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
+        return operation_backlog(l, message) < TB_BACKLOG_MAX
+                   ? 0
+                   : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->tb->w, operation_has_room, &r);
-    return err == -EAGAIN ? err : err ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
-                           (unsigned long long)operation_backlog(l, message)) : 0;
+    return err == -EAGAIN ? err
+           : err          ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
+                                      (unsigned long long)operation_backlog(l, message))
+                          : 0;
 }
 
 static BASE_COLD int operation_no_way(const struct tb_link *l)
@@ -104,7 +108,7 @@ int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from,
 }
 
 int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
-                     weft_op *op)
+              weft_op *op)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
@@ -121,12 +125,14 @@ int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint6
     (void)w;
     if (rc)
         return rc;
-    return operation_leave(l, wake ? tb_endpoint_atomic(&l->endpoint, FAB_SWAP, at, value, 0, false, NULL, NULL)
-                                   : tb_endpoint_put(&l->endpoint, at, &value, sizeof value, NULL), NULL);
+    return operation_leave(l,
+                           wake ? tb_endpoint_atomic(&l->endpoint, FAB_SWAP, at, value, 0, false, NULL, NULL)
+                                : tb_endpoint_put(&l->endpoint, at, &value, sizeof value, NULL),
+                           NULL);
 }
 
 int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
-                         weft_op *op)
+                  weft_op *op)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
@@ -137,7 +143,7 @@ int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 }
 
 int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
-                   size_t payload_len, weft_op *op)
+            size_t payload_len, weft_op *op)
 {
     struct tb_link *l = link->impl;
     int rc = operation_enter(l, true, !fab_is_system(id), op);

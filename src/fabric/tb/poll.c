@@ -6,15 +6,15 @@
 
 #include <string.h>
 
-#define BATCH  32
-#define LOOK   (5 * WEFT_MS)   /* ports are not looked at more often: that may be a call into the system; ... */
-#define LOOK_BUSY (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
+#define BATCH           32
+#define LOOK            (5 * WEFT_MS)  /* ports are not looked at more often: that may be a call into the system; ... */
+#define LOOK_BUSY       (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
-#define FETCHED 512u
-#define FETCHED_EARLY 128u
-#define PAUSE (WEFT_MS / 2)    /* so long nothing came: perhaps nobody looked */
-#define BUSY_MOST 4u           /* rounds in a row in which something has come, before sends that have left are looked after */
-#define WATCH  (100 * WEFT_MS) /* ports are looked at so often, at least */
+#define FETCHED         512u
+#define FETCHED_EARLY   128u
+#define PAUSE           (WEFT_MS / 2)   /* so long nothing came: perhaps nobody looked */
+#define BUSY_MOST       4u              /* rounds in a row in which something has come, before sends that have left are looked after */
+#define WATCH           (100 * WEFT_MS) /* ports are looked at so often, at least */
 
 /* True: the frame goes on, and its receive with it. One that came alone is answered at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)

@@ -23,13 +23,13 @@ _Static_assert(sizeof(struct neighbours) <= FAB_SIDE_MESSAGE_MAX, "fits one mess
 
 struct tb_routes {
     uint32_t size;
-    bool changed;        /* ways are to be worked out again */
-    uint32_t version;    /* of our own neighbours */
-    uint32_t *told;      /* [size]: the version each peer knows */
-    uint32_t *queue;     /* [size]: for the search */
-    uint32_t *first;     /* [size]: the neighbour on the way there; size: no way */
-    bool *heard;         /* [size]: what its neighbours are */
-    uint8_t *near;       /* [size][size]: row a, column b: a says that a cable of its leads to b */
+    bool changed;     /* ways are to be worked out again */
+    uint32_t version; /* of our own neighbours */
+    uint32_t *told;   /* [size]: the version each peer knows */
+    uint32_t *queue;  /* [size]: for the search */
+    uint32_t *first;  /* [size]: the neighbour on the way there; size: no way */
+    bool *heard;      /* [size]: what its neighbours are */
+    uint8_t *near;    /* [size][size]: row a, column b: a says that a cable of its leads to b */
 };
 
 int tb_routes_open(struct tb *tb)
@@ -112,8 +112,8 @@ static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
     while (out != in) {
         uint32_t at = r->queue[out++];
         for (uint32_t to = 0; to < r->size; to++) {
-            if (to == without || r->first[to] != r->size || !r->near[(size_t)at * r->size + to] ||
-                !r->near[(size_t)to * r->size + at] || !(to == tb->w->rank || fab_alive(tb->w, to)))
+            if (to == without || r->first[to] != r->size || !r->near[(size_t)at * r->size + to] || !r->near[(size_t)to * r->size + at] ||
+                !(to == tb->w->rank || fab_alive(tb->w, to)))
                 continue;
             r->first[to] = at == start ? to : r->first[at];
             r->queue[in++] = to;

@@ -13,11 +13,11 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u         /* sends that have not left: from here on records wait for company */
+#define BUSY       2u /* sends that have not left: from here on records wait for company */
 #define SAY_EVERY  (TB_WINDOW / 4)
-#define SAY_WITHIN (1 * MS)   /* an acknowledgement that nobody asked for */
+#define SAY_WITHIN (1 * MS) /* an acknowledgement that nobody asked for */
 #define RTO_FIRST  (5 * MS)
-#define RTO_LEAST  (2 * MS)   /* a peer's thread may have to wait for a processor so long; sending again then does no harm */
+#define RTO_LEAST  (2 * MS) /* a peer's thread may have to wait for a processor so long; sending again then does no harm */
 #define RTO_MOST   (200 * MS)
 #define BACKOFFS   7u
 
@@ -30,8 +30,8 @@ static uint64_t stream_checksum(const uint8_t *frame, uint32_t bytes, uint32_t s
 bool tb_frame_right(const struct tb_frame *f, const void *frame, uint32_t bytes)
 {
     return bytes >= sizeof *f && bytes <= TB_FRAME_BYTES && f->magic == TB_MAGIC && f->version == TB_VERSION && f->reserved == 0 &&
-           (f->type == TB_SEQUENCED || f->type == TB_BARE) &&
-           f->length <= bytes - sizeof *f && f->checksum == stream_checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
+           (f->type == TB_SEQUENCED || f->type == TB_BARE) && f->length <= bytes - sizeof *f &&
+           f->checksum == stream_checksum(frame, (uint32_t)sizeof *f + f->length, f->session);
 }
 
 void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
@@ -43,8 +43,7 @@ void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
     memcpy((uint8_t *)frame + offsetof(struct tb_frame, checksum), &f.checksum, sizeof f.checksum);
 }
 
-void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session,
-                    uint8_t *frames)
+void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session, uint8_t *frames)
 {
     *s = (struct tb_stream){.env = *env, .here = here, .peer = peer, .session = session, .frames = frames, .rto = RTO_FIRST, .hops = 1};
 }
@@ -83,8 +82,17 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
 {
     struct tb_slot *slot = &s->slots[at];
     struct tb_frame f = {
-        .magic = TB_MAGIC, .version = TB_VERSION, .type = (uint8_t)type, .hops = s->hops, .flags = asks ? TB_ASK_ACK : 0,
-        .from = s->here, .to = s->peer, .session = s->session, .sequence = sequence, .ack = s->expected, .early = s->early,
+        .magic = TB_MAGIC,
+        .version = TB_VERSION,
+        .type = (uint8_t)type,
+        .hops = s->hops,
+        .flags = asks ? TB_ASK_ACK : 0,
+        .from = s->here,
+        .to = s->peer,
+        .session = s->session,
+        .sequence = sequence,
+        .ack = s->expected,
+        .early = s->early,
         .grant = s->grant,
     };
     uint8_t *frame = frame_at(s, at);

@@ -16,8 +16,8 @@
 #include "fabric/tb/frame.h"
 #include "weft/fabric.h"
 
-#define TB_WINDOW 64u                    /* frames under way; as many as `early` can tell of, and one */
-#define TB_BARES  4u                     /* buffers for frames without records */
+#define TB_WINDOW 64u /* frames under way; as many as `early` can tell of, and one */
+#define TB_BARES  4u  /* buffers for frames without records */
 #define TB_SLOTS  (TB_WINDOW + TB_BARES)
 
 struct tb_stream_env {
@@ -31,19 +31,19 @@ struct tb_stream_env {
 };
 
 struct tb_slot {
-    uint16_t bytes;   /* with the header */
-    uint16_t posted;  /* times it is in a send queue now */
-    bool arrived;     /* the peer has it, though it may miss one before it */
-    bool lost;        /* to be sent again */
+    uint16_t bytes;     /* with the header */
+    uint16_t posted;    /* times it is in a send queue now */
+    bool arrived;       /* the peer has it, though it may miss one before it */
+    bool lost;          /* to be sent again */
     bool retransmitted; /* its time says nothing about the way's */
-    bool asks;        /* for an acknowledgement at once */
-    uint32_t order;   /* of sending: what was sent before one that arrived, and has not, is lost */
-    int64_t at;       /* when it was sent last */
-    weft_op *ops;     /* complete when it is acknowledged */
+    bool asks;          /* for an acknowledgement at once */
+    uint32_t order;     /* of sending: what was sent before one that arrived, and has not, is lost */
+    int64_t at;         /* when it was sent last */
+    weft_op *ops;       /* complete when it is acknowledged */
 };
 
 struct tb_stream_counts {
-    uint64_t frames, retransmitted, bares, records;           /* sent */
+    uint64_t frames, retransmitted, bares, records;     /* sent */
     uint64_t received, repeated, out_of_order, damaged; /* damaged: dropped, whatever was wrong with it */
 };
 
@@ -51,30 +51,30 @@ struct tb_stream {
     struct tb_stream_env env;
     uint16_t here, peer;
     uint32_t session;
-    uint8_t hops;         /* that a frame is given */
-    uint8_t *frames;      /* [TB_SLOTS] of TB_FRAME_BYTES: the owner's, registered */
+    uint8_t hops;    /* that a frame is given */
+    uint8_t *frames; /* [TB_SLOTS] of TB_FRAME_BYTES: the owner's, registered */
 
     /* sending: [first, next) are under way, `next` is the open one while fill > 0 */
     uint32_t first, next, fill;
     uint32_t order, order_arrived;
-    uint32_t unleft;      /* sends that have not left */
-    bool unsent;          /* some frame may have to be sent, or sent again: a look at all of them is worth it */
-    bool want_ack;        /* somebody waits for it */
-    uint32_t asked;       /* up to here the peer was asked to acknowledge at once */
+    uint32_t unleft; /* sends that have not left */
+    bool unsent;     /* some frame may have to be sent, or sent again: a look at all of them is worth it */
+    bool want_ack;   /* somebody waits for it */
+    uint32_t asked;  /* up to here the peer was asked to acknowledge at once */
     int64_t rtt, rto;
     uint32_t backoff;
-    int64_t pumped;       /* last: a time before it that is still there waits for room, not for time */
-    int64_t quiet_since;  /* when something was last acknowledged, or sent while nothing was under way */
+    int64_t pumped;      /* last: a time before it that is still there waits for room, not for time */
+    int64_t quiet_since; /* when something was last acknowledged, or sent while nothing was under way */
     struct tb_slot slots[TB_SLOTS];
 
     /* receiving */
     uint32_t expected;
-    uint64_t early;       /* bit i: expected + 1 + i is kept in early_frames */
+    uint64_t early;        /* bit i: expected + 1 + i is kept in early_frames */
     uint8_t *early_frames; /* [TB_WINDOW] payloads, made at the first need */
     uint16_t early_bytes[TB_WINDOW];
-    uint32_t unsaid;      /* frames taken since the peer was last told */
+    uint32_t unsaid; /* frames taken since the peer was last told */
     bool ack_now;
-    int64_t ack_at;       /* when to tell at the latest; 0: nothing to tell */
+    int64_t ack_at; /* when to tell at the latest; 0: nothing to tell */
 
     uint32_t grant, granted; /* as the frames carry it: ours, and the peer's */
     /* Of the owner's messages. Blocked: one waits for credit. Probing: and the peer is asked for it, since quiet_since. */
@@ -84,8 +84,7 @@ struct tb_stream {
 };
 
 /* `frames` stays the caller's. */
-void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session,
-                    uint8_t *frames);
+void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session, uint8_t *frames);
 /* Completes all ops that wait with `status` and frees what was made. The buffers must have left. */
 void tb_stream_end(struct tb_stream *s, int status);
 

@@ -13,7 +13,9 @@
 /* What a pair of nodes with one cable takes, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came early,
  * messages, receives. */
 _Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES + TB_MESSAGES * sizeof(struct tb_message) +
-                       sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES < 1350u << 10, "the documented memory of a link");
+                       sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
+                   1350u << 10,
+               "the documented memory of a link");
 
 static int tb_open(struct weft_node *w)
 {

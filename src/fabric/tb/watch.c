@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * Cables that go and come back. No event tells of a cable that is pulled, and a provider may touch memory that has gone with it: so
- * ports are looked at, often, and before what has come is worked on; and each side tells the other what it sees. A cable whose port is down has no queue pairs any more; what
- * was under way on it goes another way, or waits.
+ * ports are looked at, often, and before what has come is worked on; and each side tells the other what it sees. A cable whose port is down
+ * has no queue pairs any more; what was under way on it goes another way, or waits.
  *
  * A cable that is gone is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower of
  * the two nodes leads: it makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The
- * other tries each of its own: makes queue pairs there and connects, which works only at the other end of that cable. If one does, it posts its
- * receives, sends its addresses, and says that it is ready; else it says that there is nothing. Who leads connects, posts, and says
- * the same; or tries its next port in a while. Who hears that the other is ready sends.
+ * other tries each of its own: makes queue pairs there and connects, which works only at the other end of that cable. If one does, it posts
+ * its receives, sends its addresses, and says that it is ready; else it says that there is nothing. Who leads connects, posts, and says the
+ * same; or tries its next port in a while. Who hears that the other is ready sends.
  */
 #include "fabric/tb/tb.h"
 
@@ -16,12 +16,12 @@
 
 #define AGAIN     (200 * WEFT_MS) /* between two attempts to build, at first */
 #define AGAIN_MAX (8 * AGAIN)
-#define PORTS     WEFT_SECOND     /* ports that were down when the node began are looked at so often, while a cable is missing */
+#define PORTS     WEFT_SECOND /* ports that were down when the node began are looked at so often, while a cable is missing */
 
 enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 
 struct cable_message {
-    uint16_t kind; /* TB_SIDE_CABLE */
+    uint16_t kind;                     /* TB_SIDE_CABLE */
     uint8_t word, cable, queue, count; /* of CABLE_ADDRESS: which of how many queue pairs, control first */
     uint16_t generation;
     struct verbs_address address;
@@ -39,8 +39,12 @@ static uint8_t watch_place(const struct tb_link *l, const struct tb_cable *c)
 
 static bool watch_tell(struct tb_link *l, const struct tb_cable *c, enum cable_word word, uint32_t queue)
 {
-    struct cable_message m = {.kind = TB_SIDE_CABLE, .word = (uint8_t)word, .cable = watch_place(l, c), .queue = (uint8_t)queue,
-                              .count = (uint8_t)(1 + c->tb->lane_count), .generation = c->generation};
+    struct cable_message m = {.kind = TB_SIDE_CABLE,
+                              .word = (uint8_t)word,
+                              .cable = watch_place(l, c),
+                              .queue = (uint8_t)queue,
+                              .count = (uint8_t)(1 + c->tb->lane_count),
+                              .generation = c->generation};
     if (word == CABLE_ADDRESS)
         m.address = queue ? c->lanes[queue - 1].here : c->control.here;
     return fab_side_send(l->link, &m, sizeof m) == 0;
