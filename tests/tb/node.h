@@ -346,6 +346,7 @@ static void make_link(uint32_t to, uint32_t device)
     node.other_end[to] = ends[1];
     struct tb_link *l = tb_link_make(node.tb, &node.links[to]);
     must(l);
+    node.links[to].transport = &fab_tb;
     struct tb_cable *c = tb_cable_make(node.tb, &node.tb->devices[device], to);
     must(c && verbs_qp_connect(&c->control, &there) == 0);
     while (c->lane_count < LANES)
@@ -354,6 +355,7 @@ static void make_link(uint32_t to, uint32_t device)
     l->cables[l->cable_count++] = c;
     base_spin_lock(&node.tb->receiving);
     must(tb_link_ready(l, SESSION, VERBS_SEGMENT) == 0);
+    tb_routes_cable(node.tb, to, true);
     base_spin_unlock(&node.tb->receiving);
     node.links[to].state = FAB_ALIVE;
 }
