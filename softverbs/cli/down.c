@@ -45,19 +45,11 @@ int cli_down(int argc, char **argv)
     int c, status = 0;
     while ((c = cli_option("down", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'f':
-            force = true;
-            break;
-        case 'a':
-            all = true;
-            break;
-        case 'h':
-            return cli_help("down", help);
-        default:
-            return CLI_USAGE;
+        case 'F': fabric = optarg; break;
+        case 'f': force = true; break;
+        case 'a': all = true; break;
+        case 'h': return cli_help("down", help);
+        default: return CLI_USAGE;
         }
     }
     if (optind < argc)

@@ -300,23 +300,13 @@ static int rule_option(int c, struct request *q)
     struct sf_fault *r = &q->rule;
     q->picky = true;
     switch (c) {
-    case 'D':
-        q->device = optarg;
-        return 0;
-    case 'H':
-        q->host = optarg;
-        return 0;
-    case 'q':
-        return fault_number("--qp", 1, 0xffffff, &q->qp);
-    case NTH:
-        return fault_number("--nth", 1, INT64_MAX, &r->first);
-    case EVERY:
-        return fault_number("--every", 1, INT64_MAX, &r->every);
-    case COUNT:
-        return fault_number("--count", 1, INT64_MAX, &r->count);
-    case SEED:
-        q->seeded = true;
-        return fault_number("--seed", 0, INT64_MAX, &r->seed);
+    case 'D': q->device = optarg; return 0;
+    case 'H': q->host = optarg; return 0;
+    case 'q': return fault_number("--qp", 1, 0xffffff, &q->qp);
+    case NTH: return fault_number("--nth", 1, INT64_MAX, &r->first);
+    case EVERY: return fault_number("--every", 1, INT64_MAX, &r->every);
+    case COUNT: return fault_number("--count", 1, INT64_MAX, &r->count);
+    case SEED: q->seeded = true; return fault_number("--seed", 0, INT64_MAX, &r->seed);
     case 'c':
         return cli_parse_chance(optarg, &r->chance_ppm) == 0
                    ? 0
@@ -375,16 +365,10 @@ int cli_fault(int argc, char **argv)
     int c, status;
     while ((c = cli_option("fault", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'j':
-            q.json = true;
-            break;
-        case 'h':
-            return cli_help("fault", help);
-        case '?':
-            return CLI_USAGE;
+        case 'F': fabric = optarg; break;
+        case 'j': q.json = true; break;
+        case 'h': return cli_help("fault", help);
+        case '?': return CLI_USAGE;
         default:
             if ((status = rule_option(c, &q)))
                 return status;

@@ -289,19 +289,11 @@ int cli_ls(int argc, char **argv)
     int c, status = 0;
     while ((c = cli_option("ls", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'a':
-            all = true;
-            break;
-        case 'j':
-            json = true;
-            break;
-        case 'h':
-            return cli_help("ls", help);
-        default:
-            return CLI_USAGE;
+        case 'F': fabric = optarg; break;
+        case 'a': all = true; break;
+        case 'j': json = true; break;
+        case 'h': return cli_help("ls", help);
+        default: return CLI_USAGE;
         }
     }
     if (optind < argc)

@@ -60,13 +60,9 @@ int cli_profile(int argc, char **argv)
     int c;
     while ((c = cli_option("profile", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'j':
-            json = true;
-            break;
-        case 'h':
-            return cli_help("profile", help);
-        default:
-            return CLI_USAGE;
+        case 'j': json = true; break;
+        case 'h': return cli_help("profile", help);
+        default: return CLI_USAGE;
         }
     }
     if (optind == argc)

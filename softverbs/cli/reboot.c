@@ -105,16 +105,10 @@ int cli_reboot(int argc, char **argv)
     int c, status;
     while ((c = cli_option("reboot", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'f':
-            force = true;
-            break;
-        case 'h':
-            return cli_help("reboot", help);
-        default:
-            return CLI_USAGE;
+        case 'F': fabric = optarg; break;
+        case 'f': force = true; break;
+        case 'h': return cli_help("reboot", help);
+        default: return CLI_USAGE;
         }
     }
     if (optind + 1 != argc)

@@ -212,19 +212,11 @@ int cli_run(int argc, char **argv)
     int c;
     while ((c = cli_option("run", argc, argv, true, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'H':
-            host = optarg;
-            break;
-        case 'P':
-            profile = optarg;
-            break;
-        case 'h':
-            return cli_help("run", help);
-        default:
-            return RUN_FAILED;
+        case 'F': fabric = optarg; break;
+        case 'H': host = optarg; break;
+        case 'P': profile = optarg; break;
+        case 'h': return cli_help("run", help);
+        default: return RUN_FAILED;
         }
     }
     if (optind >= argc) {

@@ -49,25 +49,13 @@ int cli_topo(int argc, char **argv)
     int c, status;
     while ((c = cli_option("topo", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'P':
-            profile = optarg;
-            break;
-        case 'j':
-            json = true;
-            break;
-        case 'd':
-            dot = true;
-            break;
-        case 'm':
-            mlx = true;
-            break;
-        case 'h':
-            return cli_help("topo", help);
-        default:
-            return CLI_USAGE;
+        case 'F': fabric = optarg; break;
+        case 'P': profile = optarg; break;
+        case 'j': json = true; break;
+        case 'd': dot = true; break;
+        case 'm': mlx = true; break;
+        case 'h': return cli_help("topo", help);
+        default: return CLI_USAGE;
         }
     }
     bool planned = optind < argc;

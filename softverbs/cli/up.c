@@ -39,20 +39,14 @@ int cli_up(int argc, char **argv)
     int c, status;
     while ((c = cli_option("up", argc, argv, false, longs, &started)) != -1) {
         switch (c) {
-        case 'F':
-            fabric = optarg;
-            break;
-        case 'P':
-            profile = optarg;
-            break;
+        case 'F': fabric = optarg; break;
+        case 'P': profile = optarg; break;
         case 's':
             if (cli_parse_number(optarg, 0, INT64_MAX, &seed))
                 return cli_usage("up", "--seed '%s': expected a whole number from 0 to 9223372036854775807", optarg);
             break;
-        case 'h':
-            return cli_help("up", help);
-        default:
-            return CLI_USAGE;
+        case 'h': return cli_help("up", help);
+        default: return CLI_USAGE;
         }
     }
     if (optind >= argc)

@@ -304,16 +304,11 @@ static enum sv_step deliver_send(struct sv_job *j)
     if (bytes > room)
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
     switch (deliver_move(j, &source, &target, bytes)) {
-    case SV_MOVED:
-        return deliver_arrived(j, bytes);
-    case SV_MOVED_DEAD:
-        return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);
-    case SV_MOVED_SOURCE:
-        return sv_end(j, IBV_WC_LOC_PROT_ERR);
-    case SV_MOVED_TARGET:
-        return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
-    default:
-        return sv_end(j, IBV_WC_GENERAL_ERR);
+    case SV_MOVED: return deliver_arrived(j, bytes);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    case SV_MOVED_TARGET: return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
 }
 
@@ -346,16 +341,11 @@ static enum sv_step write_remote(struct sv_job *j)
         return gone ? sv_no_answer(j) : sv_not_ready(j);
     uint64_t bytes = source.bytes;
     switch (deliver_move(j, &source, &target, bytes)) {
-    case SV_MOVED:
-        return deliver_arrived(j, bytes);
-    case SV_MOVED_DEAD:
-        return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
-    case SV_MOVED_SOURCE:
-        return sv_end(j, IBV_WC_LOC_PROT_ERR);
-    case SV_MOVED_TARGET:
-        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
-    default:
-        return sv_end(j, IBV_WC_GENERAL_ERR);
+    case SV_MOVED: return deliver_arrived(j, bytes);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    case SV_MOVED_TARGET: return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
 }
 
@@ -405,16 +395,11 @@ static enum sv_step read_remote(struct sv_job *j)
     if (s->length > 0 && !sv_place_add(&source, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_READ))
         return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     switch (deliver_move(j, &source, &target, s->length)) {
-    case SV_MOVED:
-        break;
-    case SV_MOVED_DEAD:
-        return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
-    case SV_MOVED_SOURCE:
-        return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
-    case SV_MOVED_TARGET:
-        return sv_end(j, IBV_WC_LOC_PROT_ERR);
-    default:
-        return sv_end(j, IBV_WC_GENERAL_ERR);
+    case SV_MOVED: break;
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED_SOURCE: return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
+    case SV_MOVED_TARGET: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
     return deliver_arrived(j, s->length);
 }
@@ -448,15 +433,11 @@ static enum sv_step atomic_remote(struct sv_job *j)
         r = deliver_move(j, &remote, &target, 8);
     }
     switch (r) {
-    case SV_MOVED:
-        return deliver_arrived(j, 8);
-    case SV_MOVED_DEAD:
-        return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
+    case SV_MOVED: return deliver_arrived(j, 8);
+    case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
     case SV_MOVED_TARGET:
-    case SV_MOVED_SOURCE:
-        return sv_end(j, IBV_WC_LOC_PROT_ERR);
-    default:
-        return sv_end(j, IBV_WC_GENERAL_ERR);
+    case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
+    default: return sv_end(j, IBV_WC_GENERAL_ERR);
     }
 }
 
@@ -514,20 +495,16 @@ static enum sv_step deliver_operate(struct sv_job *j)
 {
     switch (j->s->opcode) {
     case IBV_WR_SEND:
-    case IBV_WR_SEND_WITH_IMM:
-        return deliver_send(j);
+    case IBV_WR_SEND_WITH_IMM: return deliver_send(j);
     case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return write_remote(j);
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return write_remote(j);
     case IBV_WR_RDMA_READ:
         if (j->qp->overtaken)
             let_writes_pass(j);
         return read_remote(j);
     case IBV_WR_ATOMIC_CMP_AND_SWP:
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return atomic_remote(j);
-    default:
-        return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return atomic_remote(j);
+    default: return sv_end(j, IBV_WC_LOC_QP_OP_ERR);
     }
 }
 

@@ -80,28 +80,19 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         if (!fault_strikes(r, dice))
             continue;
         switch (kind) {
-        case SF_FAULT_DROP:
-            verdict->drop = true;
-            break;
+        case SF_FAULT_DROP: verdict->drop = true; break;
         case SF_FAULT_CORRUPT:
             verdict->corrupt = true;
             verdict->dice = fault_mix(dice); /* which byte: not the same choice again as whether */
             break;
-        case SF_FAULT_DELAY:
-            verdict->delay_ns += r->nanoseconds;
-            break;
-        case SF_FAULT_WITHHOLD:
-            verdict->hold_ns += r->nanoseconds;
-            break;
-        case SF_FAULT_REORDER:
-            verdict->hold_ns += r->nanoseconds ? fault_mix(dice + 1) % r->nanoseconds : 0;
-            break;
+        case SF_FAULT_DELAY: verdict->delay_ns += r->nanoseconds; break;
+        case SF_FAULT_WITHHOLD: verdict->hold_ns += r->nanoseconds; break;
+        case SF_FAULT_REORDER: verdict->hold_ns += r->nanoseconds ? fault_mix(dice + 1) % r->nanoseconds : 0; break;
         case SF_FAULT_OVERTAKE:
             verdict->delay_ns += r->nanoseconds;
             verdict->overtaken = true;
             break;
-        default:
-            break;
+        default: break;
         }
         sv_log(SV_DEBUG, "fault %u: %s%s%s message %llu of queue pair 0x%06x", r->id, verdict->drop ? "drops" : "",
                verdict->corrupt ? "corrupts" : "", verdict->delay_ns || verdict->hold_ns ? "holds up" : "", (unsigned long long)message,

@@ -19,22 +19,14 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
 {
     bool rc = type == IBV_QPT_RC, connected = rc || type == IBV_QPT_UC;
     switch (opcode) {
-    case IBV_WR_SEND:
-        return SV_OP_SEND;
-    case IBV_WR_SEND_WITH_IMM:
-        return SV_OP_SEND_IMM;
-    case IBV_WR_RDMA_WRITE:
-        return connected ? SV_OP_WRITE : 0;
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        return connected ? SV_OP_WRITE_IMM : 0;
-    case IBV_WR_RDMA_READ:
-        return rc ? SV_OP_READ : 0;
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        return rc ? SV_OP_CAS : 0;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        return rc ? SV_OP_FADD : 0;
-    default:
-        return 0;
+    case IBV_WR_SEND: return SV_OP_SEND;
+    case IBV_WR_SEND_WITH_IMM: return SV_OP_SEND_IMM;
+    case IBV_WR_RDMA_WRITE: return connected ? SV_OP_WRITE : 0;
+    case IBV_WR_RDMA_WRITE_WITH_IMM: return connected ? SV_OP_WRITE_IMM : 0;
+    case IBV_WR_RDMA_READ: return rc ? SV_OP_READ : 0;
+    case IBV_WR_ATOMIC_CMP_AND_SWP: return rc ? SV_OP_CAS : 0;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD: return rc ? SV_OP_FADD : 0;
+    default: return 0;
     }
 }
 

@@ -160,24 +160,20 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
 
     *folder = true;
     switch (at) {
-    case -1:
-        return false;
-    case 0:
-        return device_at(index, name, bytes) >= 0;
+    case -1: return false;
+    case 0: return device_at(index, name, bytes) >= 0;
     case 1:
         if (index == 0)
             return snprintf(name, bytes, "ports") > 0;
         *folder = false;
         return index <= sizeof files / sizeof *files && snprintf(name, bytes, "%s", files[index - 1]) > 0;
-    case 2:
-        return index == 0 && snprintf(name, bytes, "1") > 0;
+    case 2: return index == 0 && snprintf(name, bytes, "1") > 0;
     case 3: {
         static const char *const below[] = {"gids", "gid_attrs", "pkeys", "link_layer"};
         *folder = index < 3;
         return index < 4 && snprintf(name, bytes, "%s", below[index]) > 0;
     }
-    case 5:
-        return index == 0 && snprintf(name, bytes, "types") > 0;
+    case 5: return index == 0 && snprintf(name, bytes, "types") > 0;
     default: { /* files that are numbered */
         char whole[320], text[128];
         *folder = false;

@@ -131,15 +131,9 @@ void sv_key_allowed(const struct sv_key *k, char *text, size_t bytes)
 {
     size_t n = 0;
     switch (k->type) {
-    case SV_KEY_TEXT:
-        snprintf(text, bytes, "a string of at most %zu bytes", k->bytes - 1);
-        break;
-    case SV_KEY_NUMBER:
-        snprintf(text, bytes, "a number from %" PRIu64 " to %" PRIu64, k->least, k->most);
-        break;
-    case SV_KEY_FLAG:
-        snprintf(text, bytes, "true or false");
-        break;
+    case SV_KEY_TEXT: snprintf(text, bytes, "a string of at most %zu bytes", k->bytes - 1); break;
+    case SV_KEY_NUMBER: snprintf(text, bytes, "a number from %" PRIu64 " to %" PRIu64, k->least, k->most); break;
+    case SV_KEY_FLAG: snprintf(text, bytes, "true or false"); break;
     case SV_KEY_STEPS:
         snprintf(text, bytes, "an array of at most %d ascending numbers from %" PRIu64 " to %" PRIu64, SV_STEPS, k->least, k->most);
         break;

@@ -19,18 +19,10 @@ static void profile_put(struct sv_profile *p, const struct sv_key *k, uint64_t v
 {
     char *at = (char *)p + k->offset;
     switch (k->bytes) {
-    case 1:
-        *(uint8_t *)at = (uint8_t)value;
-        break;
-    case 2:
-        *(uint16_t *)(void *)at = (uint16_t)value;
-        break;
-    case 4:
-        *(uint32_t *)(void *)at = (uint32_t)value;
-        break;
-    default:
-        *(uint64_t *)(void *)at = value;
-        break;
+    case 1: *(uint8_t *)at = (uint8_t)value; break;
+    case 2: *(uint16_t *)(void *)at = (uint16_t)value; break;
+    case 4: *(uint32_t *)(void *)at = (uint32_t)value; break;
+    default: *(uint64_t *)(void *)at = value; break;
     }
 }
 
@@ -38,14 +30,10 @@ static uint64_t profile_get(const struct sv_profile *p, const struct sv_key *k)
 {
     const char *at = (const char *)p + k->offset;
     switch (k->bytes) {
-    case 1:
-        return *(const uint8_t *)at;
-    case 2:
-        return *(const uint16_t *)(const void *)at;
-    case 4:
-        return *(const uint32_t *)(const void *)at;
-    default:
-        return *(const uint64_t *)(const void *)at;
+    case 1: return *(const uint8_t *)at;
+    case 2: return *(const uint16_t *)(const void *)at;
+    case 4: return *(const uint32_t *)(const void *)at;
+    default: return *(const uint64_t *)(const void *)at;
     }
 }
 
@@ -129,8 +117,7 @@ static int read_key(struct sv_profile *p, const struct sv_key *k, const json_t *
 {
     const struct sv_word *w;
     switch (k->type) {
-    case SV_KEY_TEXT:
-        return read_text(p, k, value);
+    case SV_KEY_TEXT: return read_text(p, k, value);
     case SV_KEY_NUMBER:
         if (!number_fits(k, value))
             return -EINVAL;
@@ -147,10 +134,8 @@ static int read_key(struct sv_profile *p, const struct sv_key *k, const json_t *
             return -EINVAL;
         profile_put(p, k, w->value);
         return 0;
-    case SV_KEY_WORDS:
-        return read_words(p, k, value);
-    case SV_KEY_STEPS:
-        return read_steps(p, k, value);
+    case SV_KEY_WORDS: return read_words(p, k, value);
+    case SV_KEY_STEPS: return read_steps(p, k, value);
     }
     return -EINVAL;
 }
@@ -177,8 +162,7 @@ static int profile_check_names(const json_t *object, const char *group, const ch
 {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, name, value)
-    {
+    json_object_foreach ((json_t *)(uintptr_t)object, name, value) {
         bool known = !group[0] && strcmp(name, "extends") == 0;
         for (size_t i = 0; i < sv_key_count && !known; i++)
             known = (strcmp(sv_keys[i].group, group) == 0 && strcmp(sv_keys[i].name, name) == 0) ||
@@ -414,12 +398,9 @@ static json_t *write_key(const struct sv_profile *p, const struct sv_key *k)
     uint64_t value = k->bytes <= 8 ? profile_get(p, k) : 0;
     json_t *array;
     switch (k->type) {
-    case SV_KEY_TEXT:
-        return json_stringn((const char *)p + k->offset, strnlen((const char *)p + k->offset, k->bytes - 1));
-    case SV_KEY_NUMBER:
-        return json_integer((json_int_t)value);
-    case SV_KEY_FLAG:
-        return json_boolean(value);
+    case SV_KEY_TEXT: return json_stringn((const char *)p + k->offset, strnlen((const char *)p + k->offset, k->bytes - 1));
+    case SV_KEY_NUMBER: return json_integer((json_int_t)value);
+    case SV_KEY_FLAG: return json_boolean(value);
     case SV_KEY_WORD:
         for (const struct sv_word *w = k->words; w->name; w++)
             if (w->value == value)

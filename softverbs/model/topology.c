@@ -33,8 +33,7 @@ static int check_keys(struct reader *r, const json_t *object, const char *where,
 {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, name, value)
-    {
+    json_object_foreach ((json_t *)(uintptr_t)object, name, value) {
         char all[128] = "";
         size_t n = 0;
         bool known = false;

@@ -473,30 +473,14 @@ static void test_print_broken(void **state)
     for (int i = 0; i < 8; i++) {
         assert_int_equal(load("mesh", "3", &tb5), 0);
         switch (i) {
-        case 0:
-            topology.host_count = SV_HOSTS + 1;
-            break;
-        case 1:
-            topology.device_count = UINT32_MAX;
-            break;
-        case 2:
-            topology.hosts[1].device_count = 7;
-            break;
-        case 3:
-            topology.devices[0].cable = 4000;
-            break;
-        case 4:
-            topology.devices[0].host = 9;
-            break;
-        case 5:
-            topology.devices[0].gid_count = SV_GIDS + 1;
-            break;
-        case 6:
-            memset(topology.devices[0].name, 'x', SV_NAME);
-            break;
-        default:
-            memset(topology.name, 'x', SV_NAME);
-            break;
+        case 0: topology.host_count = SV_HOSTS + 1; break;
+        case 1: topology.device_count = UINT32_MAX; break;
+        case 2: topology.hosts[1].device_count = 7; break;
+        case 3: topology.devices[0].cable = 4000; break;
+        case 4: topology.devices[0].host = 9; break;
+        case 5: topology.devices[0].gid_count = SV_GIDS + 1; break;
+        case 6: memset(topology.devices[0].name, 'x', SV_NAME); break;
+        default: memset(topology.name, 'x', SV_NAME); break;
         }
         assert_null(sv_topology_json(&topology));
         assert_null(sv_topology_dot(&topology));

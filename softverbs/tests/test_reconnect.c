@@ -147,12 +147,8 @@ static void *one_side(void *argument)
             for (int i = 0; i < 20; i++)
                 poll(s);
             /* fallthrough */
-        case 1:
-            assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}), 0);
-            break;
-        default:
-            assert_int_equal(ibv_destroy_qp(s->qp), 0);
-            s->qp = NULL;
+        case 1: assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}), 0); break;
+        default: assert_int_equal(ibv_destroy_qp(s->qp), 0); s->qp = NULL;
         }
         while (ibv_poll_cq(s->cq, 1, &(struct ibv_wc){0}) > 0)
             s->received++; /* what is left of this round: nothing comes any more */

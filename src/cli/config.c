@@ -54,17 +54,10 @@ int cli_config(int argc, char **argv)
     int c;
     while ((c = cli_option("config", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'j':
-            as_json = true;
-            break;
-        case 'H':
-            config.hostfile = optarg;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return cli_flush("config");
-        default:
-            return CLI_USAGE;
+        case 'j': as_json = true; break;
+        case 'H': config.hostfile = optarg; break;
+        case 'h': fputs(help, stdout); return cli_flush("config");
+        default: return CLI_USAGE;
         }
     }
     if (optind < argc)

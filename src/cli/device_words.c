@@ -11,46 +11,32 @@
 const char *cli_link_text(enum verbs_link link)
 {
     switch (link) {
-    case VERBS_INFINIBAND:
-        return "InfiniBand";
-    case VERBS_ETHERNET:
-        return "Ethernet";
-    case VERBS_THUNDERBOLT:
-        return "Thunderbolt";
-    default:
-        return "other";
+    case VERBS_INFINIBAND: return "InfiniBand";
+    case VERBS_ETHERNET: return "Ethernet";
+    case VERBS_THUNDERBOLT: return "Thunderbolt";
+    default: return "other";
     }
 }
 
 const char *cli_port_state_text(enum ibv_port_state state)
 {
     switch (state) {
-    case IBV_PORT_DOWN:
-        return "down";
-    case IBV_PORT_INIT:
-        return "init";
-    case IBV_PORT_ARMED:
-        return "armed";
-    case IBV_PORT_ACTIVE:
-        return "active";
-    case IBV_PORT_ACTIVE_DEFER:
-        return "deferred";
-    default:
-        return "unknown";
+    case IBV_PORT_DOWN: return "down";
+    case IBV_PORT_INIT: return "init";
+    case IBV_PORT_ARMED: return "armed";
+    case IBV_PORT_ACTIVE: return "active";
+    case IBV_PORT_ACTIVE_DEFER: return "deferred";
+    default: return "unknown";
     }
 }
 
 const char *cli_gid_kind_text(enum verbs_gid_kind kind)
 {
     switch (kind) {
-    case VERBS_GID_IB:
-        return "InfiniBand";
-    case VERBS_GID_ROCE_V1:
-        return "RoCE v1";
-    case VERBS_GID_ROCE_V2:
-        return "RoCE v2";
-    default:
-        return "";
+    case VERBS_GID_IB: return "InfiniBand";
+    case VERBS_GID_ROCE_V1: return "RoCE v1";
+    case VERBS_GID_ROCE_V2: return "RoCE v2";
+    default: return "";
     }
 }
 
@@ -64,19 +50,13 @@ const char *cli_transport_of(const struct verbs_device *d)
 const char *cli_reason(const struct verbs_device *d)
 {
     switch (d->usable) {
-    case 0:
-        return NULL;
-    case -ENETDOWN:
-        return "port-down";
-    case -EADDRNOTAVAIL:
-        return "no-gid";
-    case -EOPNOTSUPP:
-        return "no-connections";
+    case 0: return NULL;
+    case -ENETDOWN: return "port-down";
+    case -EADDRNOTAVAIL: return "no-gid";
+    case -EOPNOTSUPP: return "no-connections";
     case -EACCES:
-    case -EPERM:
-        return "no-access";
-    default:
-        return "error";
+    case -EPERM: return "no-access";
+    default: return "error";
     }
 }
 

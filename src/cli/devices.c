@@ -198,20 +198,11 @@ int cli_devices(int argc, char **argv)
     int c, wanted = -1;
     while ((c = cli_option("devices", argc, argv, "vh", longs, &started)) != -1) {
         switch (c) {
-        case 'j':
-            as_json = true;
-            break;
-        case 'v':
-            verbose = true;
-            break;
-        case 'g':
-            index = optarg;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return cli_flush("devices");
-        default:
-            return CLI_USAGE;
+        case 'j': as_json = true; break;
+        case 'v': verbose = true; break;
+        case 'g': index = optarg; break;
+        case 'h': fputs(help, stdout); return cli_flush("devices");
+        default: return CLI_USAGE;
         }
     }
     if (index) {

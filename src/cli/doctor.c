@@ -62,20 +62,11 @@ int cli_doctor(int argc, char **argv)
     int c;
     while ((c = cli_option("doctor", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'j':
-            as_json = true;
-            break;
-        case 'f':
-            facts_dir = optarg;
-            break;
-        case 's':
-            save_dir = optarg;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return cli_flush("doctor");
-        default:
-            return CLI_USAGE;
+        case 'j': as_json = true; break;
+        case 'f': facts_dir = optarg; break;
+        case 's': save_dir = optarg; break;
+        case 'h': fputs(help, stdout); return cli_flush("doctor");
+        default: return CLI_USAGE;
         }
     }
     if (optind < argc)

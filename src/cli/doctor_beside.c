@@ -11,7 +11,9 @@ static bool is_rdma_interface(const struct doctor *d, const char *interface)
 {
     size_t i;
     const json_t *device;
-    json_array_foreach(d->devices, i, device) if (strcmp(doctor_text_of(device, "interface"), interface) == 0) return true;
+    json_array_foreach (d->devices, i, device)
+        if (strcmp(doctor_text_of(device, "interface"), interface) == 0)
+            return true;
     return false;
 }
 

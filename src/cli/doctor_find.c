@@ -52,9 +52,9 @@ static json_t *read_devices(struct doctor *d)
         SAY(why, "no JSON: line %d, column %d: %.200s", error.line, error.column, error.text);
     else if (!json_is_array(list))
         SAY(why, "no list of devices");
-    json_array_foreach(list, i, device) if (!why[0] && (!json_is_string(json_object_get(device, "device")) ||
-                                                        !json_is_boolean(json_object_get(device, "usable"))))
-        SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
+    json_array_foreach (list, i, device)
+        if (!why[0] && (!json_is_string(json_object_get(device, "device")) || !json_is_boolean(json_object_get(device, "usable"))))
+            SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
     if (!why[0])
         return list;
     report_unreadable(d, DOCTOR_DEVICES, why, remedy);
@@ -260,9 +260,10 @@ static bool address_taken(const struct doctor *d, const char *address)
     for (const char *at = doctor_fact(d, DOCTOR_INTERFACES); at && (at = strstr(at, address)); at += n)
         if (at[n] < '0' || at[n] > '9')
             return true;
-    json_array_foreach(d->devices, i, device)
-        json_array_foreach(json_object_get(device, "gids"), k, gid) if (strncmp(doctor_text_of(gid, "gid"), "::ffff:", 7) == 0 &&
-                                                                        strcmp(doctor_text_of(gid, "gid") + 7, address) == 0) return true;
+    json_array_foreach (d->devices, i, device)
+        json_array_foreach (json_object_get(device, "gids"), k, gid)
+            if (strncmp(doctor_text_of(gid, "gid"), "::ffff:", 7) == 0 && strcmp(doctor_text_of(gid, "gid") + 7, address) == 0)
+                return true;
     return false;
 }
 
@@ -363,8 +364,7 @@ static void check_devices(struct doctor *d)
 {
     size_t i;
     json_t *device;
-    json_array_foreach(d->devices, i, device)
-    {
+    json_array_foreach (d->devices, i, device) {
         const char *reason = doctor_text_of(device, "reason");
         if (json_is_true(json_object_get(device, "usable"))) {
             unsigned before = d->count;

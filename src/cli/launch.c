@@ -203,17 +203,14 @@ static bool handle_signals(struct launcher *s)
         for (ssize_t i = 0; i < n; i++) {
             int sig = sigs[i];
             switch (sig) {
-            case SIGCHLD:
-                break; /* reap() looks anyway */
+            case SIGCHLD: break; /* reap() looks anyway */
             case SIGTSTP:
                 signal_nodes(s, SIGTSTP);
                 raise(SIGSTOP);
                 break;
             case SIGCONT:
             case SIGUSR1:
-            case SIGUSR2:
-                signal_nodes(s, sig);
-                break;
+            case SIGUSR2: signal_nodes(s, sig); break;
             default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
                 stay = stay && s->running > 0; /* only output is left, and nobody wants it */
                 if (s->interrupted && sig != SIGHUP) {

@@ -166,24 +166,12 @@ static size_t unescape(char *to, const char *text)
             continue;
         }
         switch (*++p) {
-        case 'n':
-            *to++ = '\n';
-            break;
-        case 't':
-            *to++ = '\t';
-            break;
-        case 'r':
-            *to++ = '\r';
-            break;
-        case '0':
-            *to++ = '\0';
-            break;
-        case '\\':
-            *to++ = '\\';
-            break;
-        default:
-            cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\0, \\\\", p);
-            return 0;
+        case 'n': *to++ = '\n'; break;
+        case 't': *to++ = '\t'; break;
+        case 'r': *to++ = '\r'; break;
+        case '0': *to++ = '\0'; break;
+        case '\\': *to++ = '\\'; break;
+        default: cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\0, \\\\", p); return 0;
         }
     }
     if (to == start)
@@ -212,23 +200,12 @@ static int kernel_from(struct map_options *o, const char *arg)
 static int take_option(struct map_options *o, struct launch *l, char **own, int c)
 {
     switch (c) {
-    case HOSTFILE:
-        l->hostfile = optarg;
-        return 0;
-    case REMOTE_WEFT:
-        l->weft = optarg;
-        return 0;
-    case SOFTVERBS:
-        l->softverbs = optarg;
-        return 0;
-    case GUARD:
-        l->guard = true;
-        return 0;
-    case BLOCK:
-        return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
-    case MEMORY:
-        o->memory = optarg;
-        return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
+    case HOSTFILE: l->hostfile = optarg; return 0;
+    case REMOTE_WEFT: l->weft = optarg; return 0;
+    case SOFTVERBS: l->softverbs = optarg; return 0;
+    case GUARD: l->guard = true; return 0;
+    case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
+    case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
         if (o->cut == MAP_CUT_EXACT)
             return cli_usage("map", "--separator and --exact exclude each other");
@@ -242,51 +219,28 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_EXACT;
         return 0;
-    case NODES:
-        return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
-    case SLOTS:
-        return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
-    case RETRIES:
-        return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
+    case NODES: return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
+    case SLOTS: return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
+    case RETRIES: return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
         return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: no command is that quick");
-    case DRY_RUN:
-        o->dry_run = true;
-        return 0;
+    case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL:
         o->kernel = optarg;
         o->kernel_file = NULL;
         return 0;
-    case KERNEL_FROM:
-        return kernel_from(o, optarg);
-    case LITERAL:
-        o->literal = true;
-        return 0;
-    case OUTPUT:
-        o->output = strcmp(optarg, "-") ? optarg : NULL;
-        return 0;
-    case UNORDERED:
-        o->unordered = true;
-        return 0;
-    case STATS:
-        o->stats = true;
-        return 0;
-    case JSON:
-        o->json = true;
-        return 0;
-    case STATS_FILE:
-        o->stats_file = optarg;
-        return 0;
-    case PROGRESS:
-        o->progress = MAP_ALWAYS;
-        return 0;
-    case NO_PROGRESS:
-        o->progress = MAP_NEVER;
-        return 0;
-    default:
-        return CLI_USAGE;
+    case KERNEL_FROM: return kernel_from(o, optarg);
+    case LITERAL: o->literal = true; return 0;
+    case OUTPUT: o->output = strcmp(optarg, "-") ? optarg : NULL; return 0;
+    case UNORDERED: o->unordered = true; return 0;
+    case STATS: o->stats = true; return 0;
+    case JSON: o->json = true; return 0;
+    case STATS_FILE: o->stats_file = optarg; return 0;
+    case PROGRESS: o->progress = MAP_ALWAYS; return 0;
+    case NO_PROGRESS: o->progress = MAP_NEVER; return 0;
+    default: return CLI_USAGE;
     }
 }
 

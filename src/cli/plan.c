@@ -233,18 +233,10 @@ int cli_plan(int argc, char **argv)
         p.sizes[i] = UINT64_C(4096) << i;
     while ((c = cli_option("plan", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'p':
-            n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers);
-            break;
-        case 's':
-            n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes);
-            break;
-        case 'd':
-            n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths);
-            break;
-        case 'l':
-            n = read_one("--lanes", optarg, FAB_LANES_MAX, &p.lanes);
-            break;
+        case 'p': n = p.peer_count = read_list("--peers", optarg, false, 2, 65535, p.peers); break;
+        case 's': n = p.size_count = read_list("--sizes", optarg, true, 1, VERBS_SEGMENT, p.sizes); break;
+        case 'd': n = p.depth_count = read_list("--depth", optarg, false, 1, 65535, p.depths); break;
+        case 'l': n = read_one("--lanes", optarg, FAB_LANES_MAX, &p.lanes); break;
         case 'r':
             n = read_one("--regions", optarg, UINT32_MAX, &p.regions);
             regions_said = true;
@@ -253,17 +245,10 @@ int cli_plan(int argc, char **argv)
             n = read_one("--qps", optarg, UINT32_MAX, &p.qps);
             qps_said = true;
             break;
-        case 'D':
-            device = optarg;
-            break;
-        case 'j':
-            as_json = true;
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return cli_flush("plan");
-        default:
-            return CLI_USAGE;
+        case 'D': device = optarg; break;
+        case 'j': as_json = true; break;
+        case 'h': fputs(help, stdout); return cli_flush("plan");
+        default: return CLI_USAGE;
         }
         if (n == 0)
             return CLI_USAGE;

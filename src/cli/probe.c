@@ -82,26 +82,13 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     int c;
     while ((c = cli_option("probe", argc, argv, "h", longs, &started)) != -1) {
         switch (c) {
-        case 'd':
-            p->name = optarg;
-            break;
-        case 't':
-            p->to = optarg;
-            break;
-        case 'l':
-            p->listen = optarg;
-            break;
-        case 'p':
-            p->peer = optarg;
-            break;
-        case 'j':
-            p->json = true;
-            break;
-        case 'm':
-            p->markdown = true;
-            break;
-        case 'h':
-            return -1;
+        case 'd': p->name = optarg; break;
+        case 't': p->to = optarg; break;
+        case 'l': p->listen = optarg; break;
+        case 'p': p->peer = optarg; break;
+        case 'j': p->json = true; break;
+        case 'm': p->markdown = true; break;
+        case 'h': return -1;
         case 's':
             if (base_parse_bytes(optarg, &p->size) || p->size < 64 || p->size > VERBS_SEGMENT)
                 return cli_usage("probe", "--size '%s': expected a size from 64 to 1G", optarg);
@@ -117,8 +104,7 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
             p->gid_index = (int)n;
             gid_said = true;
             break;
-        default:
-            return CLI_USAGE;
+        default: return CLI_USAGE;
         }
     }
     if (optind == argc)

@@ -75,41 +75,28 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
             if ((status = parse_nodes(optarg, &l->nodes)))
                 return status;
             break;
-        case 'H':
-            l->hostfile = optarg;
-            break;
+        case 'H': l->hostfile = optarg; break;
         case 'P':
             if (cluster_pool_check(optarg) || strlen(optarg) > 40)
                 return cli_usage("run", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
             l->pool = optarg;
             break;
-        case 'W':
-            l->weft = optarg;
-            break;
-        case 'S':
-            l->softverbs = optarg;
-            break;
-        case 'G':
-            l->guard = true;
-            break;
-        case 't':
-            l->tag = true;
-            break;
+        case 'W': l->weft = optarg; break;
+        case 'S': l->softverbs = optarg; break;
+        case 'G': l->guard = true; break;
+        case 't': l->tag = true; break;
         case 'T':
             if (base_parse_duration(optarg, &l->timeout_ns))
                 return cli_usage("run", "--timeout: %s", base_error());
             if (l->timeout_ns == 0)
                 return cli_usage("run", "--timeout '%s': expected more than nothing", optarg);
             break;
-        case 'k':
-            l->kill_on_failure = true;
-            break;
+        case 'k': l->kill_on_failure = true; break;
         case 'h':
             fputs(help, stdout);
             *done = true;
             return cli_flush("run");
-        default:
-            return CLI_USAGE;
+        default: return CLI_USAGE;
         }
     }
     return 0;

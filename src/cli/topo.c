@@ -52,15 +52,9 @@ static int take_option(int c, struct options *o, struct launch *l)
             return cli_usage("topo", "-n '%s': expected a number of nodes from 2 to %u", optarg, TOPO_NODES_MAX);
         l->nodes = (uint32_t)n;
         return 0;
-    case 'H':
-        l->hostfile = optarg;
-        return 0;
-    case 'W':
-        l->weft = optarg;
-        return 0;
-    case 'S':
-        l->softverbs = optarg;
-        return 0;
+    case 'H': l->hostfile = optarg; return 0;
+    case 'W': l->weft = optarg; return 0;
+    case 'S': l->softverbs = optarg; return 0;
     case 'T':
         if (base_parse_duration(optarg, &o->time_ns) || o->time_ns < WEFT_MS || o->time_ns > TOPO_TIME_MAX)
             return cli_usage("topo", "--time '%s': expected a duration from 1ms to 1m, as in 50ms", optarg);
@@ -73,8 +67,7 @@ static int take_option(int c, struct options *o, struct launch *l)
             return cli_usage("topo", "--json, --dot, --svg and --matrix: one of them");
         o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
-    default:
-        return CLI_USAGE;
+    default: return CLI_USAGE;
     }
 }
 

@@ -336,13 +336,9 @@ static int print_svg(const struct topo *t)
 int topo_print(const struct topo *t, enum topo_format format)
 {
     switch (format) {
-    case TOPO_JSON:
-        return print_json(t);
-    case TOPO_DOT:
-        return print_dot(t);
-    case TOPO_SVG:
-        return print_svg(t);
-    default:
-        return print_tables(t);
+    case TOPO_JSON: return print_json(t);
+    case TOPO_DOT: return print_dot(t);
+    case TOPO_SVG: return print_svg(t);
+    default: return print_tables(t);
     }
 }

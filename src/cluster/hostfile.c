@@ -42,33 +42,15 @@ static void step_back(struct reader *r)
 static const char *describe(const json_t *v, char *buf, size_t len)
 {
     switch (v ? (int)json_typeof(v) : -1) {
-    case JSON_OBJECT:
-        snprintf(buf, len, "an object");
-        break;
-    case JSON_ARRAY:
-        snprintf(buf, len, "a list of %zu", json_array_size(v));
-        break;
-    case JSON_STRING:
-        snprintf(buf, len, "\"%.60s%s\"", json_string_value(v), json_string_length(v) > 60 ? "..." : "");
-        break;
-    case JSON_INTEGER:
-        snprintf(buf, len, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
-        break;
-    case JSON_REAL:
-        snprintf(buf, len, "%g", json_real_value(v));
-        break;
-    case JSON_TRUE:
-        snprintf(buf, len, "true");
-        break;
-    case JSON_FALSE:
-        snprintf(buf, len, "false");
-        break;
-    case JSON_NULL:
-        snprintf(buf, len, "null");
-        break;
-    default:
-        snprintf(buf, len, "nothing");
-        break;
+    case JSON_OBJECT: snprintf(buf, len, "an object"); break;
+    case JSON_ARRAY: snprintf(buf, len, "a list of %zu", json_array_size(v)); break;
+    case JSON_STRING: snprintf(buf, len, "\"%.60s%s\"", json_string_value(v), json_string_length(v) > 60 ? "..." : ""); break;
+    case JSON_INTEGER: snprintf(buf, len, "%" JSON_INTEGER_FORMAT, json_integer_value(v)); break;
+    case JSON_REAL: snprintf(buf, len, "%g", json_real_value(v)); break;
+    case JSON_TRUE: snprintf(buf, len, "true"); break;
+    case JSON_FALSE: snprintf(buf, len, "false"); break;
+    case JSON_NULL: snprintf(buf, len, "null"); break;
+    default: snprintf(buf, len, "nothing"); break;
     }
     for (char *p = buf; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
@@ -113,8 +95,7 @@ static int only_keys(struct reader *r, json_t *object, const char *const *keys, 
 {
     const char *key;
     json_t *value;
-    json_object_foreach(object, key, value)
-    {
+    json_object_foreach (object, key, value) {
         if (!allowed(key, keys)) {
             step_key(r, key);
             return expected(r, what, value);
@@ -169,8 +150,7 @@ static int read_devices(struct reader *r, const json_t *list, struct cluster_hos
         if (json_is_array(v)) {
             const json_t *cable;
             size_t k;
-            json_array_foreach(v, k, cable)
-            {
+            json_array_foreach (v, k, cable) {
                 step_index(r, k);
                 if (!is_name(cable, 63))
                     return expected(r, "a device's name", cable);
@@ -282,8 +262,7 @@ static int read_hosts(struct reader *r, const json_t *list, bool own)
     size_t i;
     if (rc)
         return rc;
-    json_array_foreach(list, i, v)
-    {
+    json_array_foreach (list, i, v) {
         step_index(r, i);
         if ((rc = read_host(r, v, i, r->out->machines, own)))
             return rc;
@@ -302,8 +281,7 @@ static int read_settings(struct reader *r, json_t *object)
     h->settings = calloc(json_object_size(object) + 1, sizeof *h->settings);
     if (!h->settings)
         return out_of_memory(r);
-    json_object_foreach(object, key, v)
-    {
+    json_object_foreach (object, key, v) {
         char text[64];
         const char *value = text;
         step_key(r, key);
@@ -377,8 +355,7 @@ static int read_ring(struct reader *r, const json_t *root)
     size_t i, k;
     if (rc)
         return rc;
-    json_array_foreach(root, i, rank)
-    {
+    json_array_foreach (root, i, rank) {
         struct cluster_host *h = &r->out->hosts[i];
         h->machine = (uint32_t)i;
         r->slots[i] = 1;
@@ -388,8 +365,7 @@ static int read_ring(struct reader *r, const json_t *root)
         h->ips = calloc(json_array_size(rank), sizeof *h->ips);
         if (!h->ips)
             return out_of_memory(r);
-        json_array_foreach(rank, k, v)
-        {
+        json_array_foreach (rank, k, v) {
             const char *text = json_string_value(v);
             const char *colon = text ? strrchr(text, ':') : NULL;
             step_index(r, k);
@@ -415,8 +391,7 @@ static int read_matrix(struct reader *r, const json_t *root)
     size_t i;
     if (rc)
         return rc;
-    json_array_foreach(root, i, row)
-    {
+    json_array_foreach (root, i, row) {
         r->out->hosts[i].machine = (uint32_t)i;
         r->slots[i] = 1;
         step_index(r, i);

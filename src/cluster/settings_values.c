@@ -141,8 +141,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
         else if (into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
-    default:
-        break; /* several together, or more than one member */
+    default: break; /* several together, or more than one member */
     }
     return rc;
 }

@@ -18,18 +18,13 @@ enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* goes over the wire as it is *
 static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint64_t b, uint64_t *before)
 {
     switch (kind) {
-    case FAB_ADD:
-        *before = __atomic_fetch_add(word, a, __ATOMIC_SEQ_CST);
-        return true;
-    case FAB_SWAP:
-        *before = __atomic_exchange_n(word, a, __ATOMIC_SEQ_CST);
-        return true;
+    case FAB_ADD: *before = __atomic_fetch_add(word, a, __ATOMIC_SEQ_CST); return true;
+    case FAB_SWAP: *before = __atomic_exchange_n(word, a, __ATOMIC_SEQ_CST); return true;
     case FAB_CAS:
         *before = a;
         __atomic_compare_exchange_n(word, before, b, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
         return true;
-    default:
-        return false;
+    default: return false;
     }
 }
 

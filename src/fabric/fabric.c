@@ -289,18 +289,12 @@ static bool compare(struct word_wait *c)
     uint64_t v = __atomic_load_n(c->word, __ATOMIC_ACQUIRE); /* pairs with the signal's release */
     c->seen = v;
     switch (c->cmp) {
-    case WEFT_EQ:
-        return v == c->value;
-    case WEFT_NE:
-        return v != c->value;
-    case WEFT_LT:
-        return v < c->value;
-    case WEFT_LE:
-        return v <= c->value;
-    case WEFT_GT:
-        return v > c->value;
-    case WEFT_GE:
-        return v >= c->value;
+    case WEFT_EQ: return v == c->value;
+    case WEFT_NE: return v != c->value;
+    case WEFT_LT: return v < c->value;
+    case WEFT_LE: return v <= c->value;
+    case WEFT_GT: return v > c->value;
+    case WEFT_GE: return v >= c->value;
     }
     return false;
 }

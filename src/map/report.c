@@ -71,9 +71,7 @@ void map_report_failure(struct map_job *job, const struct map_piece *piece, cons
     command_text(job, command, sizeof command);
     int code = outcome->code;
     switch ((enum map_kind)outcome->kind) {
-    case MAP_EXITED:
-        snprintf(how, sizeof how, "exited %d", code);
-        break;
+    case MAP_EXITED: snprintf(how, sizeof how, "exited %d", code); break;
     case MAP_SIGNALLED: {
         const char *name = NULL;
 #if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 32)
@@ -85,18 +83,10 @@ void map_report_failure(struct map_job *job, const struct map_piece *piece, cons
             snprintf(how, sizeof how, "was killed by signal %d", code);
         break;
     }
-    case MAP_TIMED_OUT:
-        snprintf(how, sizeof how, "timed out after %g s", (double)job->options->timeout_ns / 1e9);
-        break;
-    case MAP_NO_RESULT:
-        snprintf(how, sizeof how, "failed");
-        break;
-    case MAP_DEADLY:
-        snprintf(how, sizeof how, "was given up: every node that ran it died");
-        break;
-    default:
-        snprintf(how, sizeof how, "could not be run");
-        break;
+    case MAP_TIMED_OUT: snprintf(how, sizeof how, "timed out after %g s", (double)job->options->timeout_ns / 1e9); break;
+    case MAP_NO_RESULT: snprintf(how, sizeof how, "failed"); break;
+    case MAP_DEADLY: snprintf(how, sizeof how, "was given up: every node that ran it died"); break;
+    default: snprintf(how, sizeof how, "could not be run"); break;
     }
     if (attempts > 1)
         snprintf(tries, sizeof tries, " (%u attempts)", attempts);

@@ -180,22 +180,14 @@ static void handle(weft_node *w, uint32_t from, const void *header, size_t heade
         learn(q, from, &m);
         queue_post(q, from, QUEUE_ANSWER, m.incarnation, NULL, 0, 0);
         break;
-    case QUEUE_ANSWER:
-        learn(q, from, &m);
-        break;
-    case QUEUE_SETTLE:
-        settle(q, from, m.count, payload, payload_len);
-        break;
+    case QUEUE_ANSWER: learn(q, from, &m); break;
+    case QUEUE_SETTLE: settle(q, from, m.count, payload, payload_len); break;
     case QUEUE_NONE:
         atomic_store_explicit(&q->none[from], m.count, memory_order_release); /* pairs with none_open() in drain.c */
         fab_wake_here(w);
         break;
-    case QUEUE_CLOSE:
-        closed(q, from, m.incarnation);
-        break;
-    case QUEUE_SHUTDOWN:
-        shut(q);
-        break;
+    case QUEUE_CLOSE: closed(q, from, m.incarnation); break;
+    case QUEUE_SHUTDOWN: shut(q); break;
     case QUEUE_DONES:
         if (m.count <= QUEUE_DONES_MAX && payload_len == m.count * sizeof(struct queue_done_message)) {
             struct queue_done_message dones[QUEUE_DONES_MAX];
@@ -203,8 +195,7 @@ static void handle(weft_node *w, uint32_t from, const void *header, size_t heade
             queue_accept(q, from, dones, m.count);
         }
         break;
-    default:
-        break;
+    default: break;
     }
     leave(room, q);
 }

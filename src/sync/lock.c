@@ -238,21 +238,12 @@ static void on_message(struct weft_node *w, uint32_t from, const void *header, s
     if ((m.word & 7) || fab_resolve(w, m.word, 8, &l) || (answer ? weft_gaddr_node(m.word) != from : !home))
         return; /* not from any weft */
     switch (m.verb) {
-    case LOCK_REQUEST:
-        lock_on_request(w, arg, from, &m);
-        break;
-    case LOCK_RELEASE:
-        lock_on_release(w, arg, from, &m);
-        break;
-    case LOCK_CANCEL:
-        lock_on_cancel(arg, from, &m);
-        break;
+    case LOCK_REQUEST: lock_on_request(w, arg, from, &m); break;
+    case LOCK_RELEASE: lock_on_release(w, arg, from, &m); break;
+    case LOCK_CANCEL: lock_on_cancel(arg, from, &m); break;
     case LOCK_GRANT:
-    case LOCK_REFUSE:
-        on_answer(w, arg, from, &m);
-        break;
-    default:
-        break;
+    case LOCK_REFUSE: on_answer(w, arg, from, &m); break;
+    default: break;
     }
 }
 

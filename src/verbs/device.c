@@ -95,16 +95,11 @@ static int read_gids(struct verbs_device *d)
 static const char *state_text(enum ibv_port_state state)
 {
     switch (state) {
-    case IBV_PORT_DOWN:
-        return "down";
-    case IBV_PORT_INIT:
-        return "initializing (no subnet manager has set it up)";
-    case IBV_PORT_ARMED:
-        return "armed (the subnet manager has not made it active)";
-    case IBV_PORT_ACTIVE_DEFER:
-        return "active, deferred";
-    default:
-        return "in no known state";
+    case IBV_PORT_DOWN: return "down";
+    case IBV_PORT_INIT: return "initializing (no subnet manager has set it up)";
+    case IBV_PORT_ARMED: return "armed (the subnet manager has not made it active)";
+    case IBV_PORT_ACTIVE_DEFER: return "active, deferred";
+    default: return "in no known state";
     }
 }
 

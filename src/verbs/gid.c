@@ -40,12 +40,9 @@ static bool is_set(const union ibv_gid *gid)
 static const char *kind_text(enum verbs_gid_kind kind)
 {
     switch (kind) {
-    case VERBS_GID_ROCE_V1:
-        return ", RoCE v1";
-    case VERBS_GID_ROCE_V2:
-        return ", RoCE v2";
-    default:
-        return "";
+    case VERBS_GID_ROCE_V1: return ", RoCE v1";
+    case VERBS_GID_ROCE_V2: return ", RoCE v2";
+    default: return "";
     }
 }
 

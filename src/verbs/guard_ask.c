@@ -25,10 +25,8 @@ static int64_t patience(uint32_t verb)
     case GUARD_REG_MR:
     case GUARD_CREATE_CQ:
     case GUARD_CREATE_QP:
-    case GUARD_MODIFY_QP:
-        return GUARD_SLOW;
-    default:
-        return GUARD_PATIENCE;
+    case GUARD_MODIFY_QP: return GUARD_SLOW;
+    default: return GUARD_PATIENCE;
     }
 }
 

@@ -326,12 +326,8 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
         atomic_store_explicit(&g->page->up[c->id], 0, memory_order_relaxed);
         break;
     }
-    case DOMAIN:
-        rc = g->lib->dealloc_pd(((struct domain *)one)->real);
-        break;
-    case REGION:
-        rc = g->lib->dereg_mr(((struct region *)one)->real);
-        break;
+    case DOMAIN: rc = g->lib->dealloc_pd(((struct domain *)one)->real); break;
+    case REGION: rc = g->lib->dereg_mr(((struct region *)one)->real); break;
     case CHANNEL:
         rc = g->lib->destroy_comp_channel(((struct channel *)one)->real);
         if (rc == 0)
@@ -351,8 +347,7 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
         }
         break;
     }
-    default:
-        break;
+    default: break;
     }
     if (rc)
         return rc > 0 ? rc : failed();
@@ -397,18 +392,11 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
     if (!x)
         return EINVAL;
     switch (c->verb) {
-    case GUARD_CLOSE:
-        return guard_destroy(g, CONTEXT, x);
-    case GUARD_QUERY_DEVICE:
-        rc = g->lib->query_device(x->real, &a->device_attr);
-        return rc > 0 ? rc : rc ? failed() : 0;
-    case GUARD_QUERY_PORT:
-        return query_port(g, x, c->a, a);
-    case GUARD_QUERY_GID:
-        rc = g->lib->query_gid(x->real, (uint8_t)c->a, (int)c->b, &a->gid);
-        return rc > 0 ? rc : rc ? failed() : 0;
-    case GUARD_QUERY_GID_EX:
-        return gid_entry(g, c, x, a);
+    case GUARD_CLOSE: return guard_destroy(g, CONTEXT, x);
+    case GUARD_QUERY_DEVICE: rc = g->lib->query_device(x->real, &a->device_attr); return rc > 0 ? rc : rc ? failed() : 0;
+    case GUARD_QUERY_PORT: return query_port(g, x, c->a, a);
+    case GUARD_QUERY_GID: rc = g->lib->query_gid(x->real, (uint8_t)c->a, (int)c->b, &a->gid); return rc > 0 ? rc : rc ? failed() : 0;
+    case GUARD_QUERY_GID_EX: return gid_entry(g, c, x, a);
     case GUARD_ALLOC_PD: {
         struct domain *d = make(g, DOMAIN, &a->object);
         if (!d)
@@ -420,10 +408,8 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
             drop(g, DOMAIN, d);
         return rc;
     }
-    case GUARD_CREATE_CHANNEL:
-        return create_channel(g, x, a, &fd[0]);
-    default:
-        return create_cq(g, c, x, a, &fd[0]);
+    case GUARD_CREATE_CHANNEL: return create_channel(g, x, a, &fd[0]);
+    default: return create_cq(g, c, x, a, &fd[0]);
     }
 }
 
@@ -445,20 +431,13 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     struct domain *d = guard_find(g, DOMAIN, c->object);
     struct pair *p = guard_find(g, PAIR, c->object);
     switch (c->verb) {
-    case GUARD_SHARE:
-        return share(g, c, fd[0]);
-    case GUARD_LIST:
-        return list(g, c, a);
-    case GUARD_OPEN:
-        return open_device(g, c->object, a);
-    case GUARD_REG_MR:
-        return d ? register_memory(g, c, d, a) : EINVAL;
-    case GUARD_CREATE_QP:
-        return d ? create_qp(g, c, d, a, &fd[0]) : EINVAL;
-    case GUARD_QUERY_QP:
-        return p ? query_qp(g, c, p, a) : EINVAL;
-    case GUARD_MODIFY_QP:
-        return p ? modify_qp(g, c, p) : EINVAL;
+    case GUARD_SHARE: return share(g, c, fd[0]);
+    case GUARD_LIST: return list(g, c, a);
+    case GUARD_OPEN: return open_device(g, c->object, a);
+    case GUARD_REG_MR: return d ? register_memory(g, c, d, a) : EINVAL;
+    case GUARD_CREATE_QP: return d ? create_qp(g, c, d, a, &fd[0]) : EINVAL;
+    case GUARD_QUERY_QP: return p ? query_qp(g, c, p, a) : EINVAL;
+    case GUARD_MODIFY_QP: return p ? modify_qp(g, c, p) : EINVAL;
     case GUARD_CLOSE:
     case GUARD_QUERY_DEVICE:
     case GUARD_QUERY_PORT:
@@ -466,9 +445,7 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     case GUARD_QUERY_GID_EX:
     case GUARD_ALLOC_PD:
     case GUARD_CREATE_CHANNEL:
-    case GUARD_CREATE_CQ:
-        return on_context(g, c, guard_find(g, CONTEXT, c->object), a, fd);
-    default:
-        return ENOSYS;
+    case GUARD_CREATE_CQ: return on_context(g, c, guard_find(g, CONTEXT, c->object), a, fd);
+    default: return ENOSYS;
     }
 }

@@ -13,14 +13,10 @@
 static const char *type_text(enum ibv_qp_type type)
 {
     switch (type) {
-    case IBV_QPT_RC:
-        return "RC";
-    case IBV_QPT_UC:
-        return "UC";
-    case IBV_QPT_UD:
-        return "UD";
-    default:
-        return "unknown";
+    case IBV_QPT_RC: return "RC";
+    case IBV_QPT_UC: return "UC";
+    case IBV_QPT_UD: return "UD";
+    default: return "unknown";
     }
 }
 
@@ -191,12 +187,9 @@ static const char *meaning_of(int code)
         return ". This has meant a GID that is real and cannot be reached on this link: use the IPv4-mapped "
                "entry, the same subnet at both ends, and the two ports that one cable joins";
     case -ENETUNREACH:
-    case -EHOSTUNREACH:
-        return ". There is no route between the two addresses: are they in one subnet?";
-    case -ENETDOWN:
-        return ". The interface is down";
-    default:
-        return "";
+    case -EHOSTUNREACH: return ". There is no route between the two addresses: are they in one subnet?";
+    case -ENETDOWN: return ". The interface is down";
+    default: return "";
     }
 }
 

@@ -84,14 +84,9 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
         thunderbolt(&t, device);
     } else {
         switch (transport) {
-        case IBV_TRANSPORT_IB:
-            infiniband(&t, port);
-            break;
-        case IBV_TRANSPORT_IWARP:
-            iwarp(&t);
-            break;
-        default:
-            t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
+        case IBV_TRANSPORT_IB: infiniband(&t, port); break;
+        case IBV_TRANSPORT_IWARP: iwarp(&t); break;
+        default: t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
         }
         others_limits(&t, device, port);
     }

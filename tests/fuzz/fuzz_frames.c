@@ -231,24 +231,12 @@ static void operation(struct input *in)
     f.ops[i].status = 1;
     int rc;
     switch (what % 6) {
-    case 0:
-        rc = tb_endpoint_put(&f.p, at, local, len, &f.ops[i]);
-        break;
-    case 1:
-        rc = tb_endpoint_get(&f.p, local, at, len, &f.ops[i]);
-        break;
-    case 2:
-        rc = tb_endpoint_put_signal(&f.p, at, local, len, FIRST, 1, &f.ops[i]);
-        break;
-    case 3:
-        rc = tb_endpoint_atomic(&f.p, FAB_CAS, at, len, 1, true, &f.olds[i], &f.ops[i]);
-        break;
-    case 4:
-        rc = tb_endpoint_message(&f.p, 1, f.outside, 8, f.outside, (uint32_t)(len % WEFT_PAYLOAD_MAX), &f.ops[i]);
-        break;
-    default:
-        f.ops[i].status = 0;
-        rc = tb_endpoint_fence(&f.p);
+    case 0: rc = tb_endpoint_put(&f.p, at, local, len, &f.ops[i]); break;
+    case 1: rc = tb_endpoint_get(&f.p, local, at, len, &f.ops[i]); break;
+    case 2: rc = tb_endpoint_put_signal(&f.p, at, local, len, FIRST, 1, &f.ops[i]); break;
+    case 3: rc = tb_endpoint_atomic(&f.p, FAB_CAS, at, len, 1, true, &f.olds[i], &f.ops[i]); break;
+    case 4: rc = tb_endpoint_message(&f.p, 1, f.outside, 8, f.outside, (uint32_t)(len % WEFT_PAYLOAD_MAX), &f.ops[i]); break;
+    default: f.ops[i].status = 0; rc = tb_endpoint_fence(&f.p);
     }
     if (rc)
         abort();
@@ -343,21 +331,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             frame_of(&in, frame, (uint32_t)len);
             break;
         case 2:
-        case 3:
-            fixed_record(&in);
-            break;
-        case 4:
-            device(&in);
-            break;
-        case 5:
-            f.now += (int64_t)take(&in, 1) * 1000000;
-            break;
-        case 6:
-            operation(&in);
-            break;
-        case 7:
-            cable(&in);
-            break;
+        case 3: fixed_record(&in); break;
+        case 4: device(&in); break;
+        case 5: f.now += (int64_t)take(&in, 1) * 1000000; break;
+        case 6: operation(&in); break;
+        case 7: cable(&in); break;
         default:
             if (f.waiting) {
                 f.waiting--;

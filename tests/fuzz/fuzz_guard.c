@@ -398,12 +398,8 @@ static void one_ring(struct guard *g, struct input *in)
         atomic_store(&q->ring->in, q->mine + 1);
         break;
     }
-    case 2:
-        atomic_store(&q->ring->in, q->mine + (uint32_t)edge(in));
-        break;
-    default:
-        atomic_store(&q->ring->out, q->mine - (uint32_t)edge(in));
-        atomic_store(&q->ring->armed, (uint32_t)word(in, 1));
+    case 2: atomic_store(&q->ring->in, q->mine + (uint32_t)edge(in)); break;
+    default: atomic_store(&q->ring->out, q->mine - (uint32_t)edge(in)); atomic_store(&q->ring->armed, (uint32_t)word(in, 1));
     }
 }
 
@@ -424,16 +420,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 0:
         case 1:
         case 2:
-        case 3:
-            one_call(&g, &in);
-            break;
+        case 3: one_call(&g, &in); break;
         case 4:
-        case 5:
-            one_ring(&g, &in);
-            break;
-        case 6:
-            (void)guard_move_all(&g);
-            break;
+        case 5: one_ring(&g, &in); break;
+        case 6: (void)guard_move_all(&g); break;
         default:
             f.up = command & 8;
             f.full = command & 16;

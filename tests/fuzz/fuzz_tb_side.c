@@ -191,31 +191,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             if (there)
                 about_leaving(&in, whom);
             break;
-        case 6:
-            node.device[whom == BEHIND].up = !node.device[whom == BEHIND].up;
-            break;
+        case 6: node.device[whom == BEHIND].up = !node.device[whom == BEHIND].up; break;
         case 7:
-        case 8:
-            upkeep();
-            break;
-        case 9:
-            frame(&in, whom);
-            break;
-        case 10:
-            device(&in, whom);
-            break;
-        case 11:
-            (void)serve();
-            break;
-        case 12:
-            operation(&in, whom);
-            break;
-        case 13:
-            (void)fab_tb.needed(&node.w);
-            break;
-        case 14:
-            node.device[whom == BEHIND].grants = (uint32_t)take(&in, 1) % TB_RECEIVES;
-            break;
+        case 8: upkeep(); break;
+        case 9: frame(&in, whom); break;
+        case 10: device(&in, whom); break;
+        case 11: (void)serve(); break;
+        case 12: operation(&in, whom); break;
+        case 13: (void)fab_tb.needed(&node.w); break;
+        case 14: node.device[whom == BEHIND].grants = (uint32_t)take(&in, 1) % TB_RECEIVES; break;
         default: /* seldom: there is little to see without it */
             if (take(&in, 1) > 240 && there) {
                 fab_last_words(&node.w, &node.links[whom], FAB_LEFT);

@@ -58,26 +58,17 @@ static int do_deed(weft_node *w, struct scene *s, uint8_t *buffer)
     bool inherited;
     int rc;
     switch (s->deed) {
-    case PUTTING:
-        return weft_put_blocking(w, there + 64, buffer, 100000);
-    case GETTING:
-        return weft_get_blocking(w, buffer, there + 64, 100000);
-    case ADDING:
-        return weft_fetch_add_blocking(w, there, 1, NULL);
-    case SENDING:
-        return weft_send(w, VICTIM, 1, NULL, 0, buffer, 3000, NULL);
-    case WAITING: /* for a counter of the victim's */
-        return weft_counter_wait(w, there + 8, 1, LONG);
-    case IN_BARRIER:
-        return weft_barrier(w, LONG);
+    case PUTTING: return weft_put_blocking(w, there + 64, buffer, 100000);
+    case GETTING: return weft_get_blocking(w, buffer, there + 64, 100000);
+    case ADDING: return weft_fetch_add_blocking(w, there, 1, NULL);
+    case SENDING: return weft_send(w, VICTIM, 1, NULL, 0, buffer, 3000, NULL);
+    case WAITING: /* for a counter of the victim's */ return weft_counter_wait(w, there + 8, 1, LONG);
+    case IN_BARRIER: return weft_barrier(w, LONG);
     case IN_LOCK: /* whose home is the victim */
         rc = weft_lock(w, there + 16, LONG, &inherited);
         return rc ? rc : weft_unlock(w, there + 16);
-    case FLUSHING:
-        rc = weft_put(w, there + 64, buffer, 64, NULL);
-        return rc ? rc : weft_flush(w, VICTIM, LONG);
-    default:
-        return 0;
+    case FLUSHING: rc = weft_put(w, there + 64, buffer, 64, NULL); return rc ? rc : weft_flush(w, VICTIM, LONG);
+    default: return 0;
     }
 }
 

@@ -41,24 +41,15 @@ static int start(weft_node *w, enum kind kind, weft_gaddr there, weft_op *op)
     static uint8_t out[LARGE], in[LARGE]; /* outside the pool */
     static uint64_t old;
     switch (kind) {
-    case PUT:
-        return weft_put(w, there + 64, out, 8, op);
-    case LARGE_PUT:
-        return weft_put(w, there + 64, out, sizeof out, op);
-    case GET:
-        return weft_get(w, in, there + 64, 8, op);
-    case LARGE_GET:
-        return weft_get(w, in, there + 64, sizeof in, op);
-    case ADD:
-        return weft_fetch_add(w, there, 1, &old, op);
-    case SWAP:
-        return weft_swap(w, there + 8, 1, &old, op);
-    case COMPARE_SWAP:
-        return weft_compare_swap(w, there + 8, 0, 1, &old, op);
-    case PUT_SIGNAL:
-        return weft_put_signal(w, there + 64, out, 8, there, 1, op);
-    default:
-        return weft_send(w, 1, 1, out, 8, out, 100, op);
+    case PUT: return weft_put(w, there + 64, out, 8, op);
+    case LARGE_PUT: return weft_put(w, there + 64, out, sizeof out, op);
+    case GET: return weft_get(w, in, there + 64, 8, op);
+    case LARGE_GET: return weft_get(w, in, there + 64, sizeof in, op);
+    case ADD: return weft_fetch_add(w, there, 1, &old, op);
+    case SWAP: return weft_swap(w, there + 8, 1, &old, op);
+    case COMPARE_SWAP: return weft_compare_swap(w, there + 8, 0, 1, &old, op);
+    case PUT_SIGNAL: return weft_put_signal(w, there + 64, out, 8, there, 1, op);
+    default: return weft_send(w, 1, 1, out, 8, out, 100, op);
     }
 }
 

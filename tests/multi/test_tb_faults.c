@@ -213,19 +213,14 @@ static void order(struct driver *d, uint32_t node, uint64_t at, uint64_t len)
 static uint64_t some_bytes(struct driver *d)
 {
     switch (dice(d, 16)) {
-    case 0:
-        return 1 + dice(d, BIGGEST);
+    case 0: return 1 + dice(d, BIGGEST);
     case 1:
-    case 2:
-        return 1 + dice(d, 256 << 10);
+    case 2: return 1 + dice(d, 256 << 10);
     case 3:
     case 4:
-    case 5:
-        return 1 + dice(d, 16 << 10);
-    case 6:
-        return 4096u << dice(d, 8);
-    default:
-        return 1 + dice(d, 300);
+    case 5: return 1 + dice(d, 16 << 10);
+    case 6: return 4096u << dice(d, 8);
+    default: return 1 + dice(d, 300);
     }
 }
 
@@ -341,9 +336,7 @@ static void one_op(struct driver *d)
         break;
     case 14:
     case 15:
-    case 16:
-        send_message(d, node);
-        break;
+    case 16: send_message(d, node); break;
     case 17: /* all nodes add to this word */
         if (went(d, node, weft_fetch_add(d->w, on_node(d->area, node) + NODES * (uint64_t)PART, 1, NULL, NULL)))
             atomic_fetch_add(&d->s->added[node], 1);

@@ -35,18 +35,10 @@ static void begin(weft_node *w, enum first what, weft_gaddr to, uint8_t *mine, u
     weft_op op;
     int rc = 0;
     switch (what) {
-    case GET:
-        rc = weft_get(w, mine, to, BIG, &op);
-        break;
-    case PUT:
-        rc = weft_put(w, to, mine, BIG, &op);
-        break;
-    case ADD:
-        rc = weft_fetch_add(w, to, 1, old, &op);
-        break;
-    case MESSAGE:
-        rc = weft_send(w, 1, 1, "", 0, mine, 1000, &op);
-        break;
+    case GET: rc = weft_get(w, mine, to, BIG, &op); break;
+    case PUT: rc = weft_put(w, to, mine, BIG, &op); break;
+    case ADD: rc = weft_fetch_add(w, to, 1, old, &op); break;
+    case MESSAGE: rc = weft_send(w, 1, 1, "", 0, mine, 1000, &op); break;
     default: /* waits for the cable, where the last of what was sent before has not been heard of */
         rc = weft_flush(w, 1, 20 * WEFT_MS);
         rc = rc == -ETIMEDOUT ? 0 : rc;

@@ -320,9 +320,7 @@ void work_begin(struct world *w, struct end *e)
         w->begun++;
         switch (s->kind) {
         case PUT:
-        case SIGNAL:
-            begin_put(w, c, s);
-            break;
+        case SIGNAL: begin_put(w, c, s); break;
         case GET: {
             choose_local(w, c, s, c->len, true);
             int rc = tb_endpoint_get(&e->p, s->local, c->to, c->len, s->has_op ? &s->op : NULL);
@@ -330,14 +328,9 @@ void work_begin(struct world *w, struct end *e)
                 sim_fail(w, "get: %d", rc);
             break;
         }
-        case MESSAGE:
-            begin_message(w, c, s, i);
-            break;
-        case SHARED:
-            begin_shared(w, c, s);
-            break;
-        default:
-            begin_atomic(w, c, s, now);
+        case MESSAGE: begin_message(w, c, s, i); break;
+        case SHARED: begin_shared(w, c, s); break;
+        default: begin_atomic(w, c, s, now);
         }
         if (!s->changes)
             s->after = now;
@@ -415,8 +408,7 @@ static void check_step(struct chain *c, uint32_t index)
                 remember(w, &seen[e->peer][c->to], s->old);
         }
         break;
-    default:
-        w->bytes_done += c->len;
+    default: w->bytes_done += c->len;
     }
 }
 

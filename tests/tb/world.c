@@ -478,9 +478,7 @@ static void step(struct world *w, struct event *e)
         else
             free(e->data);
         break;
-    case WAKE:
-        on_wake(w, e->a);
-        break;
+    case WAKE: on_wake(w, e->a); break;
     case TIMER:
     case PUMP:
         end = end_of(w, e->a, e->b);

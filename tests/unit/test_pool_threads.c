@@ -55,14 +55,10 @@ static uint64_t random_size(uint64_t r)
 {
     uint64_t low = r >> 32;
     switch (r % 32) {
-    case 0:
-        return 32 * KIB + 1 + low % (256 * KIB);
-    case 1 ... 6:
-        return 1 + low % (32 * KIB);
-    case 7 ... 16:
-        return 1 + low % KIB;
-    default:
-        return 1 + low % 160;
+    case 0: return 32 * KIB + 1 + low % (256 * KIB);
+    case 1 ... 6: return 1 + low % (32 * KIB);
+    case 7 ... 16: return 1 + low % KIB;
+    default: return 1 + low % 160;
     }
 }
 

@@ -71,8 +71,7 @@ static int held(void)
     fabric = json_is_array(fabrics) ? json_array_get(fabrics, 0) : json_array_get(json_object_get(fabrics, "fabrics"), 0);
     if (!json_is_object(fabric) || json_array_size(json_object_get(fabric, "devices")) == 0)
         sum = -1;
-    json_array_foreach(json_object_get(fabric, "devices"), i, device)
-    {
+    json_array_foreach (json_object_get(fabric, "devices"), i, device) {
         for (size_t k = 0; sum >= 0 && k < sizeof kinds / sizeof kinds[0]; k++)
             sum += (int)json_integer_value(json_object_get(json_object_get(device, kinds[k]), "used"));
         sum += (int)json_integer_value(json_object_get(device, "leaked_pd"));

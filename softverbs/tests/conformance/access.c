@@ -175,23 +175,16 @@ static void local(struct t *t, long arg)
         send_ok(t, p.a.qp, &wr);
         wait_for(t, p.a.scq, 1, IBV_WC_SUCCESS);
         return;
-    case L_SEND_BEYOND:
-        wr = wr_of(IBV_WR_SEND, 1, sge);
-        break;
+    case L_SEND_BEYOND: wr = wr_of(IBV_WR_SEND, 1, sge); break;
     case L_SECOND_SGE:
         sge[1] = sge[0];
         sge[0] = sge_at(&p.a, 0, 8);
         wr = wr_of(IBV_WR_SEND, 1, sge);
         wr.num_sge = 2;
         break;
-    case L_WRITE_BEYOND:
-        wr = wr_rdma(IBV_WR_RDMA_WRITE, 1, sge, &p.b, 0);
-        break;
-    case L_ATOMIC_NO_WRITE:
-        wr = wr_rdma(IBV_WR_ATOMIC_FETCH_AND_ADD, 1, sge, &p.b, 0);
-        break;
-    default:
-        wr = wr_rdma(IBV_WR_RDMA_READ, 1, sge, &p.b, 0);
+    case L_WRITE_BEYOND: wr = wr_rdma(IBV_WR_RDMA_WRITE, 1, sge, &p.b, 0); break;
+    case L_ATOMIC_NO_WRITE: wr = wr_rdma(IBV_WR_ATOMIC_FETCH_AND_ADD, 1, sge, &p.b, 0); break;
+    default: wr = wr_rdma(IBV_WR_RDMA_READ, 1, sge, &p.b, 0);
     }
     send_ok(t, p.a.qp, &wr);
     wait_for(t, p.a.scq, 1, IBV_WC_LOC_PROT_ERR);

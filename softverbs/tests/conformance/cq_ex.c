@@ -64,17 +64,10 @@ static void create_bad(struct t *t, long arg)
     struct ibv_cq_init_attr_ex init = {.cqe = 4};
 
     switch (arg) {
-    case 0:
-        init.cqe = 0;
-        break;
-    case 1:
-        init.cqe = (uint32_t)t->attr.max_cqe + 1;
-        break;
-    case 2:
-        init.comp_mask = 1u << 30;
-        break;
-    default:
-        init.wc_flags = 1ull << 40;
+    case 0: init.cqe = 0; break;
+    case 1: init.cqe = (uint32_t)t->attr.max_cqe + 1; break;
+    case 2: init.comp_mask = 1u << 30; break;
+    default: init.wc_flags = 1ull << 40;
     }
     errno = 0;
     struct ibv_cq_ex *cq = ibv_create_cq_ex(t->ctx, &init);

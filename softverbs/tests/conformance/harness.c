@@ -292,12 +292,8 @@ static int parse(struct options *o, int argc, char **argv)
 
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
         switch (c) {
-        case 'd':
-            o->device = optarg;
-            break;
-        case 'g':
-            o->gid = atoi(optarg);
-            break;
+        case 'd': o->device = optarg; break;
+        case 'g': o->gid = atoi(optarg); break;
         case 'o':
             if (o->n_only == (int)(sizeof o->only / sizeof o->only[0]))
                 return 2;
@@ -308,29 +304,14 @@ static int parse(struct options *o, int argc, char **argv)
                 return 2;
             o->brief[o->n_brief++] = optarg;
             break;
-        case 'l':
-            o->list = true;
-            break;
-        case 'j':
-            o->json = true;
-            break;
-        case 's':
-            o->slow = atoi(optarg) > 0 ? atoi(optarg) : 1;
-            break;
-        case 'n':
-            o->no_fork = true;
-            break;
-        case 'p':
-            o->peer = optarg;
-            break;
-        case 'r':
-            o->peer_run = optarg;
-            break;
-        case 'h':
-            help();
-            exit(0);
-        default:
-            return 2;
+        case 'l': o->list = true; break;
+        case 'j': o->json = true; break;
+        case 's': o->slow = atoi(optarg) > 0 ? atoi(optarg) : 1; break;
+        case 'n': o->no_fork = true; break;
+        case 'p': o->peer = optarg; break;
+        case 'r': o->peer_run = optarg; break;
+        case 'h': help(); exit(0);
+        default: return 2;
         }
     }
     return optind == argc ? 0 : 2;

@@ -76,20 +76,11 @@ static void too_much(struct t *t, long arg)
     struct ibv_pd *pd = pd_new(t);
 
     switch (arg) {
-    case SEND_WR:
-        init.cap.max_send_wr = (uint32_t)t->attr.max_qp_wr + 1;
-        break;
-    case RECV_WR:
-        init.cap.max_recv_wr = (uint32_t)t->attr.max_qp_wr + 1;
-        break;
-    case SEND_SGE:
-        init.cap.max_send_sge = (uint32_t)t->attr.max_sge + 1;
-        break;
-    case RECV_SGE:
-        init.cap.max_recv_sge = (uint32_t)t->attr.max_sge + 1;
-        break;
-    default:
-        init.cap.max_inline_data = 1u << 24;
+    case SEND_WR: init.cap.max_send_wr = (uint32_t)t->attr.max_qp_wr + 1; break;
+    case RECV_WR: init.cap.max_recv_wr = (uint32_t)t->attr.max_qp_wr + 1; break;
+    case SEND_SGE: init.cap.max_send_sge = (uint32_t)t->attr.max_sge + 1; break;
+    case RECV_SGE: init.cap.max_recv_sge = (uint32_t)t->attr.max_sge + 1; break;
+    default: init.cap.max_inline_data = 1u << 24;
     }
     want_null(t, ibv_create_qp(pd, &init), EINVAL);
 }

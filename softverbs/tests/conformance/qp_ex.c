@@ -86,18 +86,10 @@ static void each_op(struct t *t, long arg)
     ibv_wr_start(ex.x);
     begin(&ex, 1);
     switch (op) {
-    case IBV_WR_SEND:
-        ibv_wr_send(ex.x);
-        break;
-    case IBV_WR_SEND_WITH_IMM:
-        ibv_wr_send_imm(ex.x, htonl(31));
-        break;
-    case IBV_WR_RDMA_WRITE:
-        ibv_wr_rdma_write(ex.x, rkey, at(&ex, HALF));
-        break;
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-        ibv_wr_rdma_write_imm(ex.x, rkey, at(&ex, HALF), htonl(31));
-        break;
+    case IBV_WR_SEND: ibv_wr_send(ex.x); break;
+    case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(ex.x, htonl(31)); break;
+    case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(ex.x, rkey, at(&ex, HALF)); break;
+    case IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_rdma_write_imm(ex.x, rkey, at(&ex, HALF), htonl(31)); break;
     default:
         ibv_wr_rdma_read(ex.x, rkey, at(&ex, HALF));
         memcpy(ex.e.buf + HALF, ex.e.buf, 1000);

@@ -97,24 +97,18 @@ static void field(struct t *t, long arg)
     case ACCESS:
         want_eq(t, s.got.qp_access_flags & (unsigned)ALL_ACCESS & ~(unsigned)IBV_ACCESS_LOCAL_WRITE, ALL_ACCESS & ~IBV_ACCESS_LOCAL_WRITE);
         break;
-    case DEST:
-        want_eq(t, s.got.dest_qp_num, 0x123456);
-        break;
+    case DEST: want_eq(t, s.got.dest_qp_num, 0x123456); break;
     case PSN:
         want_eq(t, s.got.rq_psn, 0xabcdef);
         want_eq(t, s.got.sq_psn, 0x654321);
         break;
-    case MTU:
-        want_eq(t, s.got.path_mtu, IBV_MTU_512);
-        break;
+    case MTU: want_eq(t, s.got.path_mtu, IBV_MTU_512); break;
     case RETRIES:
         want_eq(t, s.got.timeout, 17);
         want_eq(t, s.got.retry_cnt, 3);
         want_eq(t, s.got.rnr_retry, 4);
         break;
-    case RNR_TIMER:
-        want_eq(t, s.got.min_rnr_timer, 13);
-        break;
+    case RNR_TIMER: want_eq(t, s.got.min_rnr_timer, 13); break;
     case RD_ATOMIC:
         want_eq(t, s.got.max_rd_atomic, 1);
         want_eq(t, s.got.max_dest_rd_atomic, 1);
@@ -130,8 +124,7 @@ static void field(struct t *t, long arg)
         want_eq(t, s.got.ah_attr.grh.traffic_class, 0x20);
         /* Not the hop limit: over Ethernet the route has it. */
         break;
-    default:
-        want(t, s.got.cap.max_send_wr >= 4 && s.got.cap.max_recv_wr >= 4);
+    default: want(t, s.got.cap.max_send_wr >= 4 && s.got.cap.max_recv_wr >= 4);
     }
 }
 

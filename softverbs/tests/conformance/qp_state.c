@@ -208,15 +208,9 @@ static void value(struct t *t, long arg)
     int bits = attr_to(t, qp, from, from == IBV_QPS_RESET ? IBV_QPS_INIT : from == IBV_QPS_INIT ? IBV_QPS_RTR : IBV_QPS_RTS, &attr);
 
     switch (arg) {
-    case PORT_ZERO:
-        attr.port_num = 0;
-        break;
-    case PORT_BEYOND:
-        attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1);
-        break;
-    case PKEY_BEYOND:
-        attr.pkey_index = t->port_attr.pkey_tbl_len;
-        break;
+    case PORT_ZERO: attr.port_num = 0; break;
+    case PORT_BEYOND: attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1); break;
+    case PKEY_BEYOND: attr.pkey_index = t->port_attr.pkey_tbl_len; break;
     case SGID_BEYOND:
         if (t->port_attr.gid_tbl_len > 255)
             skip(t, "every index a program can write is inside the table");
@@ -232,24 +226,12 @@ static void value(struct t *t, long arg)
             }
         }
         break;
-    case MTU_ZERO:
-        attr.path_mtu = (enum ibv_mtu)0;
-        break;
-    case MTU_BEYOND:
-        attr.path_mtu = (enum ibv_mtu)7;
-        break;
-    case TIMEOUT_BEYOND:
-        attr.timeout = 32;
-        break;
-    case RETRY_BEYOND:
-        attr.retry_cnt = 8;
-        break;
-    case RNR_RETRY_BEYOND:
-        attr.rnr_retry = 8;
-        break;
-    case RNR_TIMER_BEYOND:
-        attr.min_rnr_timer = 32;
-        break;
+    case MTU_ZERO: attr.path_mtu = (enum ibv_mtu)0; break;
+    case MTU_BEYOND: attr.path_mtu = (enum ibv_mtu)7; break;
+    case TIMEOUT_BEYOND: attr.timeout = 32; break;
+    case RETRY_BEYOND: attr.retry_cnt = 8; break;
+    case RNR_RETRY_BEYOND: attr.rnr_retry = 8; break;
+    case RNR_TIMER_BEYOND: attr.min_rnr_timer = 32; break;
     case RD_ATOMIC_BEYOND:
         if (t->attr.max_qp_init_rd_atom > 254)
             skip(t, "every number a program can write is allowed");
@@ -260,8 +242,7 @@ static void value(struct t *t, long arg)
             skip(t, "every number a program can write is allowed");
         attr.max_dest_rd_atomic = (uint8_t)(t->attr.max_qp_rd_atom + 1);
         break;
-    default:
-        attr.ah_attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1);
+    default: attr.ah_attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1);
     }
     int ret = ibv_modify_qp(qp, &attr, bits);
     if (arg == SGID_EMPTY && ret == ENODATA) /* as Linux says it */

@@ -212,12 +212,8 @@ static void chain(struct t *t, long arg)
         wr[1].sg_list = many;
         wr[1].num_sge = 64;
         break;
-    case UNKNOWN_OPCODE:
-        wr[1].opcode = (enum ibv_wr_opcode)99;
-        break;
-    default:
-        wr[1].sg_list = &sge;
-        wr[1].send_flags |= IBV_SEND_INLINE;
+    case UNKNOWN_OPCODE: wr[1].opcode = (enum ibv_wr_opcode)99; break;
+    default: wr[1].sg_list = &sge; wr[1].send_flags |= IBV_SEND_INLINE;
     }
     want_ret(t, ibv_post_send(p.a.qp, wr, &bad), EINVAL);
     want(t, bad == &wr[1]);

@@ -145,19 +145,13 @@ static void no_answer(struct t *t, long arg)
 
     PAIR(t, &p, .timeout = 8, .retry_cnt = 1);
     switch (arg) {
-    case PEER_RESET:
-        want_ok(t, to_state(p.b.qp, IBV_QPS_RESET));
-        break;
+    case PEER_RESET: want_ok(t, to_state(p.b.qp, IBV_QPS_RESET)); break;
     case PEER_INIT:
         want_ok(t, to_state(p.b.qp, IBV_QPS_RESET));
         to_init(t, p.b.qp);
         break;
-    case PEER_DESTROYED:
-        drop(t, p.b.qp);
-        break;
-    case PEER_ERR:
-        want_ok(t, to_state(p.b.qp, IBV_QPS_ERR));
-        break;
+    case PEER_DESTROYED: drop(t, p.b.qp); break;
+    case PEER_ERR: want_ok(t, to_state(p.b.qp, IBV_QPS_ERR)); break;
     default:
         want_ok(t, to_state(p.a.qp, IBV_QPS_RESET));
         to_init(t, p.a.qp);

@@ -300,12 +300,8 @@ static void ah_bad(struct t *t, long arg)
 
     fill_ah(t, &attr);
     switch (arg) {
-    case 0:
-        attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1);
-        break;
-    case 1:
-        attr.port_num = 0;
-        break;
+    case 0: attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1); break;
+    case 1: attr.port_num = 0; break;
     case 2:
         if (t->port_attr.gid_tbl_len > 255)
             skip(t, "every index a program can write is inside the table");

@@ -240,36 +240,16 @@ static void scribble(void)
     char *base;
 
     switch (where % 10) {
-    case 0:
-        base = (char *)&f->process_top, bytes = offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top);
-        break;
-    case 1:
-        base = (char *)&f->devices[0], bytes = sizeof f->devices[0];
-        break;
-    case 2:
-        base = (char *)&f->faults[entry], bytes = sizeof f->faults[0], f->fault_count = 1;
-        break;
-    case 3:
-        base = (char *)&f->contexts[entry], bytes = sizeof f->contexts[0];
-        break;
-    case 4:
-        base = (char *)&f->mrs[entry], bytes = offsetof(struct sf_mr, iova);
-        break;
-    case 5:
-        base = (char *)&f->srqs[entry], bytes = sizeof f->srqs[0];
-        break;
-    case 6:
-        base = (char *)&f->cqs[entry], bytes = sizeof f->cqs[0];
-        break;
-    case 7:
-        base = (char *)&f->qps[entry], bytes = sizeof f->qps[0];
-        break;
-    case 8:
-        base = (char *)f->pages, bytes = RING_PAGES * sizeof *f->pages;
-        break;
-    default:
-        base = (char *)f->arena, bytes = RING_PAGES * SF_PAGE;
-        break;
+    case 0: base = (char *)&f->process_top, bytes = offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top); break;
+    case 1: base = (char *)&f->devices[0], bytes = sizeof f->devices[0]; break;
+    case 2: base = (char *)&f->faults[entry], bytes = sizeof f->faults[0], f->fault_count = 1; break;
+    case 3: base = (char *)&f->contexts[entry], bytes = sizeof f->contexts[0]; break;
+    case 4: base = (char *)&f->mrs[entry], bytes = offsetof(struct sf_mr, iova); break;
+    case 5: base = (char *)&f->srqs[entry], bytes = sizeof f->srqs[0]; break;
+    case 6: base = (char *)&f->cqs[entry], bytes = sizeof f->cqs[0]; break;
+    case 7: base = (char *)&f->qps[entry], bytes = sizeof f->qps[0]; break;
+    case 8: base = (char *)f->pages, bytes = RING_PAGES * sizeof *f->pages; break;
+    default: base = (char *)f->arena, bytes = RING_PAGES * SF_PAGE; break;
     }
     offset %= bytes;
     if ((where % 10 == 1 && INSIDE(offset, struct sf_device, atomics)) || (where % 10 == 5 && INSIDE(offset, struct sf_srq, queue.lock)) ||
@@ -279,27 +259,13 @@ static void scribble(void)
     uint32_t now, *at = (uint32_t *)(base + offset);
     memcpy(&now, at, 4);
     switch (how % 8) {
-    case 0:
-        now = 0;
-        break;
-    case 1:
-        now = UINT32_MAX;
-        break;
-    case 2:
-        now++;
-        break;
-    case 3:
-        now--;
-        break;
-    case 4:
-        now ^= UINT32_C(1) << (how >> 3);
-        break;
-    case 5:
-        now = byte();
-        break;
-    default:
-        now = (uint32_t)word();
-        break;
+    case 0: now = 0; break;
+    case 1: now = UINT32_MAX; break;
+    case 2: now++; break;
+    case 3: now--; break;
+    case 4: now ^= UINT32_C(1) << (how >> 3); break;
+    case 5: now = byte(); break;
+    default: now = (uint32_t)word(); break;
     }
     memcpy(at, &now, 4);
 }
@@ -344,31 +310,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t what = byte();
         switch (what % 16) {
         case 0:
-        case 1:
-            post_send(what >> 4 | (uint8_t)(byte() << 4));
-            break;
+        case 1: post_send(what >> 4 | (uint8_t)(byte() << 4)); break;
         case 2:
-        case 3:
-            post_receive(what >> 4);
-            break;
-        case 4:
-            poll_all();
-            break;
-        case 5:
-            hear();
-            break;
-        case 6:
-            step_to(what >> 4 & 1, byte() % 7);
-            break;
-        case 7:
-            come_and_go(what >> 4);
-            break;
-        case 8:
-            resize(byte());
-            break;
-        default:
-            scribble();
-            break;
+        case 3: post_receive(what >> 4); break;
+        case 4: poll_all(); break;
+        case 5: hear(); break;
+        case 6: step_to(what >> 4 & 1, byte() % 7); break;
+        case 7: come_and_go(what >> 4); break;
+        case 8: resize(byte()); break;
+        default: scribble(); break;
         }
     }
     poll_all();

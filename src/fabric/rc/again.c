@@ -86,18 +86,14 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
         struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         switch ((enum rc_slot_kind)s->kind) {
         case RC_SLOT_TELL:
-        case RC_SLOT_FLUSH:
-            rc_finish(l, s, 0);
-            break;
+        case RC_SLOT_FLUSH: rc_finish(l, s, 0); break;
         case RC_SLOT_FRAME:
             if (was_received(s, received))
                 rc_finish(l, s, 0);
             else
                 list[n++] = *s;
             break;
-        case RC_SLOT_ATOMIC:
-            end(l, s, -ECONNABORTED);
-            break;
+        case RC_SLOT_ATOMIC: end(l, s, -ECONNABORTED); break;
         case RC_SLOT_PUT:
         case RC_SLOT_GET:
             if (s->refused)

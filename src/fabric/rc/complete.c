@@ -18,11 +18,8 @@ static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum i
     case IBV_WC_LOC_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_OP_ERR:
-        own = true;
-        break;
-    default:
-        break;
+    case IBV_WC_REM_OP_ERR: own = true; break;
+    default: break;
     }
     const char *text = l->rc->device->lib->wc_status_str(status);
     if (own && (s->kind == RC_SLOT_FRAME || s->kind == RC_SLOT_TELL || s->kind == RC_SLOT_FLUSH))

@@ -96,18 +96,13 @@ static bool take(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t 
         return false;
 
     switch (f.kind) {
-    case RC_TELL_ONLY:
-        return true;
-    case RC_ANSWER:
-        return answered(l, &f);
+    case RC_TELL_ONLY: return true;
+    case RC_ANSWER: return answered(l, &f);
     case RC_ATOMIC:
     case RC_SIGNAL:
-    case RC_STORE:
-        return serve(l, &f);
-    case RC_MESSAGE:
-        return keep(l, frame, at, bytes);
-    default:
-        return false;
+    case RC_STORE: return serve(l, &f);
+    case RC_MESSAGE: return keep(l, frame, at, bytes);
+    default: return false;
     }
 }
 

@@ -381,9 +381,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     if (l->closed || (m.kind != RAIL_OFFER && m.kind != RAIL_GONE && m.generation != t->generation))
         return true;
     switch ((enum rail_call_kind)m.kind) {
-    case RAIL_OFFER:
-        offered(l, t, &m);
-        break;
+    case RAIL_OFFER: offered(l, t, &m); break;
     case RAIL_ACCEPT:
         if (t->state == RC_TRACK_ASKED)
             accepted(l, t, &m);
@@ -399,9 +397,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
             later(l, t, m.text);
         }
         break;
-    case RAIL_GONE:
-        gone(l, t, &m);
-        break;
+    case RAIL_GONE: gone(l, t, &m); break;
     case RAIL_OVER:
         if (t->state == RC_TRACK_LEAVING)
             over(l, t);

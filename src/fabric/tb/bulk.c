@@ -201,18 +201,14 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
         b->out[id] = (struct tb_outgoing){
             .generation = m->r.generation, .used = true, .message = tb_bulk_message_for(b, m->a), .offset = m->offset, .length = m->a};
         return 0;
-    case TB_READY:
-        return tb_bulk_send_ready(b, l, m);
-    case TB_SUM:
-        return tb_bulk_receive_sum(b, l, m, now);
+    case TB_READY: return tb_bulk_send_ready(b, l, m);
+    case TB_SUM: return tb_bulk_receive_sum(b, l, m, now);
     case TB_QUIESCE:
         l->quiesce = true;
         l->quiesce_at = now;
         return 0;
-    case TB_QUIET:
-        return tb_bulk_receive_quiet(b, lane, m, now);
-    case TB_RESEND:
-        return tb_bulk_send_again(l, m);
+    case TB_QUIET: return tb_bulk_receive_quiet(b, lane, m, now);
+    case TB_RESEND: return tb_bulk_send_again(l, m);
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
             return 0;          /* it was given up meanwhile */
@@ -220,16 +216,10 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
             b->env.done(b->env.ctx, b->out[id].cookie);
         b->out[id] = (struct tb_outgoing){0};
         return 0;
-    case TB_DROP:
-        return bulk_on_drop(b, id, m);
-    case TB_DROPPED:
-        bulk_on_dropped(b, id, m);
-        return 0;
-    case TB_LANE:
-        l->peer_generation = m->r.detail;
-        return 0;
-    default:
-        return -EPROTO;
+    case TB_DROP: return bulk_on_drop(b, id, m);
+    case TB_DROPPED: bulk_on_dropped(b, id, m); return 0;
+    case TB_LANE: l->peer_generation = m->r.detail; return 0;
+    default: return -EPROTO;
     }
 }
 

@@ -194,14 +194,10 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
         return record_nonsense(e, "a record of a wrong length");
     memcpy(&m, at, sizeof m);
     switch (m.r.kind) {
-    case TB_GET:
-        return record_get(e, &m);
-    case TB_ATOMIC:
-        return record_atomic(e, &m);
-    case TB_ANSWER:
-        return record_answer(e, &m);
-    case TB_SIGNAL:
-        return tb_endpoint_signal(e, m.offset, m.a);
+    case TB_GET: return record_get(e, &m);
+    case TB_ATOMIC: return record_atomic(e, &m);
+    case TB_ANSWER: return record_answer(e, &m);
+    case TB_SIGNAL: return tb_endpoint_signal(e, m.offset, m.a);
     default:
         if (m.r.kind < TB_OPEN || m.r.kind > TB_LANE)
             return record_nonsense(e, "a record of an unknown kind");
@@ -222,17 +218,10 @@ int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes)
         if (r.length < sizeof r || r.length > bytes - at)
             return record_nonsense(e, "a record longer than its frame");
         switch (r.kind) {
-        case TB_PUT:
-            rc = record_put(e, payload + at, r.length);
-            break;
-        case TB_DATA:
-            rc = record_data(e, payload + at, r.length);
-            break;
-        case TB_MESSAGE:
-            rc = record_message(e, payload + at, r.length);
-            break;
-        default:
-            rc = record_words(e, payload + at, r.length);
+        case TB_PUT: rc = record_put(e, payload + at, r.length); break;
+        case TB_DATA: rc = record_data(e, payload + at, r.length); break;
+        case TB_MESSAGE: rc = record_message(e, payload + at, r.length); break;
+        default: rc = record_words(e, payload + at, r.length);
         }
         at += tb_padded(r.length);
     }

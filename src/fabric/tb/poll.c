@@ -106,11 +106,8 @@ static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, boo
         tb_cable_left(c);
         poll_passed_on(tb, node, slot);
         return;
-    case TB_REQUEST_FRAME:
-        tb_cable_left(c);
-        break;
-    default:
-        break;
+    case TB_REQUEST_FRAME: tb_cable_left(c); break;
+    default: break;
     }
     if (!l)
         return;

@@ -322,8 +322,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
             return;
         c->peer_ready = true;
         break;
-    default:
-        return;
+    default: return;
     }
     watch_go_on(tb, l, c, now);
 }
