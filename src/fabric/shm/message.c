@@ -131,7 +131,7 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
         if (rc == -EAGAIN)
             return rc;
         if (rc)
-            return base_fail(rc, "message to node %u: it takes no messages (is it stopped?), %llu bytes wait for it", s->link->node,
+            return base_fail(rc, "message to node %u: it is not accepting work (stopped?): %llu bytes are queued for it", s->link->node,
                              (unsigned long long)atomic_load(&s->backlog_bytes));
     }
     base_spin_lock(&s->send_lock);

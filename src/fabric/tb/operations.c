@@ -30,10 +30,10 @@ static BASE_COLD int operation_wait_for_room(struct tb_link *l, bool message)
     if (fab_in_handler())
         return operation_backlog(l, message) < TB_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u takes nothing: %u MiB wait for it", l->link->node, TB_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node, TB_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->tb->w, operation_has_room, &r);
     return err == -EAGAIN ? err
-           : err          ? base_fail(err, "node %u takes nothing (is it stopped?): %llu bytes wait for it", l->link->node,
+           : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
                                       (unsigned long long)operation_backlog(l, message))
                           : 0;
 }
