@@ -16,12 +16,14 @@
 #include <stdio.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
+#define ASK_NS         (20 * WEFT_MS) /* between questions to a node that has not said that the queue is not open there */
 
 struct drain {
     struct weft_queue *q;
-    bool asked;   /* after a look at which all was complete, and */
-    uint64_t sum; /* so much had been submitted, those nodes were asked that had no known shard, */
-    uint32_t ask; /* with this number */
+    bool asked;     /* after a look at which all was complete, and */
+    uint64_t sum;   /* so much had been submitted, those nodes were asked that had no known shard, */
+    uint32_t ask;   /* with this number, */
+    int64_t ask_at; /* and are again at that time */
 };
 
 static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
@@ -84,19 +86,24 @@ static bool drained(struct drain *d)
     }
     if (unknowns == 0)
         return look(q, &again, unknown, &unknowns) && unknowns == 0 && again == sum;
-    if (d->asked && d->sum == sum) {
-        for (uint32_t i = 0; i < q->w->size; i++)
-            if (unknown[i] && !none_open(q, i, d->ask))
-                return false; /* not yet; or it has closed the queue since */
-        return true;
+    if (!d->asked || d->sum != sum) {
+        d->asked = true;
+        d->sum = sum;
+        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1; /* after the look */
+        d->ask_at = 0;
     }
-    d->asked = true;
-    d->sum = sum;
-    d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1; /* after the look */
+    /* Who answered with its shard, and closed the queue before the next look, is unknown as before: it has to be asked again. So has
+     * one that closes the queue, and answered for the closed one. */
+    bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
-        if (unknown[i])
-            queue_post(q, i, QUEUE_ASK, 0, NULL, d->ask, 0);
-    return false;
+        if (unknown[i] && !none_open(q, i, d->ask)) {
+            all = false;
+            if (ask)
+                queue_post(q, i, QUEUE_ASK, 0, NULL, d->ask, 0);
+        }
+    if (ask)
+        d->ask_at = base_now_ns() + ASK_NS;
+    return all;
 }
 
 static bool drain_ready(void *arg)

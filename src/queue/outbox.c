@@ -12,15 +12,28 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
+    bool sending; /* under the lock: it is not changed then */
     size_t len;
     uint8_t payload[];
 };
 
 /* An answer says where this node's shard is, and nothing else: one is enough. Else a node that asks without end, and takes none of
- * the answers, would have this one keep them all. */
+ * the answers, would have this one keep them all. Of the questions of drains the newest is enough. */
 static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *kept)
 {
-    return u->type == QUEUE_ANSWER && kept->type == QUEUE_ANSWER && kept->node == u->node;
+    return (u->type == QUEUE_ANSWER || u->type == QUEUE_ASK) && kept->type == u->type && kept->node == u->node && !kept->sending;
+}
+
+/* Whether messages to a node wait already: what comes after them must not overtake them. A CLOSE before the ANSWER of the same queue would
+ * make a closed shard known, and before a SETTLE leave a task in a slot that nobody frees. */
+static bool others_wait(struct weft_queue *q, uint32_t node)
+{
+    bool found = false;
+    base_spin_lock(&q->unsent_lock);
+    for (const struct queue_unsent *u = q->unsent; u && !found; u = u->next)
+        found = u->node == node;
+    base_spin_unlock(&q->unsent_lock);
+    return found;
 }
 
 int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
@@ -53,6 +66,7 @@ static void keep(struct weft_queue *q, struct queue_unsent *u)
         end = &(*end)->next;
     if (*end) {
         (*end)->to = u->to;
+        (*end)->count = u->count;
         base_spin_unlock(&q->unsent_lock);
         free(u);
         return;
@@ -81,6 +95,10 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
 void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
                 size_t len)
 {
+    if (others_wait(q, node)) {
+        queue_keep(q, node, type, to, payload, count, len);
+        return;
+    }
     int64_t before = fab_limit(1); /* a moment that is past: where there is no room now, it does not wait */
     int rc = queue_send(q, node, type, to, payload, count, len);
     fab_limit(before);
@@ -88,21 +106,32 @@ void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type typ
         queue_keep(q, node, type, to, payload, count, len);
 }
 
+/* In the progress thread alone: others only append. A message stays in the list until it is sent, so that none overtakes it. */
 void queue_send_unsent(struct weft_queue *q)
 {
+    bool full[WEFT_MAX_NODES] = {false}; /* what follows to those waits, too */
     base_spin_lock(&q->unsent_lock);
-    struct queue_unsent *u = q->unsent;
-    q->unsent = NULL;
-    base_spin_unlock(&q->unsent_lock);
-    while (u) {
-        struct queue_unsent *next = u->next;
+    for (struct queue_unsent **at = &q->unsent; *at;) {
+        struct queue_unsent *u = *at;
+        if (full[u->node]) {
+            at = &u->next;
+            continue;
+        }
+        u->sending = true;
+        base_spin_unlock(&q->unsent_lock);
+        bool waits = queue_send(q, u->node, u->type, u->to, u->payload, u->count, u->len) && fab_alive(q->w, u->node);
+        base_spin_lock(&q->unsent_lock);
+        u->sending = false;
+        if (waits) {
+            full[u->node] = true;
+            at = &u->next;
+            continue;
+        }
+        *at = u->next;
         count_unsent(q, -1);
-        if (queue_send(q, u->node, u->type, u->to, u->payload, u->count, u->len) && fab_alive(q->w, u->node))
-            keep(q, u);
-        else
-            free(u);
-        u = next;
+        free(u);
     }
+    base_spin_unlock(&q->unsent_lock);
 }
 
 void queue_drop_unsent(struct weft_queue *q)

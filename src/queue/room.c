@@ -89,6 +89,9 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
             shut(q);
         return;
     }
+    /* Of a queue that it has closed: what found no room then comes after the HELLO of the next. */
+    if (old && (int32_t)(m->incarnation - old->incarnation) < 0)
+        return;
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* said once */
             base_log(BASE_LOG_WARN,

@@ -38,6 +38,15 @@ void queue_destroy(struct weft_queue *q)
     free(q);
 }
 
+/* A node that was stopped, and went on when it had been given up here, may have submitted before it noticed. A worker cannot complete such
+ * a task, since its submitter is gone, so that it would be ready again with the end of each lease for ever. */
+static void free_orphans(struct weft_queue *q)
+{
+    for (uint32_t i = 0; i < q->w->size; i++)
+        if (!fab_alive(q->w, i))
+            slot_gone(&q->own->shard, i);
+}
+
 int64_t queue_tick(struct weft_queue *q, int64_t now)
 {
     int64_t lease = atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
@@ -46,6 +55,7 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
     if (q->own->shard.slots && now >= q->next_scan) {
         uint32_t n = slot_expire(&q->own->shard, &q->watch, q->next_scan, now, lease);
         if (n) {
+            free_orphans(q);
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);
         }

@@ -22,7 +22,8 @@ enum { LIAR = 2, NODES = 3, SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, 
 
 struct told {
     _Atomic uint32_t here, over, opened, done, closed;
-    char what[96]; /* the last lie */
+    _Atomic weft_gaddr cut_short; /* what only messages that are too short say */
+    char what[96];                /* the last lie */
     _Atomic uint32_t lies;
 };
 
@@ -108,6 +109,23 @@ static void run_with_liar(node_fn fn)
     assert_true(t->lies > 100);
 }
 
+/* Wherever the liar says that its shard is, those that are used lie in its pool. */
+static void check_views(weft_node *w, weft_queue *q, const struct told *t)
+{
+    base_spin_lock(&w->progress); /* handlers run with it */
+    const struct queue_view *next = q->retired;
+    for (const struct queue_view *v = atomic_load(&q->views[LIAR]); v; v = next, next = v ? v->retired : NULL) {
+        uint64_t offset = weft_gaddr_offset(v->at), bytes = slot_shard_bytes(v->shard.slots), pool = w->links[LIAR].pool_bytes;
+        CHECK(weft_gaddr_node(v->at) == LIAR && weft_gaddr_space(v->at) == 0 && offset % BASE_CACHE_LINE == 0 && offset >= FAB_NULL_BYTES);
+        CHECK(v->at != t->cut_short);
+        CHECK(v->shard.slots <= SLOT_COUNT_MAX && offset <= pool && bytes <= pool - offset);
+        if (v->shard.mem)
+            CHECK((const void *)v->shard.mem == weft_ptr(w, v->at, bytes));
+    }
+    CHECK(atomic_load(&q->serving_count) <= NODES);
+    base_spin_unlock(&w->progress);
+}
+
 typedef void (*liar_fn)(weft_node *w, struct told *t, weft_queue *q);
 
 static void with_queue(weft_node *w, struct told *t, liar_fn lie)
@@ -127,6 +145,7 @@ static void with_queue(weft_node *w, struct told *t, liar_fn lie)
         work_meanwhile(q, &tag);
     while (weft_alive(w, LIAR))
         usleep(1000);
+    check_views(w, q, t);
     OK(weft_queue_close(q));
     work_afterwards(w, t);
 }
@@ -136,7 +155,7 @@ static void with_queue(weft_node *w, struct told *t, liar_fn lie)
 struct message_to {
     weft_node *w;
     struct told *t;
-    uint32_t node;
+    uint32_t node, opened;
     struct queue_message header; /* of a lie about the payload */
 };
 
@@ -154,6 +173,19 @@ static void tell_header(const void *record, size_t bytes, const char *what, void
     CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, record, bytes, none, to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
 }
 
+/* Of a queue that it has just opened: of one that is known nothing is learned. */
+static void tell_opening(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct message_to *to = arg;
+    struct queue_message m = to->header;
+    memcpy(&m, record, bytes);
+    m.incarnation = ++to->opened;
+    if (bytes < sizeof m)
+        m.shard = to->t->cut_short;
+    note(to->t, what);
+    CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, &m, bytes, NULL, 0, NULL)));
+}
+
 static void tell_payload(const void *record, size_t bytes, const char *what, void *arg)
 {
     struct message_to *to = arg;
@@ -166,6 +198,8 @@ static const struct lie_field MESSAGE[] = {
     LIE_FIELD(struct queue_message, count), LIE_FIELD(struct queue_message, incarnation), LIE_FIELD(struct queue_message, to),
     LIE_FIELD(struct queue_message, key),   LIE_FIELD(struct queue_message, shard),       LIE_FIELD(struct queue_message, name),
 };
+
+static const struct lie_field SHARD[] = {LIE_FIELD(struct queue_message, slot_bits), LIE_FIELD(struct queue_message, shard)};
 
 static const struct lie_field DONE[] = {
     LIE_FIELD(struct queue_done_message, id),     LIE_FIELD(struct queue_done_message, slot),
@@ -185,8 +219,26 @@ static void lie_by_message(weft_node *w, struct told *t, weft_queue *q)
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
         struct message_to to = {
-            w, t, node, {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key, .shard = q->own->at}};
+            w,
+            t,
+            node,
+            q->incarnation,
+            {.slot_bits = SLOT_BITS, .incarnation = q->incarnation, .to = v->incarnation, .key = q->key, .shard = q->own->at}};
         memcpy(to.header.name, q->name, sizeof to.header.name);
+        atomic_store(&t->cut_short, q->own->at + UINT64_C(5) * BASE_CACHE_LINE);
+        static const uint8_t openings[] = {QUEUE_HELLO, QUEUE_ANSWER, QUEUE_ASK};
+        for (size_t i = 0; i < LIE_COUNT(openings); i++) {
+            to.header.type = openings[i];
+            lie_about(&to.header, sizeof to.header, SHARD, LIE_COUNT(SHARD), tell_opening, &to);
+            for (size_t k = 0; k < LIE_COUNT(LIE_VALUES); k++) { /* somewhere else in the liar's pool, or past it */
+                struct queue_message m = to.header;
+                m.shard += (LIE_VALUES[k] & ((UINT64_C(1) << 44) - 1)) - weft_gaddr_offset(m.shard);
+                tell_opening(&m, sizeof m, "offset of the shard", &to);
+            }
+            struct queue_message m = to.header; /* it begins in the pool, and does not end there */
+            m.shard += w->links[node].pool_bytes - 2 * BASE_CACHE_LINE - weft_gaddr_offset(m.shard);
+            tell_opening(&m, sizeof m, "a shard past the end", &to);
+        }
         for (uint8_t type = QUEUE_HELLO; type <= QUEUE_NONE; type++) {
             to.header.type = type;
             to.header.count = type == QUEUE_DONES ? 2 : 0;
@@ -316,7 +368,7 @@ static void opened_anew(weft_node *w, void *arg)
         for (uint32_t i = 0; i < 1000; i++)
             queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
         base_spin_lock(&q->unsent_lock);
-        CHECK(queue_unsent_count(q) <= 1);
+        CHECK(queue_unsent_count(q) <= 2); /* one waits, and one is being sent, which stays in the list meanwhile */
         base_spin_unlock(&q->unsent_lock);
     }
     OK(weft_queue_close(q));

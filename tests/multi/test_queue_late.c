@@ -16,7 +16,7 @@
 
 /* Shared by the nodes. */
 struct late {
-    _Atomic uint32_t met[16];
+    _Atomic uint32_t met[64];
     _Atomic uint32_t in_handler, go_on;
     _Atomic int pid;
 };
@@ -322,6 +322,127 @@ static void test_drain_of_the_unknown(void **state)
     run_late(drain_of_the_unknown);
 }
 
+/* --- a drain asks a node, which answers with its shard and closes the queue before the drain looks again --- */
+static void drain_and_close(weft_node *w, void *arg)
+{
+    struct late *l = arg;
+    handlers(w, l);
+    weft_queue *q = weft_rank(w) == 0 ? open_slots(w, 64) : NULL;
+    for (uint32_t round = 0; round < 20; round++) {
+        if (weft_rank(w) == 0) {
+            atomic_store(&l->in_handler, 0);
+            atomic_store(&l->go_on, 0);
+            OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
+            wait_for(&l->in_handler, 1);
+            meet_here(w, &l->met[round + 16]);
+            OK(weft_drain(q, 60 * WEFT_SECOND));
+        } else {
+            meet_here(w, &l->met[round + 16]);
+            q = open_slots(w, 64);
+            usleep(10000); /* in which it is asked, and answers; node 0 handles nothing yet */
+            OK(weft_queue_close(q));
+            atomic_store(&l->go_on, 1);
+        }
+        meet_here(w, &l->met[round + 40]);
+    }
+}
+
+static void test_drain_and_close(void **state)
+{
+    (void)state;
+    run_late(drain_and_close);
+}
+
+/* --- what found no room is sent after the queue was closed: it does not bring the closed shard back, nor hide the next --- */
+static void late_answer(weft_node *w, void *arg)
+{
+    struct late *l = arg;
+    handlers(w, l);
+    weft_queue *q = open_slots(w, 64);
+    wait_for_view(q, !weft_rank(w));
+    for (uint32_t round = 0; round < 2; round++) { /* first it stays closed, then it is opened again */
+        if (weft_rank(w) == 0) {
+            if (round == 1) {
+                q = open_slots(w, 64);
+                wait_for_view(q, 1);
+            }
+            atomic_store(&l->in_handler, 0);
+            atomic_store(&l->go_on, 0);
+            OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL)); /* upkeep rests */
+            wait_for(&l->in_handler, 1);
+            if (round == 0) {
+                meet_here(w, &l->met[2]);
+                meet_here(w, &l->met[3]);
+            }
+            queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
+            OK(weft_queue_close(q));
+            if (round == 1)
+                open_slots(w, 64);
+            atomic_store(&l->go_on, 1);
+            for (uint32_t left = 1; left;) {
+                base_spin_lock(&q->unsent_lock);
+                left = queue_unsent_count(q);
+                base_spin_unlock(&q->unsent_lock);
+                usleep(1000);
+            }
+            OK(weft_send(w, 1, MARK, NULL, 0, NULL, 0, NULL));
+            meet_here(w, &l->met[round]);
+        } else {
+            if (round == 0) { /* one that does not know node 0's shard */
+                meet_here(w, &l->met[2]);
+                OK(weft_queue_close(q));
+                q = open_slots(w, 64);
+                meet_here(w, &l->met[3]);
+            }
+            wait_for(&marks, round + 1);
+            struct queue_view *v = queue_view_of(q, 0);
+            CHECK(round == 0 ? v == NULL : v && v->incarnation == 3);
+            meet_here(w, &l->met[round]);
+        }
+    }
+    meet(&l->met[7], 2);
+}
+
+static void test_late_answer(void **state)
+{
+    (void)state;
+    run_late(late_answer);
+}
+
+/* --- a node that was given up while it was stopped goes on, and submits before it notices --- */
+static void late_submitter(weft_node *w, void *arg)
+{
+    struct late *l = arg;
+    weft_queue *q;
+    OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 64, .lease_ns = 20 * WEFT_MS}, &q));
+    wait_for_view(q, !weft_rank(w));
+    uint32_t incarnation = queue_view_of(q, !weft_rank(w))->incarnation; /* before the other may go */
+    meet_here(w, &l->met[0]);
+    if (weft_rank(w) == 1)
+        return;
+    while (queue_view_of(q, 1)) { /* until node 1 is gone here */
+        weft_progress(w);
+        usleep(1000);
+    }
+    weft_task t = numbered(1);
+    uint64_t id = 1, word;
+    weft_lease c;
+    weft_result r = {0};
+    CHECK(slot_submit(&q->own->shard, slot_user(1, incarnation), 0, (const uint64_t *)(const void *)&t, &id, 1) == 1);
+    CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1 && c.submitter == 1);
+    CHECK(weft_complete(q, &c, &r, 1, NULL) == 0);
+    do {
+        usleep(1000);
+        OK(weft_get_blocking(w, &word, c.private_[0], sizeof word));
+    } while (slot_status(word) != SLOT_FREE);
+}
+
+static void test_late_submitter(void **state)
+{
+    (void)state;
+    run_late(late_submitter);
+}
+
 /* --- a renewal that is refused changes nothing, however often it is tried --- */
 static void stale_renewal(weft_node *w, void *arg)
 {
@@ -577,7 +698,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_late_completion), cmocka_unit_test(test_late_close),           cmocka_unit_test(test_late_close_of_worker),
-        cmocka_unit_test(test_late_shutdown),   cmocka_unit_test(test_drain_of_the_unknown), cmocka_unit_test(test_stale_renewal),
+        cmocka_unit_test(test_late_shutdown),   cmocka_unit_test(test_drain_of_the_unknown), cmocka_unit_test(test_drain_and_close),
+        cmocka_unit_test(test_late_answer),     cmocka_unit_test(test_late_submitter),       cmocka_unit_test(test_stale_renewal),
         cmocka_unit_test(test_short_lease),     cmocka_unit_test(test_stopped_home),         cmocka_unit_test(test_in_a_handler),
         cmocka_unit_test(test_closed_twice),
     };
