@@ -6,7 +6,7 @@
  * through the pipes of their asynchronous events. A device that is removed takes its queue pairs to the error
  * state: who polls next, or sleeps on a completion channel, finds what was posted flushed.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <infiniband/verbs.h>

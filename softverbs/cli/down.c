@@ -2,7 +2,7 @@
  *
  * softverbs down: removes a fabric, or all of them.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * softverbs fault: rules that the library applies while programs run (lib/fault.c), and cables and devices
  * (cable.c).
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdlib.h>

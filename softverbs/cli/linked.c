@@ -3,7 +3,7 @@
  * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and
  * see no devices; only the command can tell the user why.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <elf.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
  *
  * It looks on while programs work: each number is true, their sum may belong to different moments.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * The command `softverbs`: finds the subcommand and hands over.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  *
  * What all subcommands say and print in the same way: messages, options, tables, JSON.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdarg.h>

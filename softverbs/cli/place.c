@@ -2,7 +2,7 @@
  *
  * Finding the fabric, host and device that the words of a command line name.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
  *
  * softverbs profile: lists the profiles, or prints one in full.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * softverbs reboot: what a restart of a host does to its devices. Its processes are ended, leaked domains are
  * free again, and devices whose deregistration was blocked take it again.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
  * softverbs run: the program, with our library where it looks for libibverbs. It takes the place of this
  * process: its signals, its exit status and its number are the program's own.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <limits.h>

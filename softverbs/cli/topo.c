@@ -2,7 +2,7 @@
  *
  * softverbs topo: a topology as JSON, as a picture, or as MLX's hostfile.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdio.h>

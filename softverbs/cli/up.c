@@ -2,7 +2,7 @@
  *
  * softverbs up: makes a fabric of a topology and a profile.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * Words of the command line into numbers, times, chances, errno values and verbs; and back.
  */
-#include "command.h"
+#include "subcommand.h"
 
 #include <ctype.h>
 #include <errno.h>

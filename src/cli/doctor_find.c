@@ -183,7 +183,7 @@ static void check_thunderbolt(struct doctor *d)
             ? "; rdma_ctl says enabled all the same, which is not your mistake"
             : "");
     SAY(f->remedy, "Nothing can be set to change it: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through "
-                   "shared memory, and other machines over TCP");
+                   "shared memory; to other machines weft has no way yet that does without RDMA");
 }
 
 static void check_enabled(struct doctor *d)

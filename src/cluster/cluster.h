@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining them, membership. weft_open() and weft_close() are here.
+ * cluster: who the nodes are (settings, hostfile), joining them, membership. node/open.c puts it together with the other rooms.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H
