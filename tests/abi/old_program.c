@@ -8,12 +8,12 @@
 
 #include <weft.h>
 
-#define MUST(condition)                                                                                                                    \
-    do {                                                                                                                                   \
-        if (!(condition)) {                                                                                                                \
-            fprintf(stderr, "old_program.c:%d: %s: %s\n", __LINE__, #condition, weft_error());                                             \
-            return 1;                                                                                                                      \
-        }                                                                                                                                  \
+#define MUST(condition)                                                                        \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            fprintf(stderr, "old_program.c:%d: %s: %s\n", __LINE__, #condition, weft_error()); \
+            return 1;                                                                          \
+        }                                                                                      \
     } while (0)
 
 static int count_bytes(const weft_span *in, const char *arg, weft_out *out)
@@ -24,7 +24,8 @@ static int count_bytes(const weft_span *in, const char *arg, weft_out *out)
 
 static const weft_kernel counter = {.bytes = sizeof counter, .name = "old-counter", .help = "bytes of the input", .run = count_bytes};
 
-static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     (void)w, (void)header, (void)payload;
     *(int *)arg += from == 0 && header_len == 4 && payload_len == 0;
