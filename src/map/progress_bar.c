@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define EVERY_NS (100 * WEFT_MS)
+#define CELLS    20 /* of the bar, at most */
 
 void map_progress_clear(struct map_job *job) /* async-signal-safe */
 {
@@ -55,24 +56,30 @@ void map_progress_show(struct map_job *job)
         snprintf(retried, sizeof retried, ", %" PRIu64 " retried", c->retried);
     if (c->failed)
         snprintf(failed, sizeof failed, ", %" PRIu64 " failed", c->failed);
-    int n;
+    /* A line that wraps cannot be erased. */
+    struct winsize size;
+    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80, n;
     if (c->bytes_total) {
         double part = (double)c->bytes_done / (double)c->bytes_total;
-        char bar[21];
-        for (int i = 0; i < 20; i++)
-            bar[i] = i < (int)(part * 20) ? '#' : '.';
-        bar[20] = '\0';
+        char words[200], bar[CELLS + 4] = "";
         base_format_bytes(c->bytes_total, total, sizeof total);
         if (c->bytes_done)
             format_left((double)(c->bytes_total - c->bytes_done) / rate, left, sizeof left);
-        n = snprintf(line, sizeof line, "\r\033[K[%s] %3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", bar, part * 100, done, total,
-                     a_second, running, retried, failed, left[0] ? left : "-:--");
+        n = snprintf(words, sizeof words, "%3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", part * 100, done, total, a_second, running,
+                     retried, failed, left[0] ? left : "-:--");
+        /* The words come first: the bar has what they leave. */
+        int cells = columns - 1 - n - 3;
+        cells = cells > CELLS ? CELLS : cells;
+        if (cells > 0) {
+            bar[0] = '[';
+            for (int i = 0; i < cells; i++)
+                bar[1 + i] = i < (int)(part * cells) ? '#' : '.';
+            memcpy(bar + 1 + cells, "] ", 3);
+        }
+        n = snprintf(line, sizeof line, "\r\033[K%s%s", bar, words);
     } else {
         n = snprintf(line, sizeof line, "\r\033[K%s  %s/s  %u running%s%s  %.0f s", done, a_second, running, retried, failed, seconds);
     }
-    /* A line that wraps cannot be erased. */
-    struct winsize size;
-    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     if (n > columns + 3)
         n = columns + 3;
     atomic_store_explicit(&job->progress_shown, true, memory_order_relaxed);

@@ -882,6 +882,8 @@ class Map(unittest.TestCase):
         waits = (*args[:-1], "[ {#} -lt 4 ] || " + wait + "cat")
         seen = terminal(*waits, sign=b"left")
         self.assertRegex(seen, rb"%.*of .*/s.*running.*left")
+        for line in seen.split(b"\r\033[K"): # whole, also where the numbers are long
+            self.assertRegex(line, rb"^$| left$")
         self.assertTrue(seen.endswith(b"\r\033[K"), seen[-50:])
         self.assertEqual(terminal("--no-progress", *args), b"")
         seen = terminal(*waits, interrupt=True, code=128 + signal.SIGINT)
