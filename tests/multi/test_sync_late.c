@@ -18,6 +18,7 @@
 
 #include "cluster_test.h"
 #include "fabric/fabric.h"
+#include "fabric/transports.h"
 #include "sync/sync.h"
 #if defined(__linux__)
 #include "fabric/rc/rc.h"
@@ -378,7 +379,10 @@ static void no_room_for_news(weft_node *w, void *arg)
         s->asked = 1;
         while (weft_alive(w, 2))
             usleep(1000);
-        CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
+        do /* it may be in the middle of taking note that node 2 has gone */
+            rc = weft_barrier(w, 0);
+        while (rc == -ECONNRESET);
+        CHECK(rc == -ETIMEDOUT);
         CHECK(kill(s->pid, SIGCONT) == 0);
         s->asked = 2;
     } else if (weft_rank(w) == 2) {
@@ -414,6 +418,26 @@ static int takes_nothing(struct weft_node *w, struct fab_link *l, uint32_t id, c
 }
 
 /* From one that died, and the home takes no message just then: the lock is given back later, and the next is still told of the death. */
+/* Each transport, but that there is never room for a message; filled before nodes have threads. */
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb};
+#define TRANSPORTS (sizeof transports / sizeof transports[0])
+static struct fab_transport full_transports[TRANSPORTS];
+
+static const struct fab_transport *full_one(const struct fab_transport *of)
+{
+    for (size_t i = 0; i < TRANSPORTS; i++)
+        if (transports[i] == of)
+            return &full_transports[i];
+    return NULL;
+}
+
+/* The progress thread uses the one or the other meanwhile, and either is right: of this the thread sanitizer need not tell. */
+static __attribute__((no_sanitize("thread"))) void use_transport(struct fab_link *l, const struct fab_transport *t)
+{
+    CHECK(t);
+    l->transport = t;
+}
+
 static void inherited_late(weft_node *w, void *arg)
 {
     (void)arg;
@@ -421,15 +445,13 @@ static void inherited_late(weft_node *w, void *arg)
     if (weft_rank(w) == 0) {
         struct fab_link *l = &w->links[1];
         const struct fab_transport *transport = l->transport;
-        struct fab_transport full = *transport;
         struct lock_message m = {.word = word, .ticket = 1u << 20, .verb = LOCK_GRANT, .flag = 1};
         uint64_t value = 1 | m.ticket << 20; /* this node's, and of no call that waits */
         bool inherited = false;
         OK(weft_put_blocking(w, word, &value, sizeof value));
-        full.send = takes_nothing;
-        l->transport = &full;
+        use_transport(l, full_one(transport));
         w->handlers[SYNC_HANDLER_LOCK].fn(w, 1, &m, sizeof m, NULL, 0, w->handlers[SYNC_HANDLER_LOCK].arg);
-        l->transport = transport;
+        use_transport(l, transport);
         while (read_word(w, word) == value)
             usleep(1000);
         OK(weft_lock(w, word, 100 * WEFT_SECOND, &inherited));
@@ -442,6 +464,10 @@ static void inherited_late(weft_node *w, void *arg)
 static void test_inherited_late(void **state)
 {
     (void)state;
+    for (size_t i = 0; i < TRANSPORTS; i++) {
+        full_transports[i] = *transports[i];
+        full_transports[i].send = takes_nothing;
+    }
     assert_int_equal(nodes_failed(2, inherited_late, NULL), 0);
 }
 
