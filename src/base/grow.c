@@ -6,11 +6,13 @@
 
 #include <string.h>
 
+#define BYTES_MAX 4096u /* more is no struct of any version, but memory that nobody has set */
+
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name)
 {
     size_t bytes;
     memcpy(&bytes, in, sizeof bytes);
-    if (bytes < least)
+    if (bytes < least || bytes > BYTES_MAX)
         return base_fail(-EINVAL, "%s.bytes is %zu: set it to sizeof(%s)", name, bytes, name);
     for (size_t i = full; i < bytes; i++)
         if (((const uint8_t *)in)[i])

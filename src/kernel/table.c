@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define ADDED_MAX 64u
+#define BYTES_MAX 4096u /* more is no weft_kernel of any version: a function by that name, for example */
 
 static const weft_kernel *const built_in[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
 #define BUILT_IN (sizeof built_in / sizeof built_in[0])
@@ -28,7 +29,7 @@ static const weft_kernel *at(size_t i)
 /* Fields of the first version are all there; of what a later one has, a kernel built earlier has none. */
 static int check(const weft_kernel *k)
 {
-    if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish)
+    if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish || k->bytes > BYTES_MAX)
         return base_fail(-EINVAL, "a kernel whose field bytes is %zu: set it to sizeof(weft_kernel)", k->bytes);
     if (!k->name || !k->name[0] || strchr(k->name, ':'))
         return base_fail(-EINVAL, "a kernel's name must not be empty, nor have a colon");
@@ -67,7 +68,8 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
     if (!object)
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());
     const weft_kernel *k = dlsym(object, name);
-    int rc = k ? check(k) : base_fail(-ENOENT, "%s defines no kernel: const weft_kernel %s", file, name);
+    int rc = k ? check(k)
+               : base_fail(-ENOENT, "%s defines no kernel of that name that can be seen: WEFT_API extern const weft_kernel %s", file, name);
     if (rc) {
         dlclose(object);
         return k ? base_context(rc, "%s", file) : rc;

@@ -30,6 +30,8 @@ static void config_sizes(void **state)
     struct later_config later = {.now = {.bytes = sizeof later, .size = 1, .pool_bytes = 4 << 20}};
     assert_int_equal(weft_open(&w, &none), -EINVAL);
     assert_non_null(strstr(weft_error(), "sizeof(weft_config)"));
+    none.bytes = SIZE_MAX / 2; /* as memory that was not set may be */
+    assert_int_equal(weft_open(&w, &none), -EINVAL);
     later.new_field = 1; /* this library cannot do what it asks */
     assert_int_equal(weft_open(&w, &later.now), -E2BIG);
     later.new_field = 0;

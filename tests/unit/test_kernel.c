@@ -214,13 +214,14 @@ static void wrong_kernels(void **unused)
 {
     (void)unused;
     const weft_kernel good = {.bytes = sizeof good, .name = "good", .help = "nothing", .run = run_nothing};
-    weft_kernel bad[] = {good, good, good, good, good, good};
+    weft_kernel bad[] = {good, good, good, good, good, good, good};
     bad[0].bytes = 0;
     bad[1].name = "";
     bad[2].name = "a:b";
     bad[3].run = NULL;
     bad[4].help = NULL;
     bad[5].finish = (int (*)(const void *, weft_out *))(void (*)(void))run_nothing; /* and no fold */
+    bad[6].bytes = SIZE_MAX / 3;                                                    /* a function by that name, say */
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(weft_kernel_register(&bad[i]), -EINVAL);
     const weft_kernel *k = NULL;
