@@ -167,7 +167,8 @@ const char *base_format_bytes(uint64_t bytes, char *buf, size_t len);
 
 /* --- grow.c: structs of the public interface that later versions add fields to --- */
 /* A caller's struct, whose first field is its size as the caller knows it: `out` gets what is there, and zeros behind it. -EINVAL: that
- * size is below `least`, that of the first version. -E2BIG: what lies beyond `full` is not zero. `name`: of the struct, for the sentence.
+ * size is below `least`, that of the first version, or no size of such a struct. -E2BIG: what lies beyond `full` is not zero. `name`: of
+ * the struct, for the sentence.
  */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* The other way: as much as fits into the caller's `bytes`, and zeros behind what there is. */

@@ -68,7 +68,10 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
             rc = -ETIMEDOUT;
-        if (rc || poll(&ready, 1, left > INT64_C(1000000000) ? 1000 : (int)(left / 1000000) + 1) <= 0)
+        int polled = rc ? 0 : poll(&ready, 1, left > INT64_C(1000000000) ? 1000 : (int)(left / 1000000) + 1);
+        if (polled < 0 && errno != EINTR)
+            rc = -errno;
+        if (polled <= 0)
             continue;
         struct iovec iov = {at, len};
         union {

@@ -4,12 +4,6 @@
  */
 #include "fabric/fabric.h"
 
-/* The library's own copies of what the headers have inline. */
-extern inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset);
-extern inline uint32_t weft_gaddr_node(weft_gaddr a);
-extern inline uint32_t weft_gaddr_space(weft_gaddr a);
-extern inline uint64_t weft_gaddr_offset(weft_gaddr a);
-
 uint32_t weft_rank(const weft_node *w)
 {
     return w->rank;

@@ -203,6 +203,14 @@ int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
     return fab_handle(w, id, fn, arg);
 }
 
+/* --- the pool's addresses --- */
+
+/* The library's own copies of what the headers have inline. */
+extern inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset);
+extern inline uint32_t weft_gaddr_node(weft_gaddr a);
+extern inline uint32_t weft_gaddr_space(weft_gaddr a);
+extern inline uint64_t weft_gaddr_offset(weft_gaddr a);
+
 int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out)
 {
     uint64_t offset;

@@ -10,17 +10,7 @@
 /* The first request to fail is the one that did; those behind it are flushed. */
 static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum ibv_wc_status status)
 {
-    bool own = false; /* fault of the request, which would fail again */
-    switch (status) {
-    case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_OP_ERR: own = true; break;
-    default: break;
-    }
+    bool own = rc_own_fault(status);
     const char *text = l->rc->device->lib->wc_status_str(status);
     if (own && (s->kind == RC_SLOT_FRAME || s->kind == RC_SLOT_TELL || s->kind == RC_SLOT_FLUSH))
         rc_break(l, "it does not take frames: %s (%d)", text, (int)status);

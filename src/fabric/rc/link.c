@@ -86,6 +86,13 @@ void rc_break(struct rc_link *l, const char *why, ...)
     fab_kick(l->w);
 }
 
+bool rc_own_fault(enum ibv_wc_status status)
+{
+    return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_LOC_PROT_ERR ||
+           status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR ||
+           status == IBV_WC_REM_OP_ERR;
+}
+
 int rc_gone(struct rc_link *l)
 {
     return fab_refuse_node(l->w, l->link->node) ? -ECONNRESET : base_fail(-ECONNRESET, "node %u is gone", l->link->node);

@@ -10,11 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* --- one request --- */
 
 BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
@@ -63,7 +58,7 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
     p.ours = p.at <= w->pool_bytes && len <= w->pool_bytes - p.at;
     uint64_t here = p.ours ? rc->pool.segment_bytes - (p.at & (rc->pool.segment_bytes - 1)) : RC_STAGE_BYTES;
     uint64_t segment = UINT64_C(1) << l->peer_shift, there = segment - (remote & (segment - 1));
-    p.bytes = least(least(len, here), least(there, rc->device->traits.message_bytes));
+    p.bytes = rc_least(rc_least(len, here), rc_least(there, rc->device->traits.message_bytes));
     return p;
 }
 

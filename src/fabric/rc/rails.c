@@ -212,11 +212,6 @@ int rc_rails_tell(struct rc_link *l, int side_fd, int64_t deadline)
     return err;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadline)
 {
     struct rc *rc = l->rc;
@@ -248,12 +243,12 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         p->segment_bytes = h.segment_bytes;
         p->shift = (uint32_t)__builtin_ctzll(h.segment_bytes);
         p->keys_count = h.segments;
-        tracks->remote_bytes = least(tracks->remote_bytes, h.segment_bytes);
+        tracks->remote_bytes = rc_least(tracks->remote_bytes, h.segment_bytes);
         tracks->peer_count++;
     }
     for (uint32_t i = 0; rc->rails && i < rc->rails->count; i++) {
-        tracks->local_bytes = least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
-        tracks->message_bytes = least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
+        tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
+        tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
     if (err || !rc->rails || count == 0) /* one rail, then, as without all this */
         rc_rails_forget(l);

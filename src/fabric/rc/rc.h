@@ -286,6 +286,7 @@ void rc_look_again(struct rc *rc);                                              
 void rc_want_locked(struct rc_link *l);                                         /* a queue pair: the progress thread will make one */
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */
 void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3);       /* the peer is to be given up */
+bool rc_own_fault(enum ibv_wc_status status);                                   /* of the request that ended so: it would fail again */
 int rc_gone(struct rc_link *l);                                                 /* -ECONNRESET with a sentence */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
 #define RC_STANDSTILL      "%s has neither done a request nor failed it in %lld s, many times what its retries may take"
@@ -388,6 +389,10 @@ static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 static inline bool rc_waits(const struct rc_link *l)
 {
     return l->again || l->flush_wanted || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
+}
+static inline uint64_t rc_least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 /* Is there room for a request now? */
 static inline bool rc_has_slot(const struct rc_link *l)

@@ -16,11 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static struct rc_piece *piece_at(struct rc_track *t, uint64_t position)
 {
     return &t->pieces[position % RC_TRACK_DEPTH];
@@ -149,8 +144,8 @@ static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint
     uint64_t rails = tracks->up + 1;
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
-    uint64_t piece = least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* cuts are moved down */
-    return least(least(len, rails * piece), least(here, there));
+    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* cuts are moved down */
+    return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 
 int rc_stripe_post(struct rc_link *l, struct rc_work *k)
@@ -194,19 +189,12 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
 
 /* --- what becomes of pieces --- */
 
-static bool own_fault(enum ibv_wc_status status) /* it would fail again */
-{
-    return status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_LOC_PROT_ERR ||
-           status == IBV_WC_LOC_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR ||
-           status == IBV_WC_REM_OP_ERR;
-}
-
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status)
 {
     const struct rc *rc = l->rc;
     if (BASE_UNLIKELY(status != IBV_WC_SUCCESS)) {
         struct rc_piece *p = piece_at(t, position);
-        p->refused = p->refused || own_fault(status);
+        p->refused = p->refused || rc_own_fault(status);
         rc_track_lose_locked(l, t, status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request failed: %s (%d)",
                              rc->device->lib->wc_status_str(status), (int)status);
         return;

@@ -6,11 +6,9 @@
 #include "fabric/shm/shm.h"
 #include "fabric/transports.h"
 
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "fabric/shm/copy.h"
@@ -89,72 +87,6 @@ struct hello {
     uint32_t rank, size;
 };
 
-static int send_hello(int fd, const struct hello *h, int pool_fd, int control_fd)
-{
-    struct iovec iov = {(void *)(uintptr_t)h, sizeof *h};
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(2 * sizeof(int))];
-    } c = {0};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.space, .msg_controllen = sizeof c.space};
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&m);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(2 * sizeof(int));
-    memcpy(CMSG_DATA(cmsg), (int[2]){pool_fd, control_fd}, 2 * sizeof(int));
-    ssize_t n;
-    do
-        n = sendmsg(fd, &m, MSG_NOSIGNAL);
-    while (n < 0 && errno == EINTR);
-    return n == (ssize_t)sizeof *h ? 0 : n < 0 ? -errno : -EPROTO;
-}
-
-static int receive_hello(int fd, struct hello *h, int fds[2], int64_t deadline)
-{
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    for (;;) {
-        int64_t left = deadline - base_now_ns();
-        if (left <= 0)
-            return -ETIMEDOUT;
-        int n = poll(&p, 1, left > WEFT_SECOND ? 1000 : (int)(left / 1000000) + 1);
-        if (n > 0)
-            break;
-        if (n < 0 && errno != EINTR)
-            return -errno;
-    }
-    struct iovec iov = {h, sizeof *h};
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(2 * sizeof(int))];
-    } c = {0};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.space, .msg_controllen = sizeof c.space};
-#ifdef MSG_CMSG_CLOEXEC
-    int flags = MSG_CMSG_CLOEXEC;
-#else
-    int flags = 0;
-#endif
-    ssize_t n = recvmsg(fd, &m, flags);
-    if (n <= 0)
-        return n < 0 ? -errno : -ECONNRESET;
-    int got = 0;
-    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&m); cmsg; cmsg = CMSG_NXTHDR(&m, cmsg)) {
-        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
-            continue;
-        int count = (int)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        for (int i = 0; i < count; i++) {
-            int one;
-            memcpy(&one, CMSG_DATA(cmsg) + (size_t)i * sizeof(int), sizeof one);
-            if (got < 2)
-                fds[got++] = one;
-            else
-                close(one);
-        }
-    }
-    if (got < 2 && m.msg_flags & MSG_CTRUNC)
-        return -EMFILE; /* the system drops what does not fit into the table */
-    return n == (ssize_t)sizeof *h && got == 2 ? 0 : -EPROTO;
-}
-
 static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello *h, const int fds[2])
 {
     size_t want = control_size(w->size);
@@ -200,9 +132,11 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
     } else {
         struct hello mine = {CONTROL_MAGIC, w->pool_bytes, shm->control_bytes, w->rank, w->size}, theirs = {0};
         int fds[2] = {-1, -1};
-        int rc = send_hello(side_fd, &mine, mem_fd(w->pool), shm->control_fd);
+        int rc = base_send_fds(side_fd, &mine, sizeof mine, (int[]){mem_fd(w->pool), shm->control_fd}, 2);
         if (!rc)
-            rc = receive_hello(side_fd, &theirs, fds, deadline);
+            rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 2, deadline);
+        if (!rc && fds[1] < 0)
+            rc = -EPROTO; /* both, or it is no shm transport */
         if (rc)
             base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
