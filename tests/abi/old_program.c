@@ -3,6 +3,7 @@
  * A program of version 0.1: compiled with the headers in this folder, run with the library of today. It uses every struct that later
  * versions may add fields to, and each room once.
  */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,7 +29,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
                        void *arg)
 {
     (void)w, (void)header, (void)payload;
-    *(int *)arg += from == 0 && header_len == 4 && payload_len == 0;
+    atomic_fetch_add((atomic_int *)arg, from == 0 && header_len == 4 && payload_len == 0); // maybe in the progress thread
 }
 
 int main(void)
@@ -36,7 +37,7 @@ int main(void)
     weft_node *w;
     weft_queue *q;
     weft_gaddr at;
-    int heard = 0;
+    atomic_int heard = 0;
     weft_config config = {.bytes = sizeof config, .size = 1, .pool_bytes = 8u << 20};
     MUST(weft_open(&w, &config) == 0);
     MUST(weft_rank(w) == 0 && weft_size(w) == 1 && weft_alive_count(w) == 1);
