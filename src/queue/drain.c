@@ -3,27 +3,39 @@
  * weft_drain(): all work that any living node has submitted is complete.
  *
  * Each node publishes two counters in its shard's header: what it has submitted, and how much of that is complete. A task may submit
- * others before it is complete, so that one look at all counters can see the parent complete and miss the child's submission. Counters
- * that are equal in two looks with nothing submitted between them leave no room for that.
+ * others before it is complete, so that one look at all counters can see the parent complete and miss the child's submission. So there
+ * are two looks, and nothing may have changed from one to the other: then all was complete at the moment between them. For the first finds
+ * submitted == completed, and has read completed first. Neither falls, but for tasks that were counted as submitted, found no room, and
+ * never were there; so at that node all was complete from the one read to the other. The second finds the same number submitted, in
+ * the same queue, so nothing was submitted there since the first. This must hold for each node by itself: in a sum over all, what one
+ * has submitted would make up for what went with another that died, or closed the queue and opened it again.
  *
  * A node whose shard this one does not know may have none, or its HELLO is still to be handled here; one whose shard says that it was
  * closed may have the next open already. Such nodes are asked between the two looks. Who answers that the queue is not open there has
- * submitted nothing by then; if it opens and submits afterwards, in a task of another node's for example, then a counter that the second
- * look sees tells of that: the task was outstanding at the first look, or is submitted after it.
+ * nothing outstanding at that moment; if it opened and closed it since the first look, its work went with that.
  */
 #include "queue/queue.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
 #define ASK_NS         (20 * WEFT_MS) /* between questions to a node that has not said that the queue is not open there */
 
+/* What a look finds of a node. */
+struct found {
+    uint64_t submitted;
+    uint32_t incarnation; /* of the queue there; 0: the node is gone, or */
+    bool unknown;         /* its counters are not known */
+};
+
 struct drain {
     struct weft_queue *q;
-    bool asked;     /* after a look at which all was complete, and */
-    uint64_t sum;   /* so much had been submitted, those nodes were asked that had no known shard, */
+    bool asked;     /* after a look at which all was complete, nodes were asked whose shards are not known, */
     uint32_t ask;   /* with this number, */
     int64_t ask_at; /* and are again at that time */
+    uint32_t unknowns;
+    struct found found[WEFT_MAX_NODES]; /* by the last look */
 };
 
 static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
@@ -38,32 +50,38 @@ static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed,
     return rc;
 }
 
-/* One look at the counters of the nodes that are alive. False: work is outstanding, or a node does not answer. Else `*sum` of what was
- * submitted, and the nodes whose counters are not known. */
-static bool look(struct weft_queue *q, uint64_t *sum, bool unknown[], uint32_t *unknowns)
+/* False: it has work outstanding, or does not answer. */
+static bool look_at(const struct weft_queue *q, uint32_t node, struct found *f)
 {
-    *sum = 0;
-    *unknowns = 0;
-    for (uint32_t i = 0; i < q->w->size; i++) {
-        struct queue_view *v = queue_view_of(q, i);
-        uint64_t submitted, completed;
-        bool closed;
-        unknown[i] = false;
-        if (!fab_alive(q->w, i))
-            continue;
-        if (v && count(v, &submitted, &completed, &closed)) {
-            if (fab_alive(q->w, i))
-                return false; /* it is stopped: what it has submitted cannot be known now */
-            continue;         /* it has just gone */
-        }
-        if (!v || closed) {
-            unknown[i] = true;
-            ++*unknowns;
-            continue;
-        }
-        if (submitted != completed)
+    struct queue_view *v = queue_view_of(q, node);
+    uint64_t submitted, completed;
+    bool closed = true;
+    *f = (struct found){0};
+    if (!fab_alive(q->w, node))
+        return true;
+    if (v && count(v, &submitted, &completed, &closed))
+        return !fab_alive(q->w, node); /* it has just gone; else it is stopped, and what it has submitted cannot be known now */
+    if (closed) {
+        f->unknown = true;
+        return true;
+    }
+    f->submitted = submitted;
+    f->incarnation = v->incarnation;
+    return submitted == completed;
+}
+
+/* One look at the counters of the nodes that are alive; true when all is complete. `*same`: as at the look before. */
+static bool look(struct drain *d, bool *same)
+{
+    *same = true;
+    d->unknowns = 0;
+    for (uint32_t i = 0; i < d->q->w->size; i++) {
+        struct found f, *before = &d->found[i];
+        if (!look_at(d->q, i, &f))
             return false;
-        *sum += submitted + 1; /* a node that comes or goes counts as a change */
+        *same = *same && f.submitted == before->submitted && f.incarnation == before->incarnation && f.unknown == before->unknown;
+        *before = f;
+        d->unknowns += f.unknown;
     }
     return true;
 }
@@ -77,18 +95,17 @@ static bool none_open(const struct weft_queue *q, uint32_t node, uint32_t ask)
 static bool drained(struct drain *d)
 {
     struct weft_queue *q = d->q;
-    bool unknown[WEFT_MAX_NODES];
-    uint32_t unknowns;
-    uint64_t sum, again;
-    if (!look(q, &sum, unknown, &unknowns)) {
+    bool same;
+    if (!look(d, &same)) {
         d->asked = false;
         return false;
     }
-    if (unknowns == 0)
-        return look(q, &again, unknown, &unknowns) && unknowns == 0 && again == sum;
-    if (!d->asked || d->sum != sum) {
+    if (d->unknowns == 0) {
+        d->asked = false;
+        return look(d, &same) && same;
+    }
+    if (!d->asked || !same) {
         d->asked = true;
-        d->sum = sum;
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1; /* after the look */
         d->ask_at = 0;
     }
@@ -96,7 +113,7 @@ static bool drained(struct drain *d)
      * one that closes the queue, and answered for the closed one. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
-        if (unknown[i] && !none_open(q, i, d->ask)) {
+        if (d->found[i].unknown && !none_open(q, i, d->ask)) {
             all = false;
             if (ask)
                 queue_post(q, i, QUEUE_ASK, 0, NULL, d->ask, 0);
@@ -165,7 +182,10 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
 {
     if (queue_closed(q))
         return queue_refuse_closed(q);
-    struct drain d = {.q = q};
+    struct drain d; /* large: only what is used of it is cleared */
+    d.q = q;
+    d.asked = false;
+    memset(d.found, 0, q->w->size * sizeof d.found[0]);
     if (drained(&d))
         return 0;
     int rc = queue_begin_wait(q);

@@ -3,26 +3,39 @@
  * weft_drain() of src/queue/drain.c, for the Spin model checker, with a node whose shard the drainer does not know. Node 0 drains. It knows
  * the shard of node 2, which has one task outstanding. Node 1 opens the queue at any time (its HELLO is handled at any later time), runs
  * that task, and submits another in it, which nobody runs. With BARRIER the task of node 2 is none; node 1 opens and submits, and then the
- * drain begins.
+ * drain begins. With REOPEN node 0 knows the shard of node 1, which has the task; running it submits one at node 2, and running that one at
+ * node 0. When its task is complete node 1 closes the queue and opens it again.
  *
  * What is checked: a drain never ends while work is outstanding that had been submitted before it began, or by work that was.
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  */
 #define ASKS 3 /* looks again so often; more would only repeat */
 
-mtype = { HELLO, ASK, ANSWER, NONE };
+mtype = { HELLO, CLOSE, ASK, ANSWER, NONE };
 
-byte submitted[3], completed[3]; /* as each node publishes them */
-bool open, known;                /* node 1 has opened the queue; node 0 knows its shard */
-bool ready;                      /* node 2's task waits for a worker */
+/* The counters that are published: of the three nodes, and ANEW of node 1 when it has opened the queue again. */
+#define ANEW  3
+#define NO    4                  /* no queue, no shard */
+byte submitted[4], completed[4];
+bool closed;                     /* node 1's first, and its shard says so */
+byte open = NO, view = NO;       /* node 1's queue; what node 0 knows of it */
+bool ready;                      /* the first task waits for a worker */
 byte none = 1;                   /* the newest ASK that node 1 has answered with NONE; the first was an earlier drain's */
-chan to_0 = [ASKS + 2] of { mtype, byte };
+chan to_0 = [ASKS + 4] of { mtype, byte };
 chan to_1 = [ASKS + 1] of { mtype, byte };
 
 proctype node_1()
 {
-    open = true;
-    to_0!HELLO, 0;
+#ifdef REOPEN
+    completed[1] == 1;
+    closed = true;
+    open = NO;
+    to_0!CLOSE, 1;
+    open = ANEW;
+    to_0!HELLO, ANEW
+#else
+    open = 1;
+    to_0!HELLO, 1;
 #ifdef BARRIER
     submitted[1] = 1
 #else
@@ -30,7 +43,18 @@ proctype node_1()
     submitted[1] = 1;
     completed[2] = 1
 #endif
+#endif
 }
+
+#ifdef REOPEN
+proctype worker()
+{
+    submitted[2] = 1;
+    completed[1] = 1;
+    submitted[0] = 1;
+    completed[2] = 1
+}
+#endif
 
 proctype handler_1()
 {
@@ -40,7 +64,7 @@ end:
     :: atomic {
            to_1?ASK, n ->
            if
-           :: open -> to_0!ANSWER, n
+           :: open != NO -> to_0!ANSWER, open
            :: else -> to_0!NONE, n
            fi;
            n = 0
@@ -48,36 +72,67 @@ end:
     od
 }
 
+/* What node 1 says of one opening comes before what it says of the next. */
 proctype handler_0()
 {
     byte n;
 end:
     do
-    :: atomic { to_0?HELLO, n -> known = true }
-    :: atomic { to_0?ANSWER, n -> known = true; n = 0 }
+    :: atomic { to_0?HELLO, n -> view = n; n = 0 }
+    :: atomic { to_0?ANSWER, n -> view = n; n = 0 }
+    :: atomic { to_0?CLOSE, n -> view = (view == n -> NO : view); n = 0 }
     :: atomic { to_0?NONE, n -> none = n; n = 0 }
     od
 }
 
-/* One look: completed first, then submitted. Node 1 counts one more, so that a node that becomes known is a change. */
+#define SHUT(at) (at == 1 && closed)
+/* What a node has submitted, and which queue it is; 0: that is not known. */
+#define SEEN(at) (submitted[at] * 4 + (at == ANEW -> 2 : 1))
+
+/* Completed first, then submitted and whether it is closed. */
+inline count(node, at)
+{
+    c = completed[at];
+    atomic {
+        if
+        :: SHUT(at) -> unknown = true; now = 0
+        :: else ->
+           equal = equal && c == submitted[at];
+           sum = sum + submitted[at] + 1;
+           now = SEEN(at)
+        fi;
+        same = same && seen[node] == now;
+        seen[node] = now;
+        c = 0; now = 0
+    }
+}
+
+/* One look. */
 inline look()
 {
-    atomic { equal = true; sum = 0 };
-    c = completed[2];
-    atomic { equal = equal && c == submitted[2]; sum = sum + submitted[2]; c = 0 };
-    unknown = !known;
+    atomic { equal = true; same = true; unknown = false; sum = 0 };
+    count(0, 0);
+    count(2, 2);
+    v = view;
     if
-    :: unknown
-    :: else ->
-       c = completed[1];
-       atomic { equal = equal && c == submitted[1]; sum = sum + submitted[1] + 1; c = 0 }
-    fi
+    :: v == NO -> atomic { unknown = true; same = same && seen[1] == 0; seen[1] = 0 }
+    :: else -> count(1, v)
+    fi;
+    atomic {
+        v = 0;
+#ifdef MUTATION_SUMS
+        same = sum == before;
+        before = sum;
+#endif
+        sum = 0
+    }
 }
 
 proctype drain()
 {
-    byte c, sum, first, asks = 1;
-    bool equal, unknown, asked;
+    byte c, v, sum, before, now, asks = 1;
+    byte seen[3];
+    bool equal, same, unknown, asked;
 #ifdef BARRIER
     submitted[1] == 1;
 #endif
@@ -93,12 +148,14 @@ again:
 #else
     :: !unknown ->
 #endif
-       first = sum;
-#ifndef MUTATION_ONE_LOOK
+       asked = false;
+#ifdef MUTATION_ONE_LOOK
+       same = true;
+#else
        look();
 #endif
        if
-       :: equal && sum == first -> goto over
+       :: equal && same -> goto over
        :: else -> goto next
        fi
     :: else
@@ -110,7 +167,7 @@ again:
     fi;
 #endif
     if
-    :: asked && sum == first ->
+    :: asked && same ->
        if
        :: none >= asks -> goto over
        :: else -> goto next
@@ -120,7 +177,7 @@ again:
        :: asks == ASKS -> goto stop
        :: else
        fi;
-       atomic { asked = true; first = sum; asks++ };
+       atomic { asked = true; asks++ };
        to_1!ASK, asks
     fi;
 next:
@@ -129,7 +186,7 @@ next:
     :: goto stop /* its time is over */
     fi;
 over:
-    assert(submitted[1] == completed[1] && submitted[2] == completed[2]);
+    assert(submitted[0] == completed[0] && submitted[1] == completed[1] && submitted[2] == completed[2] && submitted[3] == completed[3]);
 stop:
     skip
 }
@@ -137,7 +194,12 @@ stop:
 init
 {
     atomic {
-#ifndef BARRIER
+#ifdef REOPEN
+        open = 1;
+        view = 1;
+        submitted[1] = 1;
+        run worker();
+#elif !defined(BARRIER)
         submitted[2] = 1;
         ready = true;
 #endif
