@@ -10,14 +10,19 @@
  * The others have to bear all of it: no crash, no write outside their memory (the address sanitizer runs these tests), no call that
  * outlasts its time-out, no memory without bound, and honest nodes can go on together once the liar has gone.
  * test_liar.c is the example.
+ *
+ * At the end: one liar and two honest nodes, and what they share.
  */
 #ifndef WEFT_LIAR_H
 #define WEFT_LIAR_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "cluster_test.h"
 
 struct lie_field {
     const char *name;
@@ -139,6 +144,59 @@ static inline void lie_about(const void *truth, size_t bytes, const struct lie_f
         snprintf(what, sizeof what, "cut to %zu of %zu bytes", bytes - 1 - cut, bytes);
         tell(record, bytes - 1 - cut, what, arg);
     }
+}
+
+enum { LIAR = 2, NODES = 3 };
+
+struct told {
+    _Atomic uint32_t here, over, met[3]; /* met: the honest ones, later */
+    _Atomic weft_gaddr cut_short;        /* what only messages that are too short say */
+    char what[96];                       /* the last lie */
+    _Atomic uint32_t lies;
+};
+
+static inline void note(struct told *t, const char *what)
+{
+    snprintf(t->what, sizeof t->what, "%s", what);
+    atomic_fetch_add(&t->lies, 1);
+}
+
+/* How it went: where an honest node did not bear it, the last lie is the one to look at. */
+static inline void run_with_liar(node_fn fn)
+{
+    struct told *t = shared_words(4096);
+    int failed = nodes_failed_with(NODES, fn, t, (const char *const[]){"WEFT_LOG=error", "WEFT_DEADLINE=10s", NULL});
+    if (failed)
+        fprintf(stderr, "the last of %u lies: %s\n", t->lies, t->what);
+    assert_int_equal(failed, 0);
+    assert_true(t->lies > 100);
+}
+
+/* A word that others look at, and how the liar writes it. */
+struct word_to {
+    weft_node *w;
+    struct told *t;
+    weft_gaddr at;
+    int (*set)(weft_node *w, weft_gaddr at, uint64_t value);
+    useconds_t pause; /* for the honest nodes to look at it */
+};
+
+static inline void tell_word(const void *record, size_t bytes, const char *what, void *arg)
+{
+    struct word_to *to = arg;
+    uint64_t value;
+    if (bytes != sizeof value)
+        return;
+    memcpy(&value, record, sizeof value);
+    note(to->t, what);
+    OK(to->set(to->w, to->at, value));
+    usleep(to->pause);
+}
+
+static inline void lie_about_word(struct word_to *to, uint64_t truth)
+{
+    const struct lie_field word = {"word", 0, sizeof truth};
+    lie_about(&truth, sizeof truth, &word, 1, tell_word, to);
 }
 
 #endif

@@ -14,24 +14,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "cluster_test.h"
 #include "liar.h"
 #include "queue/queue.h"
 
-enum { LIAR = 2, NODES = 3, SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, KEEP = 512 };
-
-struct told {
-    _Atomic uint32_t here, over, opened, done, closed;
-    _Atomic weft_gaddr cut_short; /* what only messages that are too short say */
-    char what[96];                /* the last lie */
-    _Atomic uint32_t lies;
-};
-
-static void note(struct told *t, const char *what)
-{
-    snprintf(t->what, sizeof t->what, "%s", what);
-    atomic_fetch_add(&t->lies, 1);
-}
+enum { SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, KEEP = 512 };
+enum { OPENED, DONE_ALL, CLOSED }; /* where the honest ones meet */
 
 static bool borne(int rc)
 {
@@ -73,9 +60,9 @@ static void work_afterwards(weft_node *w, struct told *t)
     static bool seen[TASKS];
     weft_queue *q;
     OK(weft_queue_open(w, "after", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = SLOTS}, &q));
-    meet(&t->opened, NODES - 1);
+    meet(&t->met[OPENED], NODES - 1);
     uint32_t submitted = 0, reaped = 0;
-    while (reaped < TASKS || t->done < NODES - 1) {
+    while (reaped < TASKS || t->met[DONE_ALL] < NODES - 1) {
         weft_task task = {.tag = submitted};
         weft_lease claims[16];
         weft_result results[16] = {0};
@@ -92,21 +79,11 @@ static void work_afterwards(weft_node *w, struct told *t)
         }
         reaped += n > 0 ? (uint32_t)n : 0;
         if (n > 0 && reaped == TASKS)
-            t->done++;
+            t->met[DONE_ALL]++;
     }
     OK(weft_drain(q, 100 * WEFT_SECOND));
-    meet(&t->closed, NODES - 1);
+    meet(&t->met[CLOSED], NODES - 1);
     OK(weft_queue_close(q));
-}
-
-static void run_with_liar(node_fn fn)
-{
-    struct told *t = shared_words(4096);
-    int failed = nodes_failed_with(NODES, fn, t, (const char *const[]){"WEFT_LOG=error", "WEFT_DEADLINE=10s", NULL});
-    if (failed)
-        fprintf(stderr, "the last of %u lies: %s\n", t->lies, t->what);
-    assert_int_equal(failed, 0);
-    assert_true(t->lies > 100);
 }
 
 /* Wherever the liar says that its shard is, those that are used lie in its pool. */
@@ -275,33 +252,17 @@ static void test_messages(void **state)
 
 /* --- shards --- */
 
-struct word_to {
-    weft_node *w;
-    struct told *t;
-    weft_gaddr at;
-};
-
-static void tell_word(const void *record, size_t bytes, const char *what, void *arg)
+static int swap_word(weft_node *w, weft_gaddr at, uint64_t value)
 {
-    struct word_to *to = arg;
-    uint64_t value;
-    if (bytes != sizeof value)
-        return;
-    memcpy(&value, record, sizeof value);
-    note(to->t, what);
-    OK(weft_swap_blocking(to->w, to->at, value, NULL));
-    usleep(100); /* for the honest nodes to look at it */
+    return weft_swap_blocking(w, at, value, NULL);
 }
 
-static const struct lie_field WORD[] = {{"word", 0, sizeof(uint64_t)}};
-
-static void lie_about_word(weft_node *w, struct told *t, weft_gaddr at)
+static void lie_in_word(weft_node *w, struct told *t, weft_gaddr at)
 {
-    struct word_to to = {w, t, at};
     uint64_t truth;
     OK(weft_get_blocking(w, &truth, at, sizeof truth));
-    lie_about(&truth, sizeof truth, WORD, 1, tell_word, &to);
-    OK(weft_swap_blocking(w, at, truth, NULL));
+    lie_about_word(&(struct word_to){w, t, at, swap_word, 100}, truth);
+    OK(swap_word(w, at, truth));
 }
 
 /* Every word of the header, and every word of two slots: states, ids, submitters, tasks. */
@@ -311,10 +272,10 @@ static void lie_by_shard(weft_node *w, struct told *t, weft_queue *q)
     for (uint32_t node = 0; node < LIAR; node++) {
         struct queue_view *v = queue_view_of(q, node);
         for (size_t i = 0; i < LIE_COUNT(header); i++)
-            lie_about_word(w, t, v->at + 8 * header[i]);
+            lie_in_word(w, t, v->at + 8 * header[i]);
         for (uint32_t slot = 0; slot < 2; slot++)
             for (uint32_t i = 0; i < SLOT_WORDS - SLOT_TASK_WORDS; i++)
-                lie_about_word(w, t, queue_slot_address(v, slot) + 8 * i);
+                lie_in_word(w, t, queue_slot_address(v, slot) + 8 * i);
     }
 }
 
