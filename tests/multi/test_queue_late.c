@@ -123,6 +123,53 @@ static void test_late_completion(void **state)
     run_late(late_completion);
 }
 
+/* --- a task of a queue that is closed, claimed and completed by its own node, which has opened the next: it is not the next one's --- */
+static void own_completion(weft_node *w, void *arg)
+{
+    struct late *l = arg;
+    weft_task t = {.tag = 111};
+    weft_lease c[2];
+    weft_result r = {.status = 1234};
+    weft_done d;
+    handlers(w, l);
+    weft_queue *q = open_slots(w, weft_rank(w) ? 64 : 0);
+    wait_for_view(q, !weft_rank(w));
+    meet_here(w, &l->met[0]);
+    if (weft_rank(w) == 0) {
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        OK(weft_send(w, 1, BLOCK, NULL, 0, NULL, 0, NULL));
+        wait_for(&l->in_handler, 1);
+        OK(weft_queue_close(q)); /* node 1 does not handle that */
+        q = open_slots(w, 64);
+        t.tag = 222;
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        meet_here(w, &l->met[1]);
+        wait_for_view(q, 1); /* it asks, and so says where its shard is */
+        for (int i = 0; i < 2; i++)
+            CHECK(weft_claim(q, &c[i], 1, WEFT_TIMEOUT_DEFAULT) == 1);
+        CHECK(c[0].task.tag == 222 && c[1].task.tag == 111); /* its own shard comes first */
+        CHECK(weft_complete(q, &c[1], &r, 1, NULL) == 1);
+        CHECK(weft_reap(q, &d, 1, 0) == -ETIMEDOUT);
+        r.status = 5;
+        CHECK(weft_complete(q, &c[0], &r, 1, NULL) == 1);
+        CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 222 && d.status == 5);
+        CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
+    } else {
+        meet_here(w, &l->met[1]);
+        CHECK(weft_drain(q, 0) == -ETIMEDOUT);
+    }
+    meet_here(w, &l->met[2]);
+    atomic_store(&l->go_on, 1);
+    OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
+    meet(&l->met[3], 2);
+}
+
+static void test_own_completion(void **state)
+{
+    (void)state;
+    run_late(own_completion);
+}
+
 /* --- the CLOSE of an earlier queue, handled when tasks of the next are in the shard, and one of them is claimed --- */
 static void late_close(weft_node *w, void *arg)
 {
@@ -697,11 +744,11 @@ static void test_closed_twice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_late_completion), cmocka_unit_test(test_late_close),           cmocka_unit_test(test_late_close_of_worker),
-        cmocka_unit_test(test_late_shutdown),   cmocka_unit_test(test_drain_of_the_unknown), cmocka_unit_test(test_drain_and_close),
-        cmocka_unit_test(test_late_answer),     cmocka_unit_test(test_late_submitter),       cmocka_unit_test(test_stale_renewal),
-        cmocka_unit_test(test_short_lease),     cmocka_unit_test(test_stopped_home),         cmocka_unit_test(test_in_a_handler),
-        cmocka_unit_test(test_closed_twice),
+        cmocka_unit_test(test_late_completion),      cmocka_unit_test(test_own_completion), cmocka_unit_test(test_late_close),
+        cmocka_unit_test(test_late_close_of_worker), cmocka_unit_test(test_late_shutdown),  cmocka_unit_test(test_drain_of_the_unknown),
+        cmocka_unit_test(test_drain_and_close),      cmocka_unit_test(test_late_answer),    cmocka_unit_test(test_late_submitter),
+        cmocka_unit_test(test_stale_renewal),        cmocka_unit_test(test_short_lease),    cmocka_unit_test(test_stopped_home),
+        cmocka_unit_test(test_in_a_handler),         cmocka_unit_test(test_closed_twice),
     };
     setenv("WEFT_POOL", "16M", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
