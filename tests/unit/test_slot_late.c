@@ -156,7 +156,7 @@ static void act_as_worker(uint32_t node)
     for (int i = 0; i < n; i++) {
         assert_int_equal(c[i].task[0], c[i].id);
         assert_true(world.submitted[c[i].id] == 1); /* what was not submitted never runs */
-        if (drawn(4) == 0)
+        while (drawn(3) == 0)
             slot_renew(&world.remote, c[i].slot, c[i].word, &c[i].word);
         if (drawn(8) == 0) {
             slot_release(&world.remote, c[i].slot, c[i].word);
