@@ -79,6 +79,7 @@ void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRI
 
 /* --- time (time.c) --- */
 int64_t base_now_ns(void);    /* monotonic */
+int64_t base_cpu_ns(void);    /* what this thread has had of a processor */
 int64_t base_recent_ns(void); /* the same, at most some 30 us ago: cheaper for who asks all the time */
 void base_sleep_ns(int64_t ns);
 /* The moment a relative time-out ends; saturates. */

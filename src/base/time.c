@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Time: monotonic nanoseconds.
+ * Time: nanoseconds, monotonic, and of a thread.
  */
 #include "base/base.h"
 
@@ -10,6 +10,13 @@ int64_t base_now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t base_cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 

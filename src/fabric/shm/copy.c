@@ -33,7 +33,6 @@
 
 #include <stdio.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "fabric/shm/copy_ways.h"
 
@@ -73,23 +72,16 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
     return best;
 }
 
-static uint64_t cpu_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* The least time for a copy, of several samples; not of the first, which finds in the caches what another way left there. */
 static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
 {
     uint64_t least = UINT64_MAX;
     size_t copies = len < SAMPLE ? SAMPLE / len : 1;
     for (unsigned i = 0; i <= SAMPLES; i++) {
-        uint64_t start = cpu_ns();
+        int64_t start = base_cpu_ns();
         for (size_t k = 0; k < copies; k++)
             way->copy(dst, src, len);
-        uint64_t took = (cpu_ns() - start) / copies;
+        uint64_t took = (uint64_t)(base_cpu_ns() - start) / copies;
         least = i && took < least ? took : least;
     }
     return least ? least : 1; /* 0 says: not measured */
