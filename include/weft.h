@@ -9,6 +9,7 @@
  *   weft/sync.h    barrier, exchange, lock, counter
  *   weft/queue.h   the distributed work queue
  *   weft/kernel.h  named functions over bytes (the `host` back end)
+ *   weft/gpu.h     GPUs, whose kernels use weft/device.h
  *
  * Rules that hold everywhere, unless a function says otherwise:
  *   - functions return 0 or a negative errno; weft_error() has the sentence that goes with it;
@@ -27,5 +28,6 @@
 #include "weft/sync.h"
 #include "weft/queue.h"
 #include "weft/kernel.h"
+#include "weft/gpu.h"
 
 #endif

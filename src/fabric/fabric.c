@@ -168,6 +168,16 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
+int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f)
+{
+    struct fab_link *l = living(w, node);
+    if (!l)
+        return fab_refuse_node(w, node);
+    if (!l->transport->flushed(w, l, f))
+        return -EINPROGRESS;
+    return atomic_exchange_explicit(&l->unsure, false, memory_order_relaxed) ? -ECONNABORTED : 0;
+}
+
 struct flush_wait {
     struct weft_node *w;
     struct fab_link *l;

@@ -240,7 +240,7 @@ struct weft_node {
     struct pollfd *poll_fds;     /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;
 
-    void *cluster, *sync, *queues; /* of the rooms above */
+    void *cluster, *sync, *queues, *gpus; /* of the rooms above */
 };
 
 /* --- members.c --- */
@@ -290,6 +290,8 @@ int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Read one. Waits, for `timeout_ns` at most. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
+/* A flush that does not wait: `f` is zeros first. -EINPROGRESS: look again; else its result, without a sentence. */
+int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
 /* Mark an op pending, before a transport may complete it. */

@@ -8,6 +8,7 @@
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
 #include "fabric/transports.h"
+#include "gpu/gpu.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
 
@@ -98,6 +99,8 @@ int weft_open(weft_node **out, const weft_config *config)
     if (!rc)
         rc = queue_open(w);
     if (!rc)
+        rc = gpu_open(w);
+    if (!rc)
         rc = cluster_join(w, &s);
     if (!rc)
         rc = fab_start(w);
@@ -123,6 +126,7 @@ int weft_close(weft_node *w)
     int rc = delist(w);
     if (rc)
         return rc;
+    gpu_leave(w);
     /* One deadline for all: peers that are stuck keep us no longer than one would. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a kernel calls: operations on the memory of all nodes, handed to the kernel's node over rings of requests. One source for all:
+ * it compiles as C and C++, for kernels of the `host` back end, which threads play, and as CUDA.
+ *
+ * A kernel is given a weft_device (weft_gpu_device(), weft/gpu.h), and is one of its threads. Addresses are those of weft/types.h; memory
+ * of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by its address, too, and lies in the pool.
+ *
+ * Every call ends: with 0, or a negative errno. A wait ends after weft_device.deadline_ns with -WEFT_DEVICE_ETIMEDOUT. The numbers of
+ * errors are Linux's, on every system.
+ *
+ * An operation that is given a weft_device_op is complete when weft_device_test() says so, and has to be asked until it is: its answer
+ * keeps a place of the ring until it is looked at (or weft_device_leave()). Without one it is complete after the next weft_device_flush()
+ * of that block to its node, which also returns the first error of those before it. Operations of one block to one node begin in the order
+ * in which its threads called; those of other blocks have no order with them.
+ *
+ * How requests travel: a ring is an array of slots of 32 bytes in the host's memory; a request takes one slot, or two. A thread takes the
+ * slot's number by an atomic of the device, and writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes
+ * with every round of the ring, so that the node sees by the cell itself whether it is new: nobody clears anything, and cells may arrive
+ * in any order. No word is written by both sides, since atomics of a processor and a device on one word are none.
+ */
+#ifndef WEFT_DEVICE_H
+#define WEFT_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "types.h"
+
+#if defined(__CUDACC__)
+#define WEFT_DEVICE_CALL static __device__ __forceinline__
+#else
+#define WEFT_DEVICE_CALL static inline
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Errors of these calls, as Linux numbers them. */
+#define WEFT_DEVICE_EAGAIN      11
+#define WEFT_DEVICE_EINVAL      22
+#define WEFT_DEVICE_ETIMEDOUT   110
+#define WEFT_DEVICE_EINPROGRESS 115
+
+/* --- layout, shared by kernels and their node --- */
+
+/* 16 bytes that arrive together. Of a request's cell, bit 63 of `high` is the round's. */
+typedef struct weft_device_cell {
+    uint64_t low, high;
+} __attribute__((aligned(16))) weft_device_cell;
+
+#define WEFT_DEVICE_CELLS 2u /* of a slot */
+typedef struct weft_device_slot {
+    weft_device_cell cell[WEFT_DEVICE_CELLS];
+} __attribute__((aligned(32))) weft_device_slot;
+
+/* Kinds of requests. Cell 0: `low` is an address or node, `high` is round (bit 63), kind (62 to 56), answer wanted (55), length (54 to
+ * 0). What the further cells hold stands beside each kind; cells 2 and 3 are those of a second slot. */
+#define WEFT_DEVICE_NOTHING      1u  /* tells that it was taken, for measuring */
+#define WEFT_DEVICE_PUT          2u  /* cell 1: low: address of the source */
+#define WEFT_DEVICE_PUT_VALUE    3u  /* cell 1: low: the 8 bytes */
+#define WEFT_DEVICE_GET          4u  /* cell 1: low: address of the destination */
+#define WEFT_DEVICE_PUT_SIGNAL   5u  /* cell 1: low: source, high: space and offset of the signal; cell 2: low: what to add */
+#define WEFT_DEVICE_FETCH_ADD    6u  /* cell 1: low: what to add */
+#define WEFT_DEVICE_SWAP         7u  /* cell 1: low: the new value */
+#define WEFT_DEVICE_COMPARE_SWAP 8u  /* cell 1: low: expected; cell 2: low: desired */
+#define WEFT_DEVICE_SEND         9u  /* low: node; cell 1: low: address of the payload, high: handler; cell 2: low: the header's 8 bytes */
+#define WEFT_DEVICE_FENCE        10u /* low: node */
+#define WEFT_DEVICE_FLUSH        11u /* low: node */
+#define WEFT_DEVICE_KINDS        12u
+
+#define WEFT_DEVICE_ROUND      (1ull << 63)
+#define WEFT_DEVICE_KIND_SHIFT 56
+#define WEFT_DEVICE_ANSWER     (1ull << 55)
+#define WEFT_DEVICE_LENGTH     (WEFT_DEVICE_ANSWER - 1)
+
+/* How many slots a request of a kind takes; 0: there is no such kind. */
+WEFT_DEVICE_CALL uint32_t weft_device_slots(uint32_t kind)
+{
+    if (kind == 0 || kind >= WEFT_DEVICE_KINDS)
+        return 0;
+    return kind == WEFT_DEVICE_PUT_SIGNAL || kind == WEFT_DEVICE_COMPARE_SWAP || kind == WEFT_DEVICE_SEND ? 2 : 1;
+}
+
+/* The bit of requests with the number `ticket` in a ring of mask + 1 slots. Memory that is all zeros holds no request. */
+WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
+{
+    return (ticket & (mask + 1)) ? 0 : WEFT_DEVICE_ROUND;
+}
+
+/* One ring. `slots` is written by kernels and read by the node. `taken` and `answers` are written by the node and read by kernels. The rest
+ * is the kernels' own. An answer's `high` is the request's number + 1 (its low 32 bits) above the
+ * status (32 bits), `low` the value. */
+typedef struct weft_device_ring {
+    weft_device_slot *slots;
+    const uint64_t *taken;           /* so many slots the node has read: they are free */
+    const weft_device_cell *answers; /* by the request's first slot */
+    uint64_t mask;                   /* slots - 1; a power of two */
+    uint64_t *next;                  /* number of the next slot; a request has the number of its first */
+    uint64_t *taken_seen;            /* `taken`, when it was last read */
+    uint32_t *awaited;               /* by slot: 1 while the answer of its last request has not been looked at */
+} weft_device_ring;
+
+typedef struct weft_device {
+    uint32_t rank, size; /* of the node */
+    uint32_t rings;      /* a block uses the ring of its number */
+    uint32_t block;      /* C: which block this is; CUDA: blockIdx.x is added to it */
+    int64_t deadline_ns; /* how long a call waits at most */
+    weft_device_ring *ring;
+    const uint64_t *pool; /* [size]: where a kernel finds the node's pool; 0: it cannot reach it by loads and stores */
+    const uint64_t *pool_bytes;
+} weft_device;
+
+/* An operation under way. Fields are private. */
+typedef struct weft_device_op {
+    uint64_t ticket;
+    uint32_t ring;
+    int32_t status;
+    uint64_t value;
+} weft_device_op;
+
+/* --- what differs between C and CUDA --- */
+
+#if defined(__CUDACC__)
+WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p) /* of memory that the other side writes: what was written before it is seen */
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory */
+{
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
+{
+    return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired) == expected;
+}
+WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(c), "l"(low), "l"(high) : "memory");
+}
+WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
+{
+    __threadfence_system();
+}
+WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
+{
+    uint64_t v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return (int64_t)v;
+}
+WEFT_DEVICE_CALL void weft_device_pause(void)
+{
+    __nanosleep(100);
+}
+WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
+{
+    return d->block + blockIdx.x;
+}
+#else
+WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p) /* of memory that the other side writes: what was written before it is seen */
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory */
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
+{
+    return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
+{
+    __atomic_store_n(&c->low, low, __ATOMIC_RELAXED);
+    __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_take() */
+}
+WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
+{
+    /* weft_device_store_cell() releases */
+}
+/* A clock that only goes forward; and letting others have the processor. */
+WEFT_API int64_t weft_device_now_ns(void);
+WEFT_API void weft_device_pause(void);
+WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
+{
+    return d->block;
+}
+#endif
+
+/* --- requests --- */
+
+/* A wait that ends: give it zeros, and call it between two looks. True: the time is over. */
+WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, int64_t *since)
+{
+    int64_t now = weft_device_now_ns();
+    if (*since == 0)
+        *since = now;
+    weft_device_pause();
+    return now - *since > d->deadline_ns;
+}
+
+/* Is the slot with the number `ticket` free? What was in it was taken, and the answer to that looked at. */
+WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t ticket)
+{
+    int64_t slots = (int64_t)(r->mask + 1);
+    if ((int64_t)(ticket - weft_device_load_own(r->taken_seen)) >= slots) {
+        uint64_t taken = weft_device_load(r->taken);
+        if ((int64_t)(ticket - taken) >= slots)
+            return false;
+        weft_device_store_own(r->taken_seen, taken); /* another thread may have seen more meanwhile: then it is read once more */
+    }
+    return weft_device_load_flag(&r->awaited[ticket & r->mask]) == 0;
+}
+
+/* Take the number of a request of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. */
+WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket)
+{
+    int64_t since = 0;
+    for (;;) {
+        uint64_t t = weft_device_load_own(r->next);
+        if (weft_device_has_room(r, t) && (slots == 1 || weft_device_has_room(r, t + 1))) {
+            if (weft_device_swap_own(r->next, t, t + slots)) {
+                *ticket = t;
+                return 0;
+            }
+            continue; /* another thread took it */
+        }
+        if (!wait)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_late(d, &since))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+}
+
+/* What a request says: what its cells hold without round, kind and answer; `high[0]` is the length. */
+typedef struct weft_device_request {
+    uint32_t kind;
+    uint64_t low[3], high[3];
+} weft_device_request;
+
+/* Hand a request over. With an op an answer comes. */
+WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
+{
+    uint32_t number = weft_device_block(d) % d->rings, slots = weft_device_slots(q->kind);
+    weft_device_ring *r = &d->ring[number];
+    uint64_t ticket;
+    int rc = weft_device_claim(d, r, slots, wait, &ticket);
+    if (rc)
+        return rc;
+    if (op) {
+        op->ticket = ticket;
+        op->ring = number;
+        op->status = 1;
+        weft_device_store_flag(&r->awaited[ticket & r->mask], 1);
+    }
+    weft_device_publish();
+    if (slots == 2) {
+        weft_device_cell *more = r->slots[(ticket + 1) & r->mask].cell;
+        uint64_t round = weft_device_round(ticket + 1, r->mask);
+        weft_device_store_cell(&more[0], q->low[2], round | (q->high[2] & ~WEFT_DEVICE_ROUND));
+        weft_device_store_cell(&more[1], 0, round);
+    }
+    weft_device_cell *cell = r->slots[ticket & r->mask].cell;
+    uint64_t round = weft_device_round(ticket, r->mask);
+    weft_device_store_cell(&cell[1], q->low[1], round | (q->high[1] & ~WEFT_DEVICE_ROUND));
+    weft_device_store_cell(&cell[0], q->low[0],
+                           round | (uint64_t)q->kind << WEFT_DEVICE_KIND_SHIFT | (op ? WEFT_DEVICE_ANSWER : 0) |
+                               (q->high[0] & WEFT_DEVICE_LENGTH));
+    return 0;
+}
+
+/* -WEFT_DEVICE_EINPROGRESS while it is under way, else its result. */
+WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
+{
+    if (op->status == 1) {
+        weft_device_ring *r = &d->ring[op->ring];
+        const weft_device_cell *a = &r->answers[op->ticket & r->mask];
+        uint64_t high = weft_device_load(&a->high); /* pairs with the release in gpu_ring_answer() */
+        if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
+            return -WEFT_DEVICE_EINPROGRESS;
+        op->value = weft_device_load(&a->low);
+        op->status = (int32_t)(uint32_t)high;
+        weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
+    }
+    return op->status;
+}
+
+/* Wait for it. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
+WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
+{
+    int64_t since = 0;
+    int rc;
+    while ((rc = weft_device_test(d, op)) == -WEFT_DEVICE_EINPROGRESS)
+        if (weft_device_late(d, &since))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    return rc;
+}
+
+/* Ask no more: how it ends nobody learns, and its place in the ring is free. */
+WEFT_DEVICE_CALL void weft_device_leave(const weft_device *d, weft_device_op *op)
+{
+    if (op->status == 1) {
+        weft_device_ring *r = &d->ring[op->ring];
+        op->status = -WEFT_DEVICE_ETIMEDOUT;
+        weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
+    }
+}
+
+/* --- operations: as those of the same names in weft/fabric.h. --- */
+
+WEFT_DEVICE_CALL int weft_device_put(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+/* The same, and -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+WEFT_DEVICE_CALL int weft_device_put_nowait(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
+    return weft_device_post(d, &q, false, op);
+}
+/* Put 8 bytes. */
+WEFT_DEVICE_CALL int weft_device_put_value(const weft_device *d, uint64_t dst, uint64_t value, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+WEFT_DEVICE_CALL int weft_device_get(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_GET, {src, dst, 0}, {len, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+/* `signal` is a word of the node that `dst` names. */
+WEFT_DEVICE_CALL int weft_device_put_signal(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal, uint64_t add,
+                                            weft_device_op *op)
+{
+    const uint64_t place = (1ull << 48) - 1; /* an address without its node */
+    if ((dst & ~place) != (signal & ~place))
+        return -WEFT_DEVICE_EINVAL;
+    weft_device_request q = {WEFT_DEVICE_PUT_SIGNAL, {dst, src, add}, {len, signal & place, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+/* A message with a header of 8 bytes; the payload is of this node's pool. */
+WEFT_DEVICE_CALL int weft_device_send(const weft_device *d, uint32_t node, uint32_t handler, uint64_t header, uint64_t payload,
+                                      uint64_t len, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_SEND, {node, payload, header}, {len, handler, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+WEFT_DEVICE_CALL int weft_device_fence(const weft_device *d, uint32_t node)
+{
+    weft_device_request q = {WEFT_DEVICE_FENCE, {node, 0, 0}, {0, 0, 0}};
+    return weft_device_post(d, &q, true, NULL);
+}
+
+/* These wait. */
+WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_request *q, uint64_t *old)
+{
+    weft_device_op op;
+    int rc = weft_device_post(d, q, true, &op);
+    if (rc == 0)
+        rc = weft_device_wait(d, &op);
+    if (rc == -WEFT_DEVICE_ETIMEDOUT)
+        weft_device_leave(d, &op); /* unless the operation itself ended so */
+    if (rc == 0 && old)
+        *old = op.value;
+    return rc;
+}
+WEFT_DEVICE_CALL int weft_device_fetch_add(const weft_device *d, uint64_t word, uint64_t add, uint64_t *old)
+{
+    weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};
+    return weft_device_call(d, &q, old);
+}
+WEFT_DEVICE_CALL int weft_device_swap(const weft_device *d, uint64_t word, uint64_t value, uint64_t *old)
+{
+    weft_device_request q = {WEFT_DEVICE_SWAP, {word, value, 0}, {8, 0, 0}};
+    return weft_device_call(d, &q, old);
+}
+WEFT_DEVICE_CALL int weft_device_compare_swap(const weft_device *d, uint64_t word, uint64_t expected, uint64_t desired, uint64_t *old)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
+    return weft_device_call(d, &q, old);
+}
+/* All operations that this block has started towards `node` are complete and visible there. Returns the first error of those without
+ * an op since the last flush of this block. */
+WEFT_DEVICE_CALL int weft_device_flush(const weft_device *d, uint32_t node)
+{
+    weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};
+    return weft_device_call(d, &q, NULL);
+}
+/* Nothing, there and back: for measuring. */
+WEFT_DEVICE_CALL int weft_device_nothing(const weft_device *d, bool answer)
+{
+    weft_device_request q = {WEFT_DEVICE_NOTHING, {0, 0, 0}, {0, 0, 0}};
+    return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
+}
+
+/* The memory behind an address, where the kernel reaches it by loads and stores: the pools of this node and of others of its host. NULL
+ * where it cannot, or when any of the `bytes` are outside the pool. */
+WEFT_DEVICE_CALL void *weft_device_ptr(const weft_device *d, uint64_t addr, uint64_t bytes)
+{
+    uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
+    uint64_t offset = addr & ((1ull << 44) - 1);
+    if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
+        return NULL;
+    return (void *)(uintptr_t)(d->pool[node] + offset);
+}
+
+/* Wait until the 8-byte word, in this node's own pool, is at least `value`: a signal or counter that others add to. */
+WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
+{
+    const uint64_t *p = (const uint64_t *)weft_device_ptr(d, word, 8);
+    int64_t since = 0;
+    if (!p || (word & 7) || (word >> 48) != d->rank)
+        return -WEFT_DEVICE_EINVAL;
+    for (;;) {
+        uint64_t now = weft_device_load(p); /* pairs with the signal's release */
+        if (now >= value) {
+            if (seen)
+                *seen = now;
+            return 0;
+        }
+        if (weft_device_late(d, &since))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

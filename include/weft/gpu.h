@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * GPUs: their kernels read and write the memory of all nodes, by the calls of weft/device.h.
+ *
+ * A GPU is opened for a node. Its kernels find the pools of this host's nodes by the same addresses as the processor, and hand all else to
+ * the node over rings; one thread of the node serves them. There is always one GPU: `host`, whose blocks are threads of this process. It
+ * runs kernels that are C functions, by weft_gpu_run(). Of an NVIDIA GPU (`cuda`) the program starts the kernels itself, by CUDA, in the
+ * device's primary context, and gives them weft_gpu_device().
+ *
+ * Errors of all: a negative errno, with a sentence in weft_error().
+ */
+#ifndef WEFT_GPU_H
+#define WEFT_GPU_H
+
+#include "device.h"
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct weft_gpu weft_gpu;
+
+/* A GPU of this machine. */
+typedef struct weft_gpu_info {
+    char name[16];                        /* as weft_gpu_config.name has it: "host", "cuda:0" */
+    char model[96];                       /* what its driver calls it */
+    uint64_t memory_bytes;                /* 0: not known */
+    char pci[16];                         /* "0000:c1:00.0"; "": it is on no PCI bus */
+    uint32_t pcie_generation, pcie_lanes; /* of its link now; 0: not known */
+    uint32_t pcie_generation_most, pcie_lanes_most;
+    bool usable;
+    char why[160]; /* why it is not */
+} weft_gpu_info;
+
+/* The GPU with that number, from 0 on; `host` is the last. `bytes`: sizeof *out; what this library does not know is 0.
+ * Errors: -ENOENT there are not so many. */
+WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
+
+typedef struct weft_gpu_config {
+    size_t bytes;     /* sizeof(weft_gpu_config) */
+    const char *name; /* "cuda:0", "host"; NULL: the first that is usable */
+    uint32_t rings;   /* of requests; 0: 8, at most 256. A ring for every few blocks is best */
+    uint32_t slots;   /* of a ring, a power of two; 0: 4096, at most 65536. A request takes one or two */
+} weft_gpu_config;
+
+/* Open one for this node. `config` may be NULL. Closed by weft_gpu_close(), or by weft_close().
+ * Errors: -EINVAL a wrong setting, -E2BIG the config sets fields that this library does not know, -ENODEV there is no such GPU, or it is
+ * not usable, -ENOMEM, -EIO its driver has failed, -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
+
+/* No kernel that uses it may run any more. What has been asked for is done first, for up to the node's deadline. NULL is allowed.
+ * Errors: -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_close(weft_gpu *g);
+
+/* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
+WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
+
+/* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.
+ * Errors: -ENOTSUP another kind of GPU, -EINVAL no kernel or number of blocks, -EAGAIN so many threads cannot be started (none has run),
+ * -EDEADLK called from a handler. */
+typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
+WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+
+typedef struct weft_gpu_stats {
+    uint64_t requests; /* that kernels have handed over, and that were taken */
+    uint64_t failed;   /* of these */
+    uint64_t waits;    /* looks at a request that had to wait for room towards its node */
+} weft_gpu_stats;
+
+/* `bytes`: sizeof *out. What this library does not know is 0. */
+WEFT_API int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Opening and closing: a GPU's back end, its rings in the host's memory, what kernels need in the device's, and the thread that serves it.
+ */
+#include "gpu/gpu.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
+
+static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_host}; /* best first */
+
+struct weft_gpu {
+    struct weft_node *w;
+    const struct gpu_backend *backend;
+    void *device;
+    bool opened; /* the back end */
+    uint32_t rings, attached, pools;
+    struct gpu_ring *ring;
+    struct gpu_server *server;
+    weft_device here; /* as kernels have it */
+    void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
+    weft_device *there;
+    bool *pool_attached; /* [size] */
+    weft_gpu *next;
+};
+
+/* The GPUs of a node: those that are open, and what has to stay until the node's links are closed. */
+struct gpus {
+    pthread_mutex_t lock;
+    weft_gpu *open, *left;
+};
+
+/* --- looking --- */
+
+static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
+{
+    if (b == &gpu_host)
+        snprintf(out, room, "%s", b->name);
+    else
+        snprintf(out, room, "%s:%u", b->name, index);
+}
+
+/* The GPU with that number of all; NULL: there are not so many. */
+static const struct gpu_backend *find(uint32_t number, uint32_t *index, weft_gpu_info *info)
+{
+    for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
+        for (uint32_t i = 0;; i++) {
+            *info = (weft_gpu_info){0};
+            if (!backends[k]->look(i, info))
+                break;
+            name_of(backends[k], i, info->name, sizeof info->name);
+            if (number-- == 0) {
+                *index = i;
+                return backends[k];
+            }
+        }
+    return NULL;
+}
+
+int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes)
+{
+    weft_gpu_info info;
+    uint32_t i;
+    if (!find(index, &i, &info))
+        return base_fail(-ENOENT, "there is no GPU number %u", index);
+    base_give_struct(out, bytes, &info, sizeof info);
+    return 0;
+}
+
+static int choose(const char *name, const struct gpu_backend **backend, uint32_t *index)
+{
+    weft_gpu_info info;
+    char all[256] = "";
+    size_t len = 0;
+    for (uint32_t n = 0; (*backend = find(n, index, &info)); n++) {
+        if (name ? !strcmp(name, info.name) : info.usable)
+            return info.usable ? 0 : base_fail(-ENODEV, "GPU %s is not usable: %s", info.name, info.why);
+        if (len < sizeof all)
+            len += (size_t)snprintf(all + len, sizeof all - len, "%s%s", len ? ", " : "", info.name);
+    }
+    return base_fail(-ENODEV, "there is no GPU %s; there are: %s", name, all);
+}
+
+/* --- closing --- */
+
+static void dismantle(weft_gpu *g)
+{
+    for (uint32_t i = 0; g->ring && i < g->rings; i++)
+        gpu_ring_close(&g->ring[i]);
+    free(g->ring);
+    free(g->pool_attached);
+    free(g);
+}
+
+/* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings. */
+static bool shut(weft_gpu *g, int64_t deadline)
+{
+    bool done = !g->server || gpu_serve_end(g->server, deadline);
+    g->server = NULL;
+    for (uint32_t i = 0; i < g->attached; i++)
+        g->backend->detach(g->device, g->ring[i].memory);
+    g->attached = 0;
+    for (uint32_t i = 0; g->pool_attached && i < g->w->size; i++)
+        if (g->pool_attached[i])
+            g->backend->detach(g->device, g->w->links[i].transport->pointer(g->w, &g->w->links[i], 0));
+    free(g->pool_attached);
+    g->pool_attached = NULL;
+    if (g->own)
+        g->backend->free(g->device, g->own);
+    g->own = NULL;
+    if (g->opened)
+        g->backend->close(g->device);
+    g->opened = false;
+    return done;
+}
+
+static void close_one(weft_gpu *g)
+{
+    struct gpus *all = g->w->gpus;
+    if (shut(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT))) {
+        dismantle(g);
+        return;
+    }
+    base_log(BASE_LOG_WARN, "a GPU is closed while requests of its kernels are under way: how they end nobody will learn");
+    pthread_mutex_lock(&all->lock);
+    g->next = all->left;
+    all->left = g;
+    pthread_mutex_unlock(&all->lock);
+}
+
+int weft_gpu_close(weft_gpu *g)
+{
+    if (!g)
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler");
+    struct gpus *all = g->w->gpus;
+    pthread_mutex_lock(&all->lock);
+    weft_gpu **at = &all->open;
+    while (*at && *at != g)
+        at = &(*at)->next;
+    if (*at)
+        *at = g->next;
+    pthread_mutex_unlock(&all->lock);
+    close_one(g);
+    return 0;
+}
+
+void gpu_leave(struct weft_node *w)
+{
+    struct gpus *all = w->gpus;
+    while (all->open)
+        (void)weft_gpu_close(all->open);
+}
+
+static void free_all(struct weft_node *w, void *arg)
+{
+    struct gpus *all = arg;
+    for (weft_gpu *g; (g = all->left);) {
+        all->left = g->next;
+        dismantle(g);
+    }
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+    w->gpus = NULL;
+}
+
+int gpu_open(struct weft_node *w)
+{
+    struct gpus *all = calloc(1, sizeof *all);
+    if (!all)
+        return base_fail(-ENOMEM, "no memory for GPUs");
+    pthread_mutex_init(&all->lock, NULL);
+    w->gpus = all;
+    int rc = fab_hook(w, &(struct fab_hook){.close = free_all, .arg = all});
+    if (rc)
+        free_all(w, all);
+    return rc;
+}
+
+/* --- opening --- */
+
+/* The kernels' memory: weft_device, then the tables, then what only kernels write, each ring's words on lines of their own. */
+struct layout {
+    size_t rings, pools, pool_bytes, words, awaited, bytes;
+};
+#define RING_WORDS 32u /* two lines of 128 bytes: `next`, `taken_seen` */
+
+static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
+{
+    struct layout l = {.rings = base_round_up(sizeof(weft_device), 128)};
+    l.pools = base_round_up(l.rings + rings * sizeof(weft_device_ring), 128);
+    l.pool_bytes = base_round_up(l.pools + nodes * sizeof(uint64_t), 128);
+    l.words = base_round_up(l.pool_bytes + nodes * sizeof(uint64_t), 128);
+    l.awaited = l.words + (size_t)rings * RING_WORDS * sizeof(uint64_t);
+    l.bytes = l.awaited + (size_t)rings * slots * sizeof(uint32_t);
+    return l;
+}
+
+static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_device_ring *table)
+{
+    uint8_t *own = g->own;
+    for (uint32_t i = 0; i < g->rings; i++) {
+        struct gpu_ring *r = &g->ring[i];
+        uint64_t there;
+        int rc = gpu_ring_open(r, slots);
+        if (!rc)
+            rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
+        if (rc)
+            return rc;
+        g->attached++;
+        uint64_t *words = (uint64_t *)(void *)(own + l->words) + (size_t)i * RING_WORDS;
+        uint8_t *at = (uint8_t *)(uintptr_t)there, *base = r->memory;
+        table[i] = (weft_device_ring){
+            .slots = (weft_device_slot *)(void *)at,
+            .answers = (weft_device_cell *)(void *)(at + ((uint8_t *)r->answers - base)),
+            .taken = (uint64_t *)(void *)(at + ((uint8_t *)r->taken - base)),
+            .mask = r->mask,
+            .next = words,
+            .taken_seen = words + RING_WORDS / 2,
+            .awaited = (uint32_t *)(void *)(own + l->awaited) + (size_t)i * slots,
+        };
+    }
+    return 0;
+}
+
+static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
+{
+    for (uint32_t i = 0; i < g->w->size; i++) {
+        struct fab_link *l = &g->w->links[i];
+        void *base = l->transport ? l->transport->pointer(g->w, l, 0) : NULL;
+        if (!base)
+            continue;
+        int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
+        if (rc)
+            return base_context(rc, "the pool of node %u", i);
+        g->pool_attached[i] = true;
+        bytes[i] = l->pool_bytes;
+    }
+    return 0;
+}
+
+static int fill_device(weft_gpu *g, uint32_t slots)
+{
+    struct layout l = lay_out(g->w->size, g->rings, slots);
+    int rc = g->backend->alloc(g->device, l.bytes, &g->own);
+    uint8_t *own = g->own, *image = rc ? NULL : calloc(1, l.words);
+    if (!rc && !image)
+        rc = base_fail(-ENOMEM, "no memory for a GPU's tables");
+    if (!rc)
+        rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
+    if (!rc)
+        rc = attach_pools(g, (uint64_t *)(void *)(image + l.pools), (uint64_t *)(void *)(image + l.pool_bytes));
+    if (!rc) {
+        g->here = (weft_device){
+            .rank = g->w->rank,
+            .size = g->w->size,
+            .rings = g->rings,
+            .deadline_ns = g->w->options.deadline_ns,
+            .ring = (weft_device_ring *)(void *)(own + l.rings),
+            .pool = (const uint64_t *)(void *)(own + l.pools),
+            .pool_bytes = (const uint64_t *)(void *)(own + l.pool_bytes),
+        };
+        memcpy(image, &g->here, sizeof g->here);
+        g->there = g->own;
+        rc = g->backend->fill(g->device, own, image, l.words);
+    }
+    free(image);
+    return rc;
+}
+
+static int check(const weft_gpu_config *config, weft_gpu_config *c)
+{
+    *c = (weft_gpu_config){0};
+    int rc = config ? base_take_struct(c, sizeof *c, config, CONFIG_FIRST, "weft_gpu_config") : 0;
+    if (rc)
+        return rc;
+    c->rings = c->rings ? c->rings : GPU_RINGS_DEFAULT;
+    c->slots = c->slots ? c->slots : GPU_SLOTS_DEFAULT;
+    if (c->rings > GPU_RINGS_MAX)
+        return base_fail(-EINVAL, "weft_gpu_config.rings is %u: at most %u", c->rings, GPU_RINGS_MAX);
+    if (c->slots < 2 || c->slots > GPU_SLOTS_MAX || (c->slots & (c->slots - 1)))
+        return base_fail(-EINVAL, "weft_gpu_config.slots is %u: a power of two from 2 to %u", c->slots, GPU_SLOTS_MAX);
+    return 0;
+}
+
+static int open_one(weft_gpu *g, const weft_gpu_config *c)
+{
+    uint32_t index;
+    int rc = choose(c->name, &g->backend, &index);
+    if (!rc)
+        rc = g->backend->open(index, &g->device);
+    if (rc)
+        return rc;
+    g->opened = true;
+    g->rings = c->rings;
+    g->ring = calloc(c->rings, sizeof *g->ring);
+    g->pool_attached = calloc(g->w->size, sizeof *g->pool_attached);
+    if (!g->ring || !g->pool_attached)
+        return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
+    rc = fill_device(g, c->slots);
+    return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings);
+}
+
+int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
+{
+    weft_gpu_config c;
+    *out = NULL;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler");
+    int rc = check(config, &c);
+    if (rc)
+        return rc;
+    weft_gpu *g = calloc(1, sizeof *g);
+    if (!g)
+        return base_fail(-ENOMEM, "no memory for a GPU");
+    g->w = w;
+    rc = open_one(g, &c);
+    if (rc) {
+        (void)shut(g, 0);
+        dismantle(g);
+        return rc;
+    }
+    struct gpus *all = w->gpus;
+    pthread_mutex_lock(&all->lock);
+    g->next = all->open;
+    all->open = g;
+    pthread_mutex_unlock(&all->lock);
+    *out = g;
+    return 0;
+}
+
+const weft_device *weft_gpu_device(weft_gpu *g)
+{
+    return g->there;
+}
+
+int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
+    if (!g->backend->run)
+        return base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`: start kernels of %s yourself", g->backend->name);
+    if (!kernel || !blocks)
+        return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
+    return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+}
+
+int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)
+{
+    weft_gpu_stats stats = {0};
+    gpu_serve_stat(g->server, &stats);
+    base_give_struct(out, bytes, &stats, sizeof stats);
+    return 0;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The thread that does what kernels ask for: it moves requests from the rings to the fabric, and answers back. It waits for no single
+ * operation: a request that finds no room towards its node holds up its own ring only. While nothing comes it sleeps, longer and longer,
+ * since a device cannot wake it.
+ */
+#include "gpu/gpu.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#define NAP_LEAST_NS (10 * WEFT_US)
+#define NAP_BUSY_NS  (100 * WEFT_US) /* at most, while the last request is not long ago */
+#define NAP_MOST_NS  WEFT_MS
+#define LATELY_NS    WEFT_SECOND
+#define AT_A_TIME    64u /* requests of one ring, then it is the next one's turn */
+
+struct gpu_server {
+    struct weft_node *w;
+    struct gpu_ring *rings;
+    uint32_t count;
+    _Atomic int64_t until; /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
+    bool all_done;         /* its threads', then who has joined it */
+    pthread_t thread;
+    _Atomic uint64_t requests, failed, waits;
+};
+
+static void count(_Atomic uint64_t *n)
+{
+    atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+/* Memory of this node that a kernel names by its address. */
+static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
+{
+    *out = weft_gaddr_node(addr) == w->rank ? weft_ptr(w, addr, bytes) : NULL;
+    return *out || bytes == 0 ? 0
+                              : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool",
+                                          (unsigned long long)addr, (unsigned long long)bytes);
+}
+
+static int start_copy(struct weft_node *w, struct gpu_request *q)
+{
+    void *here;
+    uint64_t len = q->high[0];
+    int rc = local(w, q->low[1], len, &here);
+    if (rc)
+        return rc;
+    if (q->kind == WEFT_DEVICE_PUT)
+        return weft_put(w, q->low[0], here, len, &q->op);
+    if (q->kind == WEFT_DEVICE_GET)
+        return weft_get(w, here, q->low[0], len, &q->op);
+    uint64_t place = q->high[1] & ((1ull << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) - 1);
+    weft_gaddr signal = weft_gaddr_make(weft_gaddr_node(q->low[0]), 0, 0) | place;
+    return weft_put_signal(w, q->low[0], here, len, signal, q->low[2], &q->op);
+}
+
+static int start_send(struct weft_node *w, struct gpu_request *q)
+{
+    void *payload;
+    int rc = local(w, q->low[1], q->high[0], &payload);
+    if (rc)
+        return rc;
+    if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
+        return base_fail(-EMSGSIZE, "a kernel's message: no such node or handler, or %llu bytes are too many",
+                         (unsigned long long)q->high[0]);
+    return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
+}
+
+static int start_fence(struct weft_node *w, struct gpu_request *q)
+{
+    q->started = false;
+    return q->low[0] > UINT32_MAX ? -EFAULT : weft_fence(w, (uint32_t)q->low[0]);
+}
+
+/* Start it. -EAGAIN: there is no room towards its node now. */
+static int start(struct weft_node *w, struct gpu_request *q)
+{
+    q->started = true;
+    switch (q->kind) {
+    case WEFT_DEVICE_PUT_VALUE: return weft_put(w, q->low[0], &q->low[1], 8, &q->op);
+    case WEFT_DEVICE_PUT:
+    case WEFT_DEVICE_GET:
+    case WEFT_DEVICE_PUT_SIGNAL: return start_copy(w, q);
+    case WEFT_DEVICE_FETCH_ADD: return weft_fetch_add(w, q->low[0], q->low[1], &q->value, &q->op);
+    case WEFT_DEVICE_SWAP: return weft_swap(w, q->low[0], q->low[1], &q->value, &q->op);
+    case WEFT_DEVICE_COMPARE_SWAP: return weft_compare_swap(w, q->low[0], q->low[1], q->low[2], &q->value, &q->op);
+    case WEFT_DEVICE_SEND: return start_send(w, q);
+    case WEFT_DEVICE_FENCE: return start_fence(w, q);
+    default: q->started = false; return 0; /* nothing; a flush begins when it is the oldest */
+    }
+}
+
+/* Start what has come, in order. How many. */
+static uint32_t begin(struct gpu_server *s, struct gpu_ring *r)
+{
+    uint32_t n = 0;
+    for (; n < AT_A_TIME; n++) {
+        int why;
+        struct gpu_request *q = gpu_ring_next(r, &why);
+        if (why && !r->error) {
+            base_log(BASE_LOG_ERROR, "a kernel wrote what is no request into a ring: that ring takes no more");
+            r->error = why;
+        }
+        if (!q)
+            break;
+        int rc = start(s->w, q);
+        if (rc == -EAGAIN) {
+            count(&s->waits);
+            break;
+        }
+        if (rc) {
+            q->started = true;
+            fab_complete(&q->op, rc);
+        }
+        gpu_ring_taken(r, q);
+        count(&s->requests);
+    }
+    return n;
+}
+
+/* -EINPROGRESS, or how it ended. */
+static int look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
+{
+    if (q->kind == WEFT_DEVICE_FLUSH && !q->started) { /* all before it are done */
+        int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush);
+        if (rc != -EINPROGRESS && r->error) {
+            rc = r->error;
+            r->error = 0;
+        }
+        return rc;
+    }
+    return q->started ? weft_test(w, &q->op) : 0;
+}
+
+/* End what is done, in order. How many. */
+static uint32_t end(struct gpu_server *s, struct gpu_ring *r)
+{
+    uint32_t n = 0;
+    for (struct gpu_request *q; (q = gpu_ring_oldest(r)); n++) {
+        int status = look(s->w, r, q);
+        if (status == -EINPROGRESS)
+            break;
+        if (status < 0)
+            count(&s->failed);
+        gpu_ring_done(r, status);
+    }
+    return n;
+}
+
+static bool all_done(struct gpu_server *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (gpu_ring_oldest(&s->rings[i]))
+            return false;
+    return true;
+}
+
+static uint32_t round_of_rings(struct gpu_server *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++)
+        n += begin(s, &s->rings[i]) + end(s, &s->rings[i]);
+    return n;
+}
+
+static void *serve(void *arg)
+{
+    struct gpu_server *s = arg;
+    int64_t last = 0, nap = 0, spin = s->w->options.spin_ns;
+    (void)fab_nowait(true);
+    for (;;) {
+        int64_t until = atomic_load_explicit(&s->until, memory_order_acquire);
+        if (round_of_rings(s)) {
+            last = base_recent_ns();
+            nap = 0;
+            continue;
+        }
+        int64_t now = base_now_ns(), quiet = now - last;
+        s->all_done = all_done(s);
+        if (until != INT64_MAX && (s->all_done || now >= until))
+            return NULL;
+        bool moved = !s->all_done && fab_service(s->w) > 0;
+        if (moved || quiet < spin) {
+            sched_yield(); /* kernels of the `host` back end may need this processor */
+            continue;
+        }
+        int64_t most = quiet < LATELY_NS ? NAP_BUSY_NS : NAP_MOST_NS;
+        nap = nap && nap * 2 < most ? nap * 2 : nap ? most : NAP_LEAST_NS;
+        base_sleep_ns(nap);
+    }
+}
+
+int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t n)
+{
+    struct gpu_server *s = calloc(1, sizeof *s);
+    if (!s)
+        return base_fail(-ENOMEM, "no memory to serve a GPU");
+    s->w = w;
+    s->rings = rings;
+    s->count = n;
+    s->until = INT64_MAX;
+    int rc = base_thread(&s->thread, serve, s);
+    if (rc) {
+        free(s);
+        return base_fail(rc, "starting the thread that serves a GPU: %s", base_strerror(rc));
+    }
+    *out = s;
+    return 0;
+}
+
+bool gpu_serve_end(struct gpu_server *s, int64_t deadline)
+{
+    atomic_store_explicit(&s->until, deadline, memory_order_release);
+    pthread_join(s->thread, NULL);
+    bool done = s->all_done;
+    free(s);
+    return done;
+}
+
+void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out)
+{
+    out->requests = atomic_load_explicit(&s->requests, memory_order_relaxed);
+    out->failed = atomic_load_explicit(&s->failed, memory_order_relaxed);
+    out->waits = atomic_load_explicit(&s->waits, memory_order_relaxed);
+}
