@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The ring of requests between a device's threads and their node, for the Spin model checker: weft/device.h on one side, src/gpu/ring.c on
+ * the other. Threads take numbers of slots, wait for room, write cells that may arrive in any order, and wait for answers or leave
+ * them; the node takes requests as their cells arrive, and ends them in order, later.
+ *
+ * What is checked: a request is taken as it was written, once, in the order of numbers (assert T); answers are given in order
+ * (assert A); and when nothing can move any more, all requests have been written, taken and ended (assert D).
+ * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
+ *
+ * One access to shared memory is one step; a cell arrives as a whole. A cell holds the number of its request, how many
+ * slots that has, and whether an answer is wanted.
+ */
+#ifndef REQUESTS
+#define REQUESTS 2 /* of each thread: a slot is used up to four times */
+#endif
+#define THREADS 2
+#define SLOTS   2
+
+typedef cell { bool round; byte ticket; byte slots; bool asks }
+typedef slot { cell c[2] }
+
+slot ring[SLOTS];
+byte next, taken_seen;      /* the device's own */
+bool awaited[SLOTS];
+byte taken;                 /* written by the node */
+byte answer[SLOTS];         /* number + 1 of the request that it is of */
+byte head, done;            /* the node's own */
+bool wants[SLOTS];          /* an answer: in the request */
+byte length[SLOTS];         /* slots of a request under way, by its first */
+byte finished;
+
+#ifdef MUTATION_ONE_ROUND
+#define ROUND(n) true
+#else
+#define ROUND(n) ((((n) / SLOTS) % 2) == 0)
+#endif
+
+inline has_room(n, out)
+{
+    out = true;
+    if
+    :: n >= taken_seen + SLOTS ->
+        seen = taken;
+        if
+        :: n >= seen + SLOTS -> out = false
+        :: else -> taken_seen = seen
+        fi
+    :: else
+    fi;
+#ifdef MUTATION_NO_LOOK_FOR_ROOM
+    out = true;
+#endif
+#ifndef MUTATION_ANSWERS_NOT_AWAITED
+    if
+    :: out -> out = !awaited[(n) % SLOTS]
+    :: else
+    fi
+#endif
+}
+
+#define STORE(n, k, t, s) atomic { ring[(n) % SLOTS].c[k].ticket = t; ring[(n) % SLOTS].c[k].slots = s; \
+    ring[(n) % SLOTS].c[k].asks = asks; ring[(n) % SLOTS].c[k].round = ROUND(n) }
+
+active [THREADS] proctype thread()
+{
+    byte t, seen, slots, i;
+    bool room, asks, a, b, c, d;
+#ifdef FEWER
+    i = (_pid == 0 -> 0 : 1); /* the second thread has one request less */
+#endif
+    do
+    :: i < REQUESTS ->
+        if :: slots = 1 :: slots = 2 fi;
+        if :: asks = true :: asks = false fi;
+claim:  t = next;
+        has_room(t, room);
+        if
+        :: room && slots == 2 -> has_room(t + 1, room)
+        :: else
+        fi;
+        if
+        :: !room -> /* look again when that is of use */
+            (next != t || (t + slots <= taken + SLOTS && !awaited[t % SLOTS] && (slots == 1 || !awaited[(t + 1) % SLOTS])));
+            goto claim
+        :: else
+        fi;
+        atomic { /* compare and swap */
+            if
+            :: next == t -> next = t + slots
+            :: else -> goto claim
+            fi
+        }
+        if
+        :: asks -> awaited[t % SLOTS] = true
+        :: else
+        fi;
+        atomic { a = false; b = false; c = slots == 1; d = slots == 1 }
+        do /* the cells arrive */
+        :: !a -> STORE(t, 0, t, slots); a = true
+        :: !b -> STORE(t, 1, t, slots); b = true
+#ifdef MUTATION_ONE_CELL_OF_TWO_SLOTS
+        :: !c -> STORE(t + 1, 0, t, slots); c = true; d = true
+#else
+        :: !c -> STORE(t + 1, 0, t, slots); c = true
+        :: !d -> STORE(t + 1, 1, t, slots); d = true
+#endif
+        :: a && b && c && d -> break
+        od;
+        if
+        :: asks ->
+            if
+            :: answer[t % SLOTS] == t + 1 -> awaited[t % SLOTS] = false /* looked at */
+#ifndef NOBODY_LEAVES
+            :: awaited[t % SLOTS] = false /* or left */
+#endif
+            fi
+        :: else
+        fi;
+        atomic { i++; t = 0; seen = 0; slots = 0; room = false; asks = false; a = false; b = false; c = false; d = false }
+    :: else -> break
+    od;
+    finished++
+}
+
+#define ARRIVED(n, k) (ring[(n) % SLOTS].c[k].round == ROUND(n))
+
+active proctype node()
+{
+    byte slots;
+end:
+    do
+    :: head - done < SLOTS && ARRIVED(head, 0) ->
+        slots = ring[head % SLOTS].c[0].slots;
+        if
+        :: slots > SLOTS - (head - done) -> goto end /* room for both, later */
+        :: else
+        fi;
+#ifndef MUTATION_FIRST_CELL_ONLY
+        ARRIVED(head, 1);
+        if
+        :: slots == 2 -> ARRIVED(head + 1, 0)
+#ifndef MUTATION_ONE_CELL_OF_TWO_SLOTS
+            ; ARRIVED(head + 1, 1)
+#endif
+        :: else
+        fi;
+#endif
+        atomic {
+            assert(ring[head % SLOTS].c[0].ticket == head && ring[head % SLOTS].c[1].ticket == head); /* T */
+            assert(slots == 1 || (ring[(head + 1) % SLOTS].c[0].ticket == head && ring[(head + 1) % SLOTS].c[1].ticket == head)); /* T */
+            length[head % SLOTS] = slots;
+            wants[head % SLOTS] = ring[head % SLOTS].c[0].asks;
+            head = head + slots
+        }
+        taken = head
+    :: done < head ->
+        if
+        :: wants[done % SLOTS] ->
+            assert(answer[done % SLOTS] <= done); /* A: none is put in the place of a newer one */
+            answer[done % SLOTS] = done + 1
+        :: else
+        fi;
+        done = done + length[done % SLOTS]
+    od
+}
+
+active proctype all_is_done()
+{
+    timeout -> assert(finished == THREADS && head == next && done == head) /* D */
+}
