@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+//
+// Every call of weft/device.h from a CUDA kernel: that it compiles for a device. Where nvcc is found, a test compiles it.
+#include "weft/device.h"
+
+__global__ void calls(const weft_device *d, uint64_t there, uint64_t here, uint64_t *out)
+{
+    weft_device_op op;
+    uint64_t old;
+    int rc = weft_device_put(d, there, here, 64, &op);
+    rc |= weft_device_wait(d, &op);
+    rc |= weft_device_put_nowait(d, there, here, 64, &op);
+    weft_device_leave(d, &op);
+    rc |= weft_device_put_value(d, there, 1, NULL);
+    rc |= weft_device_get(d, here, there, 64, &op) | weft_device_test(d, &op);
+    rc |= weft_device_put_signal(d, there, here, 64, there + 64, 1, NULL);
+    rc |= weft_device_send(d, 1, 5, 7, here, 64, NULL);
+    rc |= weft_device_fence(d, 1) | weft_device_flush(d, 1);
+    rc |= weft_device_fetch_add(d, there, 1, &old) | weft_device_swap(d, there, 1, &old) | weft_device_compare_swap(d, there, 1, 2, &old);
+    rc |= weft_device_nothing(d, true);
+    rc |= weft_device_wait_at_least(d, here, 1, &old);
+    *out = (uint64_t)rc + old + (weft_device_ptr(d, there, 8) ? *(uint64_t *)weft_device_ptr(d, there, 8) : 0);
+}
