@@ -16,7 +16,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CALL_WAIT (500 * WEFT_MS) /* then it is asked whether the other is still to come */
+#define CALL_WAIT  (500 * WEFT_MS) /* then it is asked whether the other is still to come */
+#define CALL_AGAIN (50 * WEFT_MS)  /* after it has closed our connection */
 
 static bool is_here(const struct join *j, uint32_t node)
 {
@@ -94,34 +95,45 @@ static const char *address_of(const struct join *j, uint32_t node, char *buf, si
     return buf;
 }
 
-static int call(struct join *j, uint32_t node)
+/* A connection to the node, before `until`; a negative errno. */
+static int dial(struct join *j, uint32_t node, int64_t until)
 {
-    struct wire_token mine, theirs, right;
     char buf[WIRE_ADDRESS + sizeof j->scope];
-    int pid, ready, fd;
+    int ready, fd;
     /* One that has failed does not listen any more: node 0 tells. */
     do {
-        int rc = join_hub_wait(j, NULL, 0, 0, &ready);
+        int rc = join_hub_wait(j, NULL, 0, until, &ready);
         if (rc)
             return rc;
         int64_t soon = base_deadline(CALL_WAIT);
         fd = cluster_connect(address_of(j, node, buf, sizeof buf), soon < j->deadline ? soon : j->deadline);
     } while (fd == -ETIMEDOUT && base_now_ns() < j->deadline);
-    if (fd < 0)
-        return base_context(fd, "side connection to node %u", node);
+    return fd < 0 ? base_context(fd, "side connection to node %u", node) : fd;
+}
+
+static int call(struct join *j, uint32_t node)
+{
+    struct wire_token mine, theirs, right;
+    int pid = 0, fd, rc;
     join_token(&mine, j, j->w->rank, node);
     join_token(&right, j, node, j->w->rank);
-    int rc = join_user_allowed(fd, &pid) ? join_write(fd, &mine, sizeof mine, j->deadline) : -EACCES;
-    if (!rc)
-        rc = join_read(fd, &theirs, sizeof theirs, j->deadline);
-    if (!rc && sodium_memcmp(&theirs, &right, sizeof right))
-        rc = -EACCES;
-    if (rc) {
+    for (int64_t until = 0;; until = base_deadline(CALL_AGAIN)) {
+        fd = dial(j, node, until);
+        if (fd < 0)
+            return fd;
+        rc = join_user_allowed(fd, &pid) ? join_write(fd, &mine, sizeof mine, j->deadline) : -EACCES;
+        if (!rc)
+            rc = join_read(fd, &theirs, sizeof theirs, j->deadline);
+        if (!rc && sodium_memcmp(&theirs, &right, sizeof right))
+            rc = -EACCES;
+        if (!rc)
+            return pair_up(j, node, fd, pid);
         close(fd);
-        return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host,
-                         base_strerror(rc));
+        /* Where many strangers call it closes the oldest that it does not know yet, and that may have been this one. */
+        if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
+            break;
     }
-    return pair_up(j, node, fd, pid);
+    return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host, base_strerror(rc));
 }
 
 /* A connection to us, which has not shown yet whose it is. */
