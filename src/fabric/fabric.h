@@ -336,10 +336,11 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 #define FAB_SIDE_MESSAGE_MAX 512u
 /* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-void fab_side_byte(struct fab_link *l, char byte); /* any thread; dropped when the socket is full */
-bool fab_side_pending(struct fab_link *l);         /* the socket did not take all: fab_side_read() when it does */
-/* What has come. NULL: it goes on; else why the peer is gone, and whether it died. */
-const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died);
+bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: dropped, the socket is full */
+void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket takes it */
+bool fab_side_pending(struct fab_link *l);                   /* the socket did not take all: fab_side_read() when it does */
+/* What has come, `most` kilobytes of it. NULL: it goes on; else why the peer is gone, and whether it died. */
+const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
 /* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
 

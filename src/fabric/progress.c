@@ -15,12 +15,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LAZY_MS  1
-#define BUSY_NS  (WEFT_MS / 2)
-#define SHORT_NS (WEFT_MS / 20)
-#define NAP_MS   1000           /* at most: for peers whose death no descriptor told */
-#define TICK_NS  WEFT_MS        /* while messages come, upkeep is looked after so often */
-#define LOOK_NS  (20 * WEFT_MS) /* peers are looked after so often, however many messages come */
+#define LAZY_MS      1
+#define BUSY_NS      (WEFT_MS / 2)
+#define SHORT_NS     (WEFT_MS / 20)
+#define NAP_MS       1000              /* at most: for peers whose death no descriptor told */
+#define READS        64                /* kilobytes from one side connection before the next has its turn */
+#define LAST_READS   4096              /* when the process has ended: more than a socket holds */
+#define GOODBYE_WAIT (2 * WEFT_SECOND) /* for all peers that do not read: stopped, or busy */
+#define TICK_NS      WEFT_MS           /* while messages come, upkeep is looked after so often */
+#define LOOK_NS      (20 * WEFT_MS)    /* peers are looked after so often, however many messages come */
 
 /* Everything that makes it worth looking before sleeping. */
 static bool idle(struct weft_node *w)
@@ -37,10 +40,10 @@ static bool idle(struct weft_node *w)
     return quiet;
 }
 
-static void read_side(struct weft_node *w, struct fab_link *l)
+static void read_side(struct weft_node *w, struct fab_link *l, uint32_t most)
 {
     bool died;
-    const char *why = fab_side_read(w, l, &died);
+    const char *why = fab_side_read(w, l, most, &died);
     if (why)
         fab_peer_gone(w, l->node, died, why);
 }
@@ -86,9 +89,9 @@ static void look_at_peers(struct weft_node *w, struct pollfd *fds, uint32_t *nod
         if (!fds[i].revents || !fab_alive(w, nodes[i]))
             continue;
         if (fds[i].fd == l->side_fd) {
-            read_side(w, l);
+            read_side(w, l, READS);
         } else {
-            read_side(w, l); /* it may have said goodbye */
+            read_side(w, l, LAST_READS); /* it may have said goodbye; a child of its may hold the socket, and go on talking */
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
         }
@@ -225,10 +228,11 @@ void fab_stop(struct weft_node *w)
         w->thread_started = false;
     }
     fab_pulse_stop(w);
+    int64_t end = base_deadline(GOODBYE_WAIT);
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
         if (l->side_fd >= 0 && fab_alive(w, i))
-            fab_side_byte(l, 'b');
+            fab_side_goodbye(l, end);
         /* A TCP connection that is closed with bytes unread is reset, and a reset may overtake the goodbye. */
         char bytes[256];
         if (l->side_fd >= 0 && l->liveness_ns && shutdown(l->side_fd, SHUT_WR) == 0)

@@ -6,7 +6,8 @@
  *   'b'          goodbye: the sender leaves
  *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
  * Only the progress threads send messages, and they never wait: what the socket does not take is kept, and nothing else goes
- * out before it. The other bytes may be dropped instead: a socket that takes none has plenty waiting at its other end.
+ * out before it. The other bytes may be dropped instead: a socket that takes none has plenty waiting at its other end. But not the goodbye,
+ * which a node that leaves waits with for a while: without it the node would count as dead.
  */
 #include "fabric/fabric.h"
 
@@ -97,13 +98,25 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
     return rc;
 }
 
-void fab_side_byte(struct fab_link *l, char byte)
+bool fab_side_byte(struct fab_link *l, char byte)
 {
     base_spin_lock(&l->side_lock);
     push(l);
-    if ((!l->side || !l->side->out) && send(l->side_fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
-        l->side_sent++;
+    bool sent = (!l->side || !l->side->out) && send(l->side_fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+    l->side_sent += sent;
     base_spin_unlock(&l->side_lock);
+    return sent;
+}
+
+void fab_side_goodbye(struct fab_link *l, int64_t deadline)
+{
+    struct pollfd room = {.fd = l->side_fd, .events = POLLOUT};
+    while (!fab_side_byte(l, 'b') && !(room.revents & (POLLERR | POLLHUP | POLLNVAL))) {
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            return;
+        (void)poll(&room, 1, (int)(left / WEFT_MS) + 1);
+    }
 }
 
 bool fab_side_answered(struct fab_link *l)
@@ -165,7 +178,7 @@ static void tidy(struct fab_link *l)
     base_spin_unlock(&l->side_lock);
 }
 
-const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died)
+const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died)
 {
     uint8_t bytes[1024];
     if (fab_side_pending(l)) {
@@ -173,7 +186,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died)
         push(l);
         base_spin_unlock(&l->side_lock);
     }
-    for (;;) {
+    for (uint32_t i = 0; i < most; i++) {
         ssize_t n = recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
@@ -192,4 +205,5 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, bool *died)
             return "what it sent over the side connection makes no sense";
         }
     }
+    return NULL;
 }

@@ -39,7 +39,7 @@ static void nothing(struct weft_node *w, struct fab_link *l)
 static void read_side(struct weft_node *w)
 {
     bool died;
-    const char *why = fab_side_read(w, &w->links[0], &died);
+    const char *why = fab_side_read(w, &w->links[0], 64, &died);
     if (why)
         fab_peer_gone(w, 0, died, why);
 }

@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "cluster_test.h"
@@ -379,11 +380,74 @@ static void test_scribbled(void **state)
     }
 }
 
-int main(void)
+/* --- a node that leaves while a peer is not reading, and its socket is full: it has left all the same, and is not dead --- */
+
+struct leaving {
+    _Atomic uint32_t here, seen;
+    _Atomic int pid;
+    _Atomic bool died;
+};
+
+static void on_leaving(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+{
+    struct leaving *s = arg;
+    (void)w, (void)epoch;
+    if (node == 0) {
+        s->died = died;
+        s->seen++;
+    }
+}
+
+/* In a process of its own: node 0 may have ended by then. */
+static void resume_later(pid_t pid)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0)
+        return;
+    usleep(200000); /* node 0 is closing */
+    kill(pid, SIGCONT);
+    _exit(0);
+}
+
+static void leaves_behind(weft_node *w, void *arg)
+{
+    static uint8_t words[4096];
+    struct leaving *s = arg;
+    memset(words, 'w', sizeof words);
+    if (weft_rank(w) == 1) {
+        s->pid = getpid();
+        OK(weft_on_change(w, on_leaving, s));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    meet(&s->here, 2);
+    if (weft_rank(w) == 0) {
+        stop_asleep(s->pid);
+        while (send(w->links[1].side_fd, words, sizeof words, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+            ;
+        while (send(w->links[1].side_fd, words, 1, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+            ;
+        resume_later(s->pid);
+        return;
+    }
+    wait_for(&s->seen, 1);
+    CHECK(!s->died);
+}
+
+static void test_leaves_behind(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, leaves_behind, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed),  cmocka_unit_test(test_half_die), cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_stopped), cmocka_unit_test(test_given_up), cmocka_unit_test(test_scribbled),
+        cmocka_unit_test(test_killed),        cmocka_unit_test(test_half_die), cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_stopped),       cmocka_unit_test(test_given_up), cmocka_unit_test(test_scribbled),
+        cmocka_unit_test(test_leaves_behind),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

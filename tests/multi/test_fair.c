@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cmocka.h>
@@ -184,11 +185,48 @@ static void test_sends_on(void **state)
     assert_int_equal(nodes_failed_with(NODES, sends_on, shared_words(4096), SPINNING), 0);
 }
 
-int main(void)
+/* --- or goes on talking over its side connection: what is read in one go has an end, before all of it is read --- */
+
+static void talks(weft_node *w, void *arg)
+{
+    static uint8_t words[64 << 10];
+    struct fair *f = arg;
+    int before = 0, after = 0;
+    memset(words, 'w', sizeof words);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (weft_rank(w) == VICTIM)
+        stop_progress(w, f);
+    meet(&f->here, NODES);
+    if (weft_rank(w) == FLOODER) {
+        while (send(w->links[VICTIM].side_fd, words, sizeof words, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+            ;
+        atomic_store(&f->flooded, 1);
+    } else if (weft_rank(w) == VICTIM) {
+        wait_for(&f->flooded, 1);
+        int fd = w->links[FLOODER].side_fd;
+        bool died;
+        CHECK(ioctl(fd, FIONREAD, &before) == 0 && before > (int)sizeof words);
+        (void)fab_side_read(w, &w->links[FLOODER], 64, &died); /* as the progress thread does, which waits */
+        CHECK(ioctl(fd, FIONREAD, &after) == 0 && after > 0 && after < before);
+        atomic_store(&f->over, 1);
+    }
+    wait_for(&f->over, 1);
+}
+
+static void test_talks(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(NODES, talks, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_threads),
         cmocka_unit_test(test_sends_on),
+        cmocka_unit_test(test_talks),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
