@@ -2,7 +2,7 @@
  *
  * The links of the rc transport: queue pairs made at first use, what becomes of those that cannot be made, and that everything
  * is as if nothing had been when they break and are made anew.
- * Started by over_softverbs.py.
+ * Started by over_softverbs.py; an argument names the tests to run ("test_un*"), else all.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -595,13 +595,121 @@ static void test_no_room(void **state)
     assert_int_equal(failed, 0);
 }
 
-int main(void)
+/* --- peers that cannot be reached hold what all links share, but never so much that the others stand still --- */
+
+static void unreachable(weft_node *w, void *arg)
+{
+    enum { BYTES = (RC_STAGES + 8) * RC_STAGE_BYTES };
+    struct stage *stage = arg;
+    weft_gaddr there = symmetric_alloc(w, BYTES);
+    meet(&stage->here, 4);
+    if (weft_rank(w) == 0) {
+        uint8_t *from = malloc(BYTES), *back = malloc(BYTES); /* outside the pool */
+        weft_op put, get;
+        CHECK(from && back);
+        memset(from, 7, BYTES);
+        memset(back, 1, BYTES);
+        memset(weft_ptr(w, there, BYTES), 0, BYTES);
+        for (uint32_t p = 1; p < 4; p++)
+            OK(weft_put_blocking(w, on_node(there, p), from, 4096));
+        softverbs("fault pull 1:sv0");
+        softverbs("fault pull 2:sv0");
+        OK(weft_put(w, on_node(there, 1), from, BYTES, &put));
+        OK(weft_get(w, back, on_node(there, 2), BYTES, &get));
+        for (int i = 0; i < 2; i++) { /* while requests go on; and once queue pairs that broke have left them to be posted again */
+            OK(weft_put_blocking(w, on_node(there, 3), from, BYTES));
+            CHECK(weft_test(w, &put) == -EINPROGRESS && weft_test(w, &get) == -EINPROGRESS);
+            for (int64_t end = now_ns() + patience_ns(20); (!stats(w, 1).breaks || !stats(w, 2).breaks) && now_ns() < end;)
+                weft_progress(w);
+        }
+        CHECK(stats(w, 1).breaks && stats(w, 2).breaks);
+        softverbs("fault plug 1:sv0");
+        softverbs("fault plug 2:sv0");
+        OK(weft_wait(w, &put, 100 * WEFT_SECOND));
+        OK(weft_wait(w, &get, 100 * WEFT_SECOND));
+        CHECK(back[0] == 7 && back[4095] == 7 && back[4096] == 0 && back[BYTES - 1] == 0);
+        OK(weft_get_blocking(w, back, on_node(there, 1), BYTES));
+        CHECK(memcmp(from, back, BYTES) == 0);
+        free(from);
+        free(back);
+        atomic_store(&stage->done, 1);
+    } else {
+        wait_for(&stage->done, 1);
+    }
+}
+
+static void test_unreachable(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"WEFT_LOG=error", "WEFT_RECONNECT=100s", "WEFT_DEADLINE=20s", NULL};
+    int failed = nodes_failed_with(4, unreachable, shared_words(4096), settings);
+    softverbs("fault plug 1:sv0"); /* also when it failed */
+    softverbs("fault plug 2:sv0");
+    assert_int_equal(failed, 0);
+}
+
+/* --- what a link waits for is given back while the progress thread naps: it goes at once, not when the nap is over --- */
+
+static void given_back(weft_node *w, void *arg)
+{
+    enum { ROUNDS = 40 };
+    struct stage *stage = arg;
+    weft_gaddr there = symmetric_alloc(w, 4096);
+    meet(&stage->here, 3);
+    if (weft_rank(w) == 0) {
+        struct rc_link *l = w->links[1].impl;
+        void *stages[RC_STAGES + 1];
+        uint8_t from[4096];
+        weft_op op;
+        memset(from, 7, sizeof from);
+        for (uint32_t p = 1; p < 3; p++)
+            OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
+        int64_t end = now_ns() + patience_ns(5); /* naps of up to a second each take four times that */
+        for (int i = 0; i < ROUNDS; i++) {
+            uint32_t n = 0;
+            base_spin_lock(&l->lock);
+            while ((stages[n] = rc_take_stage(l, false)) != NULL) {
+                l->held[0] = 0; /* all of them: a link may hold half */
+                n++;
+            }
+            CHECK(n == RC_STAGES);
+            base_spin_unlock(&l->lock);
+            OK(weft_put(w, on_node(there, 2), from, sizeof from, &op));
+            while (!atomic_load(&w->bell->napping))
+                usleep(1000);
+            usleep(2000);                                              /* it has looked, and sleeps */
+            CHECK(__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1); /* pending */
+            l->held[0] = n;
+            while (n > 0)
+                rc_give_stage(l, stages[--n], false);
+            while (__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1)
+                usleep(100);
+            OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
+        }
+        CHECK(now_ns() < end);
+        atomic_store(&stage->done, 1);
+    } else {
+        wait_for(&stage->done, 1);
+    }
+}
+
+static void test_given_back(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        nodes_failed_with(3, given_back, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_LIVENESS=100s", NULL}), 0);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_neighbours), cmocka_unit_test(test_alone_at_it), cmocka_unit_test(test_busy),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_silent),      cmocka_unit_test(test_lost_requests),
-        cmocka_unit_test(test_cable),      cmocka_unit_test(test_refusal),     cmocka_unit_test(test_gives_up),
-        cmocka_unit_test(test_standstill), cmocka_unit_test(test_no_receives), cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_neighbours),  cmocka_unit_test(test_alone_at_it), cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_silent),      cmocka_unit_test(test_lost_requests),
+        cmocka_unit_test(test_cable),       cmocka_unit_test(test_refusal),     cmocka_unit_test(test_gives_up),
+        cmocka_unit_test(test_standstill),  cmocka_unit_test(test_no_receives), cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_unreachable), cmocka_unit_test(test_given_back),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,35 +13,65 @@
 
 /* --- stages and frames --- */
 
-void *rc_take_stage(struct rc *rc, bool frame)
+static uint32_t stages_left(const struct rc *rc, bool frame)
 {
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
+    return atomic_load_explicit(&rc->left[frame], memory_order_relaxed);
+}
+
+void rc_put_back(struct rc *rc, void *stage, bool frame)
+{
+    memcpy(stage, &rc->free[frame], sizeof rc->free[frame]);
+    rc->free[frame] = stage;
+    atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) + 1, memory_order_relaxed);
+}
+
+/* A peer that cannot be reached keeps what its link holds for as long as it may take to reach it again. So no link takes more than it
+ * leaves: half of all when it is alone, and whoever comes after it finds some. But for frames that a queue pair has left behind, where
+ * the peer is reached again: those behind them hold theirs already. */
+void *rc_take_stage(struct rc_link *l, bool frame)
+{
+    struct rc *rc = l->rc;
+    void *s = NULL;
     base_spin_lock(&rc->lock);
-    void *s = *list;
-    if (s) {
-        memcpy(list, s, sizeof *list);
-        atomic_fetch_sub_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
+    if (BASE_LIKELY((l->again ? 0 : l->held[frame]) < stages_left(rc, frame))) {
+        s = rc->free[frame];
+        memcpy(&rc->free[frame], s, sizeof s);
+        atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) - 1, memory_order_relaxed);
+        l->held[frame]++;
+    } else {
+        rc->refused[frame] = true;
     }
     base_spin_unlock(&rc->lock);
     return s;
 }
 
 /* Others may hold theirs for long: a request that asked for no completion gives its stage back with the next one that does, on the same
- * link. So who takes one of the last quarter asks, and the next finds one. */
+ * link. So who takes one of the last half asks, and the next finds one. */
 bool rc_stages_scarce(const struct rc *rc, bool frame)
 {
-    return frame ? atomic_load_explicit(&rc->frames_left, memory_order_relaxed) < RC_TX_FRAMES / 4
-                 : atomic_load_explicit(&rc->stages_left, memory_order_relaxed) < RC_STAGES / 4;
+    return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;
 }
 
-void rc_give_stage(struct rc *rc, void *stage, bool frame)
+/* Who was refused one may have nothing under way whose end would make it look again. */
+static BASE_COLD void look_for_refused(struct rc *rc)
 {
-    void **list = frame ? &rc->free_frames : &rc->free_stages;
+    atomic_store_explicit(&rc->freed, true, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the progress thread's: rc_idle() sees `freed`, or we that it naps */
+    if (atomic_load_explicit(&rc->w->bell->napping, memory_order_relaxed))
+        fab_kick(rc->w);
+}
+
+void rc_give_stage(struct rc_link *l, void *stage, bool frame)
+{
+    struct rc *rc = l->rc;
     base_spin_lock(&rc->lock);
-    memcpy(stage, list, sizeof *list);
-    *list = stage;
-    atomic_fetch_add_explicit(frame ? &rc->frames_left : &rc->stages_left, 1, memory_order_relaxed);
+    rc_put_back(rc, stage, frame);
+    l->held[frame]--;
+    bool refused = rc->refused[frame];
+    rc->refused[frame] = false;
     base_spin_unlock(&rc->lock);
+    if (BASE_UNLIKELY(refused))
+        look_for_refused(rc);
 }
 
 /* --- what is to be done about a link --- */

@@ -62,6 +62,9 @@ int rc_progress(struct weft_node *w)
     int n = 0;
     if (!rc->cq)
         return 0;
+    bool freed = atomic_load_explicit(&rc->freed, memory_order_relaxed);
+    if (BASE_UNLIKELY(freed))
+        atomic_store_explicit(&rc->freed, false, memory_order_relaxed);
     for (uint32_t i = 0; i < rc->count; i++) {
         struct rc_link *l = rc->links[i];
         if (BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0) {
@@ -73,11 +76,15 @@ int rc_progress(struct weft_node *w)
         }
         n += rc_deliver(w, l, RC_WINDOW);
         /* Stages and frames are shared by all links: what found none looks again. */
-        if (BASE_UNLIKELY(__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) ||
-                          __atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) || __atomic_load_n(&l->again, __ATOMIC_RELAXED)) &&
-            base_spin_try(&l->lock)) {
+        if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
+                        !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
+            continue;
+        if (base_spin_try(&l->lock)) {
             n += rc_push_locked(l);
+            rc_tell_locked(l, false);
             base_spin_unlock(&l->lock);
+        } else if (freed) {
+            atomic_store_explicit(&rc->freed, true, memory_order_relaxed);
         }
     }
     return n;
@@ -99,6 +106,7 @@ bool rc_idle(struct weft_node *w)
     if (rc->rails)
         quiet = rc_rails_idle(rc) && quiet;
     base_spin_unlock(&rc->receiving);
+    quiet = quiet && !atomic_load_explicit(&rc->freed, memory_order_relaxed);
     for (uint32_t i = 0; i < rc->count && quiet; i++)
         quiet = atomic_load_explicit(&rc->links[i]->inbox_in, memory_order_acquire) ==
                 atomic_load_explicit(&rc->links[i]->inbox_out, memory_order_relaxed);

@@ -17,8 +17,9 @@ BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
     const struct rc_slot *slot = rc_slot_next(l);
+    /* What a queue pair has left behind gives back its stages at once: no flush's read can ask for them before all of it is posted. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
-                  (slot->stage && rc_stages_scarce(l->rc, slot->frame));
+                  (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
@@ -39,6 +40,16 @@ BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
     if (signal)
         l->signalled = position + 1;
     return 0;
+}
+
+/* NULL: none now. What the link holds itself may be of requests that asked for no completion when there were plenty: then a flush's read
+ * asks for them. */
+static void *stage_for(struct rc_link *l, bool frame)
+{
+    void *stage = rc_take_stage(l, frame);
+    if (BASE_UNLIKELY(!stage) && l->signalled < l->posted)
+        rc_flush_locked(l);
+    return stage;
 }
 
 /* --- pieces of puts and gets --- */
@@ -100,30 +111,31 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct piece *p, weft_op *op,
                             struct rc_work *work, uint32_t fences, bool prompt)
 {
-    struct rc *rc = l->rc;
     if (!rc_has_slot(l))
+        return false;
+    bool staged = !p->ours && !(put && p->bytes <= l->inline_bytes);
+    void *stage = staged ? stage_for(l, false) : NULL;
+    if (staged && !stage)
         return false;
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.op = op,
                              .work = work,
+                             .stage = stage,
                              .local = local,
                              .remote = remote,
                              .len = (uint32_t)p->bytes,
                              .kind = put ? RC_SLOT_PUT : RC_SLOT_GET,
                              .fences = fences};
-    if (!p->ours && !(put && p->bytes <= l->inline_bytes)) {
-        slot->stage = rc_take_stage(rc, false);
-        if (!slot->stage)
-            return false;
+    if (staged) {
         if (put)
-            memcpy(slot->stage, local, p->bytes);
+            memcpy(stage, local, p->bytes);
         else
             slot->copy_to = local;
         atomic_fetch_add_explicit(put ? &l->staged_puts : &l->staged_gets, 1, memory_order_relaxed);
     }
     if (post_transfer(l, put, prompt)) {
-        if (slot->stage)
-            rc_give_stage(rc, slot->stage, false);
+        if (staged)
+            rc_give_stage(l, stage, false);
         return false;
     }
     return true;
@@ -210,9 +222,12 @@ BASE_INLINE bool post_at(struct rc_link *l, uint8_t *at)
 /* False: no room now. `body` begins with the header. A frame larger than RC_LITTLE is the body of `*own`, which is taken then. */
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own)
 {
-    struct rc *rc = l->rc;
     uint8_t kind = *(const uint8_t *)body, here[sizeof(struct rc_frame)];
     if (!rc_has_slot(l) || !has_credit(l, kind))
+        return false;
+    bool staged = bytes > l->inline_bytes;
+    void *stage = staged ? stage_for(l, true) : NULL;
+    if (staged && !stage)
         return false;
     enum rc_lane lane = rc_lane_of(kind);
     struct rc_queue *q = &l->lane[lane];
@@ -224,17 +239,16 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
                              .kind = tell ? RC_SLOT_TELL : RC_SLOT_FRAME,
                              .lane = (uint8_t)lane,
                              .number = q->sent,
+                             .stage = stage,
                              .fences = fences};
-    if (bytes > l->inline_bytes && !(slot->stage = rc_take_stage(rc, true)))
-        return false;
-    uint8_t *at = slot->stage ? slot->stage : tell ? here : little ? kept->little : (*own)->body;
+    uint8_t *at = staged ? stage : tell ? here : little ? kept->little : (*own)->body;
     if (at != body)
         memcpy(at, body, bytes);
-    if (slot->stage && little && !tell)
+    if (staged && little && !tell)
         memcpy(kept->little, body, bytes);
     if (!post_at(l, at)) {
-        if (slot->stage)
-            rc_give_stage(rc, slot->stage, true);
+        if (staged)
+            rc_give_stage(l, stage, true);
         return false;
     }
     if (tell)
@@ -256,7 +270,7 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot)
     uint8_t *body = kept->work ? kept->work->body : kept->little, *at = body;
     slot->len = kept->bytes;
     if (kept->bytes > l->inline_bytes) {
-        if (!slot->stage && !(slot->stage = rc_take_stage(l->rc, true)))
+        if (!slot->stage && !(slot->stage = stage_for(l, true)))
             return false;
         at = slot->stage;
         memcpy(at, body, kept->bytes);
@@ -283,20 +297,13 @@ void rc_tell_locked(struct rc_link *l, bool due)
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
 {
     struct rc *rc = l->rc;
-    if (!rc_has_slot(l))
+    uint8_t *stage = rc_has_slot(l) ? stage_for(l, true) : NULL;
+    if (!stage)
         return 0;
     struct rc_slot *slot = rc_slot_next(l);
-    *slot = (struct rc_slot){.op = op,
-                             .stage = rc_take_stage(rc, true),
-                             .copy_to = k->local,
-                             .len = 8,
-                             .frame = true,
-                             .kind = RC_SLOT_ATOMIC,
-                             .fences = k->fences};
-    if (!slot->stage)
-        return 0;
-    struct ibv_sge sge = {
-        .addr = (uintptr_t)slot->stage, .length = 8, .lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory))};
+    *slot = (struct rc_slot){
+        .op = op, .stage = stage, .copy_to = k->local, .len = 8, .frame = true, .kind = RC_SLOT_ATOMIC, .fences = k->fences};
+    struct ibv_sge sge = {.addr = (uintptr_t)stage, .length = 8, .lkey = verbs_lkey(&rc->private, (uint64_t)(stage - rc->memory))};
     struct ibv_send_wr wr = {
         .sg_list = &sge,
         .num_sge = 1,
@@ -307,7 +314,7 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
                       .rkey = l->peer_keys[k->remote >> l->peer_shift]},
     };
     if (post(l, &wr, true)) {
-        rc_give_stage(rc, slot->stage, true);
+        rc_give_stage(l, stage, true);
         return 0;
     }
     l->last_read = l->posted;

@@ -229,6 +229,7 @@ struct rc_link {
     _Atomic uint32_t inbox_in, inbox_out;
     uint32_t withheld; /* taken, but not said: as many wait for their handler */
     struct stash stash;
+    uint32_t held[2];                          /* stages, frames; with rc->lock */
     _Atomic uint64_t staged_puts, staged_gets; /* pieces in memory outside the pool */
     _Atomic uint64_t native_atomics;
     _Atomic bool ended; /* the device has said that the queue pair takes no more receives */
@@ -263,9 +264,11 @@ struct rc {
     struct verbs_regions private; /* stages and frames: no peer may touch them */
     uint8_t *memory;              /* stages, frames, and where the reads of flushes go */
     uint64_t memory_bytes;
-    base_spin lock; /* of the free lists */
-    void *free_stages, *free_frames;
-    _Atomic uint32_t stages_left, frames_left; /* in them; written with the lock */
+    base_spin lock;           /* of the free lists: */
+    void *free[2];            /* stages, frames; */
+    _Atomic uint32_t left[2]; /* in them: written with the lock; */
+    bool refused[2];          /* a link got none, and none was given back since */
+    _Atomic bool freed;       /* one was: rc_progress() is to look at all links */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* that have had a queue pair; that the completion queue has room for */
     _Atomic bool attention;    /* some link wants something of the progress thread */
@@ -279,9 +282,10 @@ struct rc {
 };
 
 /* --- link.c --- */
-void *rc_take_stage(struct rc *rc, bool frame); /* NULL: all are on their way */
+void rc_put_back(struct rc *rc, void *stage, bool frame); /* one that no link holds; with rc->lock, or before anyone else is there */
+void *rc_take_stage(struct rc_link *l, bool frame);       /* with the link's lock. NULL: it has its share, or all are on their way */
 bool rc_stages_scarce(const struct rc *rc, bool frame);
-void rc_give_stage(struct rc *rc, void *stage, bool frame);
+void rc_give_stage(struct rc_link *l, void *stage, bool frame);
 void rc_look_again(struct rc *rc);                                              /* the progress thread, at what every link wants */
 void rc_want_locked(struct rc_link *l);                                         /* a queue pair: the progress thread will make one */
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* the queue pair has broken */

@@ -39,9 +39,9 @@ static int make_memory(struct rc *rc)
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
-        rc_give_stage(rc, at, false);
+        rc_put_back(rc, at, false);
     for (unsigned i = 0; i < RC_TX_FRAMES; i++, at += RC_FRAME_BYTES)
-        rc_give_stage(rc, at, true);
+        rc_put_back(rc, at, true);
     return 0;
 }
 

@@ -70,7 +70,7 @@ void rc_finish(struct rc_link *l, struct rc_slot *s, int status)
     if (s->copy_to && status == 0)
         memcpy(s->copy_to, s->stage, s->len);
     if (s->stage)
-        rc_give_stage(l->rc, s->stage, s->frame);
+        rc_give_stage(l, s->stage, s->frame);
     if (s->work) {
         struct rc_work *k = s->work;
         k->pieces--;
