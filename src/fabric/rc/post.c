@@ -12,11 +12,11 @@
 
 /* --- one request --- */
 
-BASE_INLINE int post(struct rc_link *l, struct ibv_send_wr *wr, bool prompt)
+/* `slot` is rc_slot_next()'s, and says what the request is. */
+BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    const struct rc_slot *slot = rc_slot_next(l);
     /* What a queue pair has left behind gives back its stages at once: no flush's read can ask for them before all of it is posted. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
@@ -73,11 +73,10 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
     return p;
 }
 
-/* A put or get, as rc_slot_next() says. */
-BASE_INLINE int post_transfer(struct rc_link *l, bool put, bool prompt)
+/* A put or get. */
+BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, bool put, bool prompt)
 {
     const struct rc *rc = l->rc;
-    const struct rc_slot *slot = rc_slot_next(l);
     bool small = put && !slot->stage && slot->len <= l->inline_bytes;
     struct ibv_sge sge = {.addr = (uintptr_t)slot->local, .length = slot->len};
     if (slot->stage) {
@@ -93,7 +92,7 @@ BASE_INLINE int post_transfer(struct rc_link *l, bool put, bool prompt)
         .send_flags = small ? IBV_SEND_INLINE : 0,
         .wr.rdma = {.remote_addr = l->peer_base + slot->remote, .rkey = l->peer_keys[slot->remote >> l->peer_shift]},
     };
-    int err = post(l, &wr, prompt);
+    int err = post(l, slot, &wr, prompt);
     if (!err && put)
         l->last_change = l->posted;
     else if (!err)
@@ -103,8 +102,9 @@ BASE_INLINE int post_transfer(struct rc_link *l, bool put, bool prompt)
 
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt)
 {
-    *rc_slot_next(l) = *slot;
-    return post_transfer(l, slot->kind == RC_SLOT_PUT, prompt) == 0;
+    struct rc_slot *next = rc_slot_next(l);
+    *next = *slot;
+    return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
 /* Posts one piece; false: no room now. `op` completes with it. */
@@ -133,7 +133,7 @@ BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_
             slot->copy_to = local;
         atomic_fetch_add_explicit(put ? &l->staged_puts : &l->staged_gets, 1, memory_order_relaxed);
     }
-    if (post_transfer(l, put, prompt)) {
+    if (post_transfer(l, slot, put, prompt)) {
         if (staged)
             rc_give_stage(l, stage, false);
         return false;
@@ -190,11 +190,10 @@ void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken)
     }
 }
 
-/* As rc_slot_next() says. The frame is at `at`: the slot's stage, or what goes inside the request. */
-BASE_INLINE bool post_at(struct rc_link *l, uint8_t *at)
+/* The frame is at `at`: the slot's stage, or what goes inside the request. */
+BASE_INLINE bool post_at(struct rc_link *l, const struct rc_slot *slot, uint8_t *at)
 {
     const struct rc *rc = l->rc;
-    const struct rc_slot *slot = rc_slot_next(l);
     struct rc_frame told;
     memcpy(&told, at, sizeof told);
     for (int i = 0; i < RC_LANES; i++)
@@ -210,7 +209,7 @@ BASE_INLINE bool post_at(struct rc_link *l, uint8_t *at)
         .opcode = IBV_WR_SEND,
         .send_flags = slot->stage ? 0 : IBV_SEND_INLINE,
     };
-    if (post(l, &wr, false))
+    if (post(l, slot, &wr, false))
         return false;
     for (int i = 0; i < RC_LANES; i++)
         l->lane[i].told = told.taken[i];
@@ -246,7 +245,7 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
         memcpy(at, body, bytes);
     if (staged && little && !tell)
         memcpy(kept->little, body, bytes);
-    if (!post_at(l, at)) {
+    if (!post_at(l, slot, at)) {
         if (staged)
             rc_give_stage(l, stage, true);
         return false;
@@ -275,8 +274,9 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot)
         at = slot->stage;
         memcpy(at, body, kept->bytes);
     }
-    *rc_slot_next(l) = *slot;
-    if (!post_at(l, at))
+    struct rc_slot *next = rc_slot_next(l);
+    *next = *slot;
+    if (!post_at(l, next, at))
         return false; /* the stage stays the slot's */
     kept->position = l->posted - 1;
     return true;
@@ -313,7 +313,7 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
                       .swap = k->b,
                       .rkey = l->peer_keys[k->remote >> l->peer_shift]},
     };
-    if (post(l, &wr, true)) {
+    if (post(l, slot, &wr, true)) {
         rc_give_stage(l, stage, true);
         return 0;
     }
@@ -333,7 +333,8 @@ void rc_flush_locked(struct rc_link *l)
     if (l->flush_wanted)
         return;
     /* A read behind the writes: its completion says that they are there. */
-    *rc_slot_next(l) = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
+    struct rc_slot *slot = rc_slot_next(l);
+    *slot = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
     uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge,
@@ -341,7 +342,7 @@ void rc_flush_locked(struct rc_link *l)
                              .opcode = IBV_WR_RDMA_READ,
                              .wr.rdma = {.remote_addr = l->peer_base + FAB_NULL_BYTES, .rkey = l->peer_keys[0]}};
     uint64_t covers = l->last_change;
-    if (post(l, &wr, true) == 0) {
+    if (post(l, slot, &wr, true) == 0) {
         l->flush_read = l->posted;
         l->flush_covers = covers;
     }
