@@ -12,12 +12,14 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <cmocka.h>
 
 #include "cluster_test.h"
-#include "fabric/rc/rc.h"
+#include "fabric/rc/rails.h"
 
 #define LARGE ((size_t)1 << 20)
 
@@ -500,7 +502,7 @@ static void test_refused(void **state)
     run(2, refused, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL});
 }
 
-/* --- a peer that says nonsense about rails is given up, and the error says of what --- */
+/* --- an answer to an offer that finds no room in the side connection, nor does the refusal: the offer is made again --- */
 
 /* As rc/tracks.c has it. */
 struct rail_call {
@@ -509,6 +511,76 @@ struct rail_call {
     struct verbs_address address;
     char text[256];
 };
+#define RAIL_MAGIC UINT64_C(0x77656674726c3031)
+
+static _Atomic int full_fd = -1; /* the socket takes nothing */
+
+ssize_t send(int fd, const void *bytes, size_t len, int flags)
+{
+    if (fd == full_fd) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return syscall(SYS_sendto, fd, bytes, len, flags, NULL, 0);
+}
+
+struct unheard {
+    _Atomic bool due, full;
+    uint32_t generation[RC_TRACKS];
+};
+
+/* Node 1's progress thread: fills what is kept for the socket; until an offer has come, and been answered in vain. */
+static int64_t fill_side(weft_node *w, int64_t now, void *arg)
+{
+    struct unheard *u = arg;
+    const struct rc_tracks *tracks = ((struct rc_link *)w->links[0].impl)->tracks;
+    struct rail_call over = {.magic = RAIL_MAGIC, .kind = 6, .generation = UINT32_MAX}; /* of none there is: it means nothing */
+    (void)now;
+    if (!atomic_load(&u->due))
+        return 10 * WEFT_MS;
+    for (uint32_t i = 0; i < RC_TRACKS; i++) {
+        if (!u->full)
+            u->generation[i] = tracks->track[i].generation;
+        else if (u->generation[i] != tracks->track[i].generation)
+            full_fd = -1;
+    }
+    if (!u->full)
+        for (full_fd = w->links[0].side_fd; fab_side_send(&w->links[0], &over, sizeof over) == 0;)
+            ;
+    atomic_store(&u->full, true);
+    return 10 * WEFT_MS;
+}
+
+static void unheard(weft_node *w, void *arg)
+{
+    static struct unheard u;
+    struct stage *stage = arg;
+    weft_gaddr all;
+    uint32_t me = weft_rank(w), peer = 1 - me;
+    OK(weft_alloc(w, LARGE, &all));
+    meet(&stage->here, 2);
+    wait_for_rails(w, peer, all, 2);
+    if (me == 1) {
+        OK(fab_hook(w, &(struct fab_hook){.tick = fill_side, .arg = &u}));
+        atomic_store(&u.due, true);
+        while (!atomic_load(&u.full))
+            usleep(1000);
+    }
+    meet(&stage->there, 2);
+    if (me == 0)
+        softverbs("fault clear");
+    wait_for_rails(w, peer, all, 3);
+    meet(&stage->done, 2);
+}
+
+static void test_unheard(void **state)
+{
+    (void)state;
+    softverbs("fault add refuse --verb create_qp --errno ENOMEM --device 0:sv1"); /* no offer for now */
+    run(2, unheard, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL});
+}
+
+/* --- a peer that says nonsense about rails is given up, and the error says of what --- */
 
 static const struct rail_call nonsense[] = {
     {.kind = 7, .generation = 1}, {.kind = 0}, {.kind = 5, .track = 3}, {.kind = 6, .track = UINT32_MAX},
@@ -531,7 +603,7 @@ static int64_t lie(weft_node *w, int64_t now, void *arg)
     const char *which = getenv("NONSENSE");
     CHECK(which);
     struct rail_call m = nonsense[atoi(which)];
-    m.magic = UINT64_C(0x77656674726c3031);
+    m.magic = RAIL_MAGIC;
     CHECK(fab_side_send(&w->links[0], &m, sizeof m) == 0);
     liar->done = true;
     return INT64_MAX;
@@ -653,9 +725,9 @@ static void test_uneven(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_carry),      cmocka_unit_test(test_order), cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_standstill), cmocka_unit_test(test_dies),  cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_lies),  cmocka_unit_test(test_chosen),
+        cmocka_unit_test(test_carry), cmocka_unit_test(test_order),  cmocka_unit_test(test_breaks),  cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_dies),  cmocka_unit_test(test_stops),  cmocka_unit_test(test_refused), cmocka_unit_test(test_unheard),
+        cmocka_unit_test(test_lies),  cmocka_unit_test(test_chosen),
     };
     const struct CMUnitTest only_crossed[] = {cmocka_unit_test(test_crossed)}, only_uneven[] = {cmocka_unit_test(test_uneven)};
     const char *which = argc > 1 ? argv[1] : "";

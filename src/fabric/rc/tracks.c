@@ -263,7 +263,7 @@ static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
         memcpy(why, t->why, sizeof why);
     base_spin_unlock(&l->lock);
     if (t->owes_gone)
-        t->owes_gone = say(l, t, RAIL_GONE, t->generation, "") != 0;
+        t->owes_gone = say(l, t, RAIL_GONE, t->generation, "its end has given it up") != 0;
     if (t->owes_over)
         t->owes_over = say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
     if (lost && t->state != RC_TRACK_OFF && t->state != RC_TRACK_LEAVING) {
@@ -325,7 +325,10 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
         char why[256];
         snprintf(why, sizeof why, "%s", base_error());
         drop(l, t);
-        (void)say(l, t, RAIL_REFUSED, m->generation, why); /* unheard, its proof fails */
+        base_spin_lock(&l->lock);
+        t->generation = m->generation;
+        base_spin_unlock(&l->lock);
+        t->owes_gone = say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for a word */
     }
 }
 
