@@ -98,20 +98,19 @@ struct turned_away {
     char text[160];           /* what was wrong with one that knew the secret; "": nothing */
 };
 
-static void answer_send(const struct join *j, const struct guest *g, struct wire_answer *a)
+static int answer_send(const struct join *j, const struct guest *g, struct wire_answer *a, int64_t deadline)
 {
     memcpy(a->session, j->session, sizeof a->session);
     answer_mac(a->mac, j, &g->hello, a, j->cards);
-    int64_t deadline = base_deadline(ANSWER_GRACE);
-    if (join_write(g->fd, a, sizeof *a, deadline) == 0 && a->count)
-        (void)join_write(g->fd, j->cards, a->count * sizeof *j->cards, deadline); /* it will see us gone */
+    int rc = join_write(g->fd, a, sizeof *a, deadline);
+    return rc || !a->count ? rc : join_write(g->fd, j->cards, a->count * sizeof *j->cards, deadline);
 }
 
 static void refuse(const struct join *j, const struct guest *g, int error, const char *text)
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
     snprintf(a.text, sizeof a.text, "%s", text);
-    answer_send(j, g, &a);
+    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* it will see us gone */
 }
 
 /* Where a guest calls from, as far as is known. */
@@ -236,6 +235,30 @@ static bool make_room(struct guest *g, uint32_t *guests)
     return true;
 }
 
+/* All are there: each gets the table. One that does not read it keeps all from going on, so it has until our deadline; what it got of it
+ * by then is not to be followed by anything else. */
+static int send_tables(struct join *j, struct guest *g, uint32_t guests)
+{
+    int rc = base_random(j->session, sizeof j->session);
+    for (uint32_t i = 0; i < guests && rc == 0; i++) {
+        struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_TABLE, .count = j->w->size};
+        int64_t grace = base_deadline(ANSWER_GRACE);
+        if (g[i].stage != SEATED)
+            continue;
+        rc = answer_send(j, &g[i], &a, j->deadline > grace ? j->deadline : grace);
+        if (rc == -ETIMEDOUT) {
+            char text[WIRE_TEXT];
+            const struct wire_card *c = &j->cards[g[i].hello.rank];
+            snprintf(text, sizeof text, "node %u (pid %u on %s) does not read the table of nodes (is it stopped?)", c->rank, c->pid,
+                     c->host);
+            return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
+        }
+        rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
+        g[i].fd = -1; /* and if it has ended, that is heard there */
+    }
+    return rc;
+}
+
 /* One may have come. An error: none can, whoever it is. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
@@ -320,15 +343,7 @@ static int coordinate(struct join *j)
             goto out;
         }
     }
-    rc = base_random(j->session, sizeof j->session);
-    for (uint32_t i = 0; i < guests && rc == 0; i++) {
-        struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_TABLE, .count = j->w->size};
-        if (g[i].stage == SEATED) {
-            answer_send(j, &g[i], &a);
-            rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
-            g[i].fd = -1;
-        }
-    }
+    rc = send_tables(j, g, guests);
 out:
     for (uint32_t i = 0; i < guests; i++)
         if (g[i].fd >= 0)

@@ -20,6 +20,7 @@
 #include <sys/wait.h>
 
 #include "cluster/cluster.h"
+#include "cluster/wire.h"
 #include "cluster_test.h"
 #include "fabric/fabric.h"
 
@@ -130,6 +131,56 @@ int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
         return -1;
     }
     return got;
+}
+
+/* Of a table of nodes only half goes into the socket, and no more until then: its node reads no faster. */
+static int64_t table_until;
+
+ssize_t send(int fd, const void *bytes, size_t len, int flags)
+{
+    static int fd_full = -1;
+    if (table_until && fd_full < 0 && len == 4 * sizeof(struct wire_card)) {
+        fd_full = fd;
+        len /= 2;
+    } else if (table_until && fd == fd_full && now_ns() < table_until) {
+        usleep(1000);
+        errno = EAGAIN;
+        return -1;
+    }
+    return syscall(SYS_sendto, fd, bytes, len, flags, NULL, 0);
+}
+
+/* A node that does not read for a while gets all of its table, */
+static int table_late(int rank, void *arg)
+{
+    (void)arg;
+    table_until = rank == 0 ? now_ns() + 3 * WEFT_SECOND : 0;
+    OK(attempt((uint32_t)rank, 4, (rank == 0 ? 30 : 300) * WEFT_SECOND, NULL));
+    return 0;
+}
+
+/* and of one that does not until node 0 gives up, all know that; it has no reason to take the secret for wrong. */
+static int table_never(int rank, void *arg)
+{
+    _Atomic uint32_t *cut = arg;
+    table_until = rank == 0 ? INT64_MAX : 0;
+    int rc = attempt((uint32_t)rank, 4, (rank == 0 ? 4 : 300) * WEFT_SECOND, NULL);
+    if (rank && strstr(weft_error(), "the table of nodes from node 0") && strstr(weft_error(), "broke off"))
+        ++*cut;
+    else
+        CHECK((rc == -ETIMEDOUT || rc == -ECONNRESET) && strstr(weft_error(), "does not read the table of nodes"));
+    return 0;
+}
+
+static void test_table_cut(void **state)
+{
+    (void)state;
+    _Atomic uint32_t *cut = shared_words(64);
+    new_coord();
+    assert_int_equal(processes_failed(4, table_late, NULL), 0);
+    new_coord();
+    assert_int_equal(processes_failed(4, table_never, cut), 0);
+    assert_int_equal(*cut, 1);
 }
 
 static int one_connects_late(int rank, void *arg)
@@ -665,6 +716,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_one_connects_late),
         cmocka_unit_test(test_dies_connecting),
         cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_table_cut),
 #endif
         cmocka_unit_test(test_few_files),
         cmocka_unit_test(test_no_coordinator),
