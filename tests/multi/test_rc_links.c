@@ -650,6 +650,26 @@ static void test_unreachable(void **state)
 
 /* --- what a link waits for is given back while the progress thread naps: it goes at once, not when the nap is over --- */
 
+/* All stages that are left are the link's: by itself it would take half of them. */
+static uint32_t take_all(struct rc_link *l, void *stages[RC_STAGES + 1])
+{
+    uint32_t n = 0;
+    base_spin_lock(&l->lock);
+    while ((stages[n] = rc_take_stage(l, false)) != NULL) {
+        l->held[0] = 0;
+        n++;
+    }
+    base_spin_unlock(&l->lock);
+    return n;
+}
+
+static void give_all(struct rc_link *l, void *stages[], uint32_t n)
+{
+    l->held[0] = n;
+    while (n > 0)
+        rc_give_stage(l, stages[--n], false);
+}
+
 static void given_back(weft_node *w, void *arg)
 {
     enum { ROUNDS = 40 };
@@ -666,22 +686,14 @@ static void given_back(weft_node *w, void *arg)
             OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
         int64_t end = now_ns() + patience_ns(5); /* naps of up to a second each take four times that */
         for (int i = 0; i < ROUNDS; i++) {
-            uint32_t n = 0;
-            base_spin_lock(&l->lock);
-            while ((stages[n] = rc_take_stage(l, false)) != NULL) {
-                l->held[0] = 0; /* all of them: a link may hold half */
-                n++;
-            }
+            uint32_t n = take_all(l, stages);
             CHECK(n == RC_STAGES);
-            base_spin_unlock(&l->lock);
             OK(weft_put(w, on_node(there, 2), from, sizeof from, &op));
             while (!atomic_load(&w->bell->napping))
                 usleep(1000);
             usleep(2000);                                              /* it has looked, and sleeps */
             CHECK(__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1); /* pending */
-            l->held[0] = n;
-            while (n > 0)
-                rc_give_stage(l, stages[--n], false);
+            give_all(l, stages, n);
             while (__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1)
                 usleep(100);
             OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
@@ -700,6 +712,42 @@ static void test_given_back(void **state)
         nodes_failed_with(3, given_back, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_LIVENESS=100s", NULL}), 0);
 }
 
+/* --- what a link waits for it holds itself, for requests that asked for no completion when there was plenty --- */
+
+static void own_stages(weft_node *w, void *arg)
+{
+    enum { ROUNDS = 10 };
+    struct stage *stage = arg;
+    weft_gaddr there = symmetric_alloc(w, 4096);
+    meet(&stage->here, 3);
+    if (weft_rank(w) == 0) {
+        struct rc_link *l = w->links[1].impl;
+        void *stages[RC_STAGES + 1];
+        uint8_t from[4096];
+        memset(from, 7, sizeof from);
+        for (uint32_t p = 1; p < 3; p++)
+            OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
+        int64_t end = now_ns() + patience_ns(5); /* the progress thread asks for one after a second */
+        for (int i = 0; i < ROUNDS; i++) {
+            for (uint32_t k = 0; k < RC_SIGNAL_EVERY / 2; k++)
+                OK(weft_put(w, on_node(there, 2), from, sizeof from, NULL));
+            uint32_t n = take_all(l, stages);
+            OK(weft_put_blocking(w, on_node(there, 2), from, sizeof from));
+            give_all(l, stages, n);
+        }
+        CHECK(now_ns() < end);
+        atomic_store(&stage->done, 1);
+    } else {
+        wait_for(&stage->done, 1);
+    }
+}
+
+static void test_own_stages(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, own_stages, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL}), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -707,7 +755,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused),     cmocka_unit_test(test_silent),      cmocka_unit_test(test_lost_requests),
         cmocka_unit_test(test_cable),       cmocka_unit_test(test_refusal),     cmocka_unit_test(test_gives_up),
         cmocka_unit_test(test_standstill),  cmocka_unit_test(test_no_receives), cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_unreachable), cmocka_unit_test(test_given_back),
+        cmocka_unit_test(test_unreachable), cmocka_unit_test(test_given_back),  cmocka_unit_test(test_own_stages),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
