@@ -309,3 +309,13 @@ void map_brought_drop(struct map_slot *slot)
         map_scratch_drop(&slot->job->spill, slot->brought_at, slot->brought);
     slot->brought = 0;
 }
+
+/* Reading a large piece takes long on a slow disk: give a sign now and then. */
+void map_slot_renew(struct map_slot *slot, int64_t *next)
+{
+    int64_t now = base_now_ns();
+    if (now < *next)
+        return;
+    *next = now + slot->job->renew_ns;
+    slot->lost = slot->lost || weft_renew(slot->job->queue, slot->claim) == -ESTALE;
+}

@@ -1,6 +1,30 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share.
+ * What the files of this room share. Each calls only those before it:
+ *
+ *   scratch.c       unlinked files for what does not fit in memory
+ *   cut.c           inputs, and where their pieces end
+ *   mapped.c        a piece of a file as memory
+ *   spawn.c         the start of one command
+ *   order.c         what the owner tells nodes that are apart, as bytes (order.h)
+ *   progress_bar.c  the bar
+ *   report.c        what is said on stderr, and the summary
+ *   emit.c          the output
+ *   stream.c        inputs that can only be read from front to back
+ *   tally.c         what a node that is apart has done, told to the owner
+ *   capture.c       the output of one piece
+ *   carry.c         bytes that only another node can read
+ *   command.c       one command on one piece
+ *   worker.c        the slots of a node
+ *   nodes.c         the board, signals, the end of all
+ *   forks.c         nodes on this machine
+ *   guardian.c      who ends commands when a node that is apart has ended
+ *   apart.c         nodes on hosts of their own, the owner's side
+ *   window.c        the pieces in work (owner.h)
+ *   home.c          outputs from nodes that are apart (owner.h)
+ *   owner.c         the owner's loop
+ *   run.c           a job, from its options to its exit status (map.h)
+ *   serve.c         a node that is apart (map.h)
  */
 #ifndef WEFT_MAP_JOB_H
 #define WEFT_MAP_JOB_H
@@ -114,31 +138,45 @@ void map_on_signal(int sig, void (*handler)(int));
  * the default. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* Ctrl-Z stops commands, too, and what continues us continues them */
-/* weft_open() with what each node needs, and the queue. */
-int map_node_open(struct map_job *job, const weft_config *config);
+/* weft_open() with what each node needs, and the queue. `on_member` is told of nodes that have gone; its argument is the job. */
+int map_node_open(struct map_job *job, const weft_config *config, weft_member_fn on_member);
 int map_queue_open(struct map_job *job);
-/* Start the other nodes, and join them; in the owner. */
-int map_nodes_start(struct map_job *job);
-/* Has a node ended? Its commands are killed; says so on stderr unless the job is over. */
-void map_nodes_check(struct map_job *job);
-void map_nodes_wait(struct map_job *job);  /* at the end: they leave by themselves */
 void map_line_kill(struct map_line *line); /* the command that runs there, with what it has started */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
 /* Kill every command and node, remove what is half written. Async-signal-safe. Returns. */
 void map_end_all(struct map_job *job);
 
-/* --- apart.c: nodes on hosts of their own, which the launcher has started --- */
-struct map_tally { /* of a node that is apart; in the owner's pool, written by the node */
+/* --- forks.c: nodes on this machine, which are forks of the owner; all called by the owner --- */
+int map_forks_start(struct map_job *job);  /* start them, and join them */
+void map_forks_check(struct map_job *job); /* has one ended? Its commands are killed; says so on stderr unless the job is over */
+void map_forks_wait(struct map_job *job);  /* at the end: they leave by themselves */
+
+/* --- guardian.c: who ends what a node's commands have started, when a node that is apart has ended --- */
+/* Before anything is open that others must see closed when this process has ended. `lines`: of the board. */
+int map_guardian_start(struct map_job *job, size_t lines);
+void map_guardian_end(struct map_job *job);
+
+/* --- tally.c: what a node that is apart has done --- */
+struct map_tally { /* in the owner's pool, written by the node */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
 };
-int map_apart_start(struct map_job *job);                    /* in the owner: join them */
-int map_apart_order(struct map_job *job);                    /* tell them what to do */
-void map_apart_check(struct map_job *job);                   /* what they have done, and whether one has died */
-uint64_t map_apart_spilled(const struct map_job *job);       /* bytes, at the other nodes */
-void map_apart_printing(struct map_job *job, bool printing); /* to all others */
-void map_apart_wait(struct map_job *job);
-void map_apart_gone(struct map_job *job, uint32_t node, bool died); /* on a weft thread */
-void map_apart_tell(struct map_job *job);                           /* in a node: what it has done, to the owner; elsewhere nothing */
+struct map_telling { /* of it, by the node */
+    pthread_mutex_t lock;
+    struct map_tally tally;
+    weft_op op;
+    bool sent;
+};
+void map_tally_tell(struct map_job *job); /* to the owner; in a node that is not apart nothing */
+
+/* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
+/* Is an answer of the node outstanding that may be lost? `cut`: no way leads to it now. */
+struct map_owner;
+typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
+int map_apart_start(struct map_job *job);                        /* join them */
+int map_apart_order(struct map_job *job);                        /* tell them what to do */
+void map_apart_check(struct map_job *job, map_unsure_fn unsure); /* what they have done, and whether one has died */
+void map_apart_printing(struct map_job *job, bool printing);     /* told to all */
+void map_apart_wait(struct map_job *job, map_unsure_fn unsure);  /* at the end */
 void map_apart_free(struct map_job *job);
 
 /* --- carry.c: bytes that only another node can read: files, and what has gone through its temporary ones --- */
@@ -318,6 +356,7 @@ void map_stream_close(struct map_stream *s);
 struct map_counts { /* of the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
+    uint64_t spilled_apart;                     /* bytes that have gone through temporary files of nodes that are apart */
     uint32_t nodes_died;
     int64_t start_ns, open_ns, end_ns;
 };
@@ -346,8 +385,13 @@ struct map_job {
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
-    bool apart;              /* the nodes are no forks of the owner: they share nothing with it but the fabric */
-    struct map_apart *with;  /* apart.c */
+    bool apart;                  /* the nodes are no forks of the owner: they share nothing with it but the fabric */
+    struct map_apart *with;      /* apart.c */
+    struct following *following; /* serve.c */
+    struct map_telling telling;
+    weft_gaddr tallies; /* [MAP_NODES_MAX] of struct map_tally, the owner's */
+    pid_t guardian;     /* 0: none */
+    int guardian_fd;
     struct map_carry *carry; /* carry.c */
     char coord[64];
     pid_t owner_pid;

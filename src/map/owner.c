@@ -12,23 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_NS       (100 * WEFT_MS)
-#define TOLD_NS       (10 * WEFT_MS) /* after the last output: nothing is printed */
-#define REAP_MAX      64u
-#define KIND_PIECE    1u
-#define RELEASE_PARTS 4u /* a mebibyte of output */
+#define TICK_NS  (100 * WEFT_MS)
+#define TOLD_NS  (10 * WEFT_MS) /* after the last output: nothing is printed */
+#define REAP_MAX 64u
 
 /* --- submitting --- */
-
-int owner_submit(struct map_owner *o, const struct record *r)
-{
-    const struct map_piece *p = &r->piece;
-    atomic_store_explicit(&o->given[p->number % MAP_WINDOW], 0, memory_order_relaxed);
-    weft_task task = {
-        .kind = KIND_PIECE, .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at}, .tag = p->number};
-    int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT);
-    return n < 0 ? n : 0;
-}
 
 /* Called by the feeder: waits while the window is full. */
 static int feed_piece(struct map_owner *o, const struct map_piece *piece)
@@ -99,101 +87,6 @@ static void *feeder_main(void *arg)
     return NULL;
 }
 
-/* --- reading what nodes have left for us --- */
-
-/* Nothing of it is believed: every node may have written it, and a node that lies must not end ours. */
-int owner_check_outcome(const struct map_outcome *oc, size_t len)
-{
-    if (len < sizeof *oc || oc->kind > MAP_DEADLY || oc->error_len > MAP_STDERR_BYTES + 64 || oc->tail_len > MAP_CHUNK_BYTES ||
-        sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len != len)
-        return -EPROTO;
-    if (oc->kind != MAP_OK)
-        return oc->parts || oc->tail_len || oc->output_len ? -EPROTO : 0;
-    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
-    uint64_t bytes = oc->tail_len;
-    for (uint32_t i = 0; i < oc->parts; i++) {
-        uint64_t n = part[i].len & ~MAP_SPILLED;
-        if (n == 0 || n > MAP_LENGTH_MAX || (!(part[i].len & MAP_SPILLED) && n > MAP_CHUNK_BYTES) || bytes > oc->output_len)
-            return -EPROTO;
-        bytes += n; /* both are at most 2^48, or output_len is refused */
-    }
-    return bytes == oc->output_len && bytes <= MAP_LENGTH_MAX ? 0 : -EPROTO;
-}
-
-/* The outcome of a piece, in memory of our own. In the pool it is read in place, a dead node's too. */
-static int read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out)
-{
-    size_t len = r->result_len;
-    if (r->status == MAP_STATUS_HOME) {
-        *out = r->home;
-        r->home = NULL;
-        return 0;
-    }
-    if (len < sizeof(struct map_outcome) || len > OWNER_OUTCOME_MAX)
-        return base_fail(-EPROTO, "the outcome of a piece from node %u has %zu bytes", r->worker, len);
-    struct map_outcome *oc = malloc(len);
-    if (!oc)
-        return base_fail(-ENOMEM, "no memory for the outcome of a piece: %zu bytes", len);
-    int rc = 0;
-    if (r->status == MAP_STATUS_SPILLED) {
-        rc = map_scratch_read(&o->job->spill, r->result, oc, len);
-    } else {
-        const void *p = weft_ptr(o->job->w, r->result, len);
-        if (p)
-            memcpy(oc, p, len);
-        else
-            rc = base_fail(-EPROTO, "the outcome of a piece is nowhere in the pool of node %u", r->worker);
-    }
-    if (!rc && owner_check_outcome(oc, len))
-        rc = base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
-    if (rc)
-        free(oc);
-    else
-        *out = oc;
-    return rc;
-}
-
-/* --- giving memory back --- */
-
-static void send_releases(struct map_owner *o)
-{
-    /* A node that is gone needs none. */
-    if (o->release_count)
-        weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release, o->release_count * sizeof *o->release, NULL);
-    o->release_count = 0;
-}
-
-void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at)
-{
-    if (node == 0) {
-        weft_free(o->job->w, at);
-        return;
-    }
-    if (o->release_count && (o->release_node != node || o->release_count == sizeof o->release / sizeof *o->release))
-        send_releases(o);
-    o->release_node = node;
-    o->release[o->release_count++] = at;
-}
-
-static void release_part(struct map_owner *o, const struct record *r, const struct map_part *part)
-{
-    if (part->len & MAP_SPILLED)
-        map_scratch_drop(&o->job->spill, part->at, part->len & ~MAP_SPILLED);
-    else
-        owner_release(o, r->worker, part->at);
-    if (o->release_count >= RELEASE_PARTS)
-        send_releases(o); /* somebody may wait for so much memory, or would take more */
-}
-
-/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
-static void release_outcome(struct map_owner *o, const struct record *r)
-{
-    if (r->status == 0)
-        owner_release(o, r->worker, r->result);
-    else if (r->status == MAP_STATUS_SPILLED)
-        map_scratch_drop(&o->job->spill, r->result, r->result_len);
-}
-
 /* --- printing --- */
 
 /* Memory grows with what is there, not with what the outcome says will be. */
@@ -244,13 +137,13 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     for (uint32_t i = 0; i < oc->parts && !rc; i++) {
         if (part[i].len & MAP_SPILLED) {
             rc = print_spilled(o, &at, &part[i]);
-            release_part(o, r, &part[i]);
+            owner_release_part(o, r, &part[i]);
             continue;
         }
         const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, &at, bytes, part[i].len)
                    : base_fail(-EPROTO, "output of a piece is nowhere in the pool of node %u", r->worker);
-        release_part(o, r, &part[i]);
+        owner_release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
         rc = take_bytes(o, &at, error + oc->error_len, oc->tail_len);
@@ -261,22 +154,6 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
         (void)!write(STDERR_FILENO, error, oc->error_len);
     }
     return rc;
-}
-
-/* The piece is dealt with. */
-static void finish_piece(struct map_owner *o, struct record *r)
-{
-    struct map_job *job = o->job;
-    job->counts.bytes_done += r->piece.length;
-    map_piece_release(job, &r->piece);
-    o->held -= r->held;
-    r->held = 0;
-    pthread_mutex_lock(&job->lock);
-    r->state = FREE;
-    while (job->low < job->submitted && o->window[job->low % MAP_WINDOW].state == FREE)
-        job->low++;
-    pthread_cond_broadcast(&job->changed);
-    pthread_mutex_unlock(&job->lock);
 }
 
 /* The nodes may leave output in pipes meanwhile, for memory comes free by itself. Those that are apart are not told of every
@@ -299,7 +176,7 @@ static void set_printing(struct map_owner *o, bool printing)
 static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
-    int rc = read_outcome(o, r, &oc);
+    int rc = owner_read_outcome(o, r, &oc);
     if (!rc && oc->kind != MAP_OK) { /* it was, when the piece was done */
         free(oc);
         rc = base_fail(-EPROTO, "the outcome of a piece from node %u has changed", r->worker);
@@ -308,69 +185,18 @@ static int print_piece(struct map_owner *o, struct record *r)
         return rc;
     set_printing(o, true);
     rc = print_outcome(o, r, oc);
-    release_outcome(o, r);
+    owner_release_outcome(o, r);
     if (oc->parts)
-        send_releases(o);
+        owner_send_releases(o);
     free(oc);
     if (!rc) {
         o->job->counts.done++;
-        finish_piece(o, r);
+        owner_finish_piece(o, r);
     }
     return rc;
 }
 
 /* --- completions --- */
-
-/* What the job cannot go on after: returns the error, having said it. */
-static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
-{
-    const char *name = o->job->options->command ? o->job->options->command[0] : "";
-    char where[32] = "";
-    if (o->job->apart)
-        snprintf(where, sizeof where, " on node %u", r->worker);
-    if (oc->kind == MAP_NO_START) {
-        map_say(o->job, "cannot start '%s'%s: %s%s", name, where, base_strerror(oc->code),
-                oc->code == E2BIG ? "; its arguments and the environment are too large" : "");
-        return oc->code == ENOENT ? -ENOENT : -EACCES;
-    }
-    map_say(o->job, "%.*s%s", (int)oc->error_len, error, where);
-    return -ENOSPC;
-}
-
-int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status)
-{
-    struct map_job *job = o->job;
-    int rc = 0;
-    if (oc->kind == MAP_OK) {
-        r->state = COMPLETE;
-        if (r->status == MAP_STATUS_HOME) {
-            r->home = oc;
-            r->worker = 0; /* all of it is ours now */
-        } else {
-            free(oc); /* read again when it is printed: it need not take memory until then */
-        }
-        return 0;
-    }
-    const char *error = (const char *)(oc + 1) + oc->parts * sizeof(struct map_part);
-    if (oc->kind == MAP_NO_START || oc->kind == MAP_NO_SPACE) {
-        rc = fatal(o, r, oc, error);
-        *status = oc->kind == MAP_NO_SPACE ? 1 : rc == -ENOENT ? 127 : 126;
-    } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
-        job->counts.retried++;
-        release_outcome(o, r);
-        r->failed_on |= UINT64_C(1) << r->worker;
-        o->held -= r->held;
-        r->held = 0;
-        rc = owner_submit(o, r);
-    } else {
-        map_report_failure(job, &r->piece, oc, error, r->attempts);
-        job->counts.failed++;
-        release_outcome(o, r);
-        finish_piece(o, r);
-    }
-    free(oc);
-    return rc;
-}
 
 static int handle_done(struct map_owner *o, const weft_done *d, int *status)
 {
@@ -388,7 +214,7 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     if (o->home && r->worker)
         return home_expect(o, r);
     struct map_outcome *oc = NULL;
-    int rc = read_outcome(o, r, &oc);
+    int rc = owner_read_outcome(o, r, &oc);
     return rc ? rc : owner_take_outcome(o, r, oc, status);
 }
 
@@ -454,7 +280,7 @@ static int main_loop(struct map_owner *o, int *status)
             rc = map_emit_flush(&job->emit);
             if (rc)
                 return rc;
-            send_releases(o);
+            owner_send_releases(o);
             set_printing(o, false);
             if (home_busy(o))
                 home_wait(o);
@@ -473,7 +299,10 @@ static int main_loop(struct map_owner *o, int *status)
             return rc;
         if (job->feed_error)
             return base_fail(job->feed_error, "%s", job->feed_text);
-        map_nodes_check(job);
+        if (job->apart)
+            map_apart_check(job, home_unsure);
+        else
+            map_forks_check(job);
         map_progress_show(job);
     }
 }
@@ -509,7 +338,7 @@ int map_owner_run(struct map_job *job)
         rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory for the results of the kernel");
     }
     if (!rc)
-        rc = map_nodes_start(job);
+        rc = job->apart ? map_apart_start(job) : map_forks_start(job);
     if (!rc)
         rc = make_given(o);
     if (!rc && job->apart && !(rc = home_open(o)))
@@ -547,7 +376,10 @@ int map_owner_run(struct map_job *job)
     job->over = true;
     weft_queue_shutdown(job->queue);
     map_slots_join(job);
-    map_nodes_wait(job);
+    if (job->apart)
+        map_apart_wait(job, home_unsure);
+    else
+        map_forks_wait(job);
     weft_queue_close(job->queue);
     weft_close(job->w);
     if (kept)

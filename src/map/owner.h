@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two files of the owner share: owner.c (submitting, printing) and home.c (outputs from nodes that are apart).
+ * What the files of the owner share: window.c (the pieces in work), home.c (outputs from nodes that are apart), owner.c (the loop).
  */
 #ifndef WEFT_MAP_OWNER_H
 #define WEFT_MAP_OWNER_H
@@ -36,13 +36,20 @@ struct map_owner {
     uint64_t held;     /* of all records */
 };
 
-/* --- owner.c --- */
+/* --- window.c --- */
 int owner_submit(struct map_owner *o, const struct record *r);
 void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* memory of a node's pool */
-#define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                          /* bytes: enough for terabytes of output */
-int owner_check_outcome(const struct map_outcome *oc, size_t len);     /* -EPROTO without a sentence: it does not fit together */
+void owner_send_releases(struct map_owner *o);                         /* now, and not with the next ones */
+void owner_release_part(struct map_owner *o, const struct record *r, const struct map_part *part);
+/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
+void owner_release_outcome(struct map_owner *o, const struct record *r);
+#define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                      /* bytes: enough for terabytes of output */
+int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO without a sentence: it does not fit together */
+/* The outcome of a piece, in memory that is the caller's to free. In the pool it is read in place, a dead node's too. */
+int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out);
 /* What became of a piece, once its outcome is here. */
 int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
+void owner_finish_piece(struct map_owner *o, struct record *r); /* it is dealt with */
 
 /* --- home.c --- */
 int home_open(struct map_owner *o);

@@ -131,7 +131,7 @@ int map_report_stats(struct map_job *job)
     double rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
     /* What a slot spends on a piece besides waiting for its command, from claim to completion. A kernel is all ours. */
     double own_us = all.pieces && !job->kernel ? (double)(all.busy_ns - all.command_ns) / 1e3 / (double)all.pieces : 0;
-    uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + map_apart_spilled(job);
+    uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + job->counts.spilled_apart;
     json_t *whole =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:i, s:i, s:o}", "pieces", (json_int_t)c->pieces, "done",
                   (json_int_t)c->done, "failed", (json_int_t)c->failed, "retried", (json_int_t)c->retried, "bytes_in",

@@ -100,16 +100,6 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Reading a large piece takes long on a slow disk: give a sign now and then. */
-void map_slot_renew(struct map_slot *slot, int64_t *next)
-{
-    int64_t now = base_now_ns();
-    if (now < *next)
-        return;
-    *next = now + slot->job->renew_ns;
-    slot->lost = slot->lost || weft_renew(slot->job->queue, slot->claim) == -ESTALE;
-}
-
 /* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
 static const uint8_t *load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
@@ -364,7 +354,7 @@ static void *slot_main(void *arg)
             continue;
         start_another(job);
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
-        map_apart_tell(job);
+        map_tally_tell(job);
         weft_result result;
         bool accepted = false;
         if (do_piece(slot, &claim, &result) == 0) {
@@ -376,7 +366,7 @@ static void *slot_main(void *arg)
         atomic_fetch_add_explicit(&slot->line->busy_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);
         if (accepted)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
-        map_apart_tell(job);
+        map_tally_tell(job);
     }
     /* All is being ended, by whoever set this: what a thread still did now could only be in the way. */
     while (atomic_load_explicit(&job->board->ending, memory_order_relaxed))

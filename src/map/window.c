@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The window of pieces in work: handing one to the queue, reading what a node has left of it, giving that node its memory back, and what
+ * becomes of a piece whose outcome is here.
+ */
+#include "map/owner.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KIND_PIECE    1u
+#define RELEASE_PARTS 4u /* a mebibyte of output */
+
+int owner_submit(struct map_owner *o, const struct record *r)
+{
+    const struct map_piece *p = &r->piece;
+    atomic_store_explicit(&o->given[p->number % MAP_WINDOW], 0, memory_order_relaxed);
+    weft_task task = {
+        .kind = KIND_PIECE, .arg = {r->failed_on, p->input | (uint64_t)p->place << 32, p->offset, p->length, p->at}, .tag = p->number};
+    int n = weft_submit(o->job->queue, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT);
+    return n < 0 ? n : 0;
+}
+
+/* --- reading what nodes have left for us --- */
+
+/* Nothing of it is believed: every node may have written it, and a node that lies must not end ours. */
+int owner_check_outcome(const struct map_outcome *oc, size_t len)
+{
+    if (len < sizeof *oc || oc->kind > MAP_DEADLY || oc->error_len > MAP_STDERR_BYTES + 64 || oc->tail_len > MAP_CHUNK_BYTES ||
+        sizeof *oc + (uint64_t)oc->parts * sizeof(struct map_part) + oc->error_len + oc->tail_len != len)
+        return -EPROTO;
+    if (oc->kind != MAP_OK)
+        return oc->parts || oc->tail_len || oc->output_len ? -EPROTO : 0;
+    const struct map_part *part = (const struct map_part *)(const void *)(oc + 1);
+    uint64_t bytes = oc->tail_len;
+    for (uint32_t i = 0; i < oc->parts; i++) {
+        uint64_t n = part[i].len & ~MAP_SPILLED;
+        if (n == 0 || n > MAP_LENGTH_MAX || (!(part[i].len & MAP_SPILLED) && n > MAP_CHUNK_BYTES) || bytes > oc->output_len)
+            return -EPROTO;
+        bytes += n; /* both are at most 2^48, or output_len is refused */
+    }
+    return bytes == oc->output_len && bytes <= MAP_LENGTH_MAX ? 0 : -EPROTO;
+}
+
+/* The outcome of a piece, in memory of our own. In the pool it is read in place, a dead node's too. */
+int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out)
+{
+    size_t len = r->result_len;
+    if (r->status == MAP_STATUS_HOME) {
+        *out = r->home;
+        r->home = NULL;
+        return 0;
+    }
+    if (len < sizeof(struct map_outcome) || len > OWNER_OUTCOME_MAX)
+        return base_fail(-EPROTO, "the outcome of a piece from node %u has %zu bytes", r->worker, len);
+    struct map_outcome *oc = malloc(len);
+    if (!oc)
+        return base_fail(-ENOMEM, "no memory for the outcome of a piece: %zu bytes", len);
+    int rc = 0;
+    if (r->status == MAP_STATUS_SPILLED) {
+        rc = map_scratch_read(&o->job->spill, r->result, oc, len);
+    } else {
+        const void *p = weft_ptr(o->job->w, r->result, len);
+        if (p)
+            memcpy(oc, p, len);
+        else
+            rc = base_fail(-EPROTO, "the outcome of a piece is nowhere in the pool of node %u", r->worker);
+    }
+    if (!rc && owner_check_outcome(oc, len))
+        rc = base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+    if (rc)
+        free(oc);
+    else
+        *out = oc;
+    return rc;
+}
+
+/* --- giving memory back --- */
+
+void owner_send_releases(struct map_owner *o)
+{
+    /* A node that is gone needs none. */
+    if (o->release_count)
+        weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release, o->release_count * sizeof *o->release, NULL);
+    o->release_count = 0;
+}
+
+void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at)
+{
+    if (node == 0) {
+        weft_free(o->job->w, at);
+        return;
+    }
+    if (o->release_count && (o->release_node != node || o->release_count == sizeof o->release / sizeof *o->release))
+        owner_send_releases(o);
+    o->release_node = node;
+    o->release[o->release_count++] = at;
+}
+
+void owner_release_part(struct map_owner *o, const struct record *r, const struct map_part *part)
+{
+    if (part->len & MAP_SPILLED)
+        map_scratch_drop(&o->job->spill, part->at, part->len & ~MAP_SPILLED);
+    else
+        owner_release(o, r->worker, part->at);
+    if (o->release_count >= RELEASE_PARTS)
+        owner_send_releases(o); /* somebody may wait for so much memory, or would take more */
+}
+
+/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
+void owner_release_outcome(struct map_owner *o, const struct record *r)
+{
+    if (r->status == 0)
+        owner_release(o, r->worker, r->result);
+    else if (r->status == MAP_STATUS_SPILLED)
+        map_scratch_drop(&o->job->spill, r->result, r->result_len);
+}
+
+/* The piece is dealt with. */
+void owner_finish_piece(struct map_owner *o, struct record *r)
+{
+    struct map_job *job = o->job;
+    job->counts.bytes_done += r->piece.length;
+    map_piece_release(job, &r->piece);
+    o->held -= r->held;
+    r->held = 0;
+    pthread_mutex_lock(&job->lock);
+    r->state = FREE;
+    while (job->low < job->submitted && o->window[job->low % MAP_WINDOW].state == FREE)
+        job->low++;
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* What the job cannot go on after: returns the error, having said it. */
+static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
+{
+    const char *name = o->job->options->command ? o->job->options->command[0] : "";
+    char where[32] = "";
+    if (o->job->apart)
+        snprintf(where, sizeof where, " on node %u", r->worker);
+    if (oc->kind == MAP_NO_START) {
+        map_say(o->job, "cannot start '%s'%s: %s%s", name, where, base_strerror(oc->code),
+                oc->code == E2BIG ? "; its arguments and the environment are too large" : "");
+        return oc->code == ENOENT ? -ENOENT : -EACCES;
+    }
+    map_say(o->job, "%.*s%s", (int)oc->error_len, error, where);
+    return -ENOSPC;
+}
+
+int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status)
+{
+    struct map_job *job = o->job;
+    int rc = 0;
+    if (oc->kind == MAP_OK) {
+        r->state = COMPLETE;
+        if (r->status == MAP_STATUS_HOME) {
+            r->home = oc;
+            r->worker = 0; /* all of it is ours now */
+        } else {
+            free(oc); /* read again when it is printed: it need not take memory until then */
+        }
+        return 0;
+    }
+    const char *error = (const char *)(oc + 1) + oc->parts * sizeof(struct map_part);
+    if (oc->kind == MAP_NO_START || oc->kind == MAP_NO_SPACE) {
+        rc = fatal(o, r, oc, error);
+        *status = oc->kind == MAP_NO_SPACE ? 1 : rc == -ENOENT ? 127 : 126;
+    } else if (r->attempts <= job->options->retries && oc->kind != MAP_DEADLY) {
+        job->counts.retried++;
+        owner_release_outcome(o, r);
+        r->failed_on |= UINT64_C(1) << r->worker;
+        o->held -= r->held;
+        r->held = 0;
+        rc = owner_submit(o, r);
+    } else {
+        map_report_failure(job, &r->piece, oc, error, r->attempts);
+        job->counts.failed++;
+        owner_release_outcome(o, r);
+        owner_finish_piece(o, r);
+    }
+    free(oc);
+    return rc;
+}
