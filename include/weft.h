@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft: a few machines made into one. This is the umbrella header; each room has one of its own:
+ * weft makes one machine of a few: memory, messages, locks and work that every node reaches. This header includes all others:
  *
- *   weft/types.h   gaddr, the node's handle, errors, time-outs
- *   weft/node.h    joining a cluster, membership
- *   weft/pool.h    the node's memory: allocate, free, look
+ *   weft/types.h   addresses, the node's handle, errors, time-outs
+ *   weft/node.h    join and leave a cluster, membership
+ *   weft/pool.h    the node's memory: allocate, free, pointers
  *   weft/fabric.h  put, get, atomics, messages, flush, fence, waiting
  *   weft/sync.h    barrier, exchange, lock, counter
  *   weft/queue.h   the distributed work queue
- *   weft/kernel.h  named functions over bytes (the `host` back end)
+ *   weft/kernel.h  named functions over bytes, for `weft map`
  *   weft/gpu.h     GPUs, whose kernels use weft/device.h
  *
- * Rules that hold everywhere, unless a function says otherwise:
- *   - functions return 0 or a negative errno; weft_error() has the sentence that goes with it;
- *   - any thread may call any function;
- *   - sizes and offsets are bytes, times are nanoseconds;
- *   - nothing waits for ever for the dead: an operation ends at its deadline with -ETIMEDOUT; a wait for other nodes' doing
- *     (weft/types.h) lasts as long as they live, unless a time-out or WEFT_DEADLINE bounds it.
+ * `man 7 weft` explains the terms. These rules hold unless a function says otherwise:
+ *   - Functions return 0 or a negative errno. weft_error() has a sentence for it. `Errors:` lists what a function can return.
+ *   - Any thread may call any function.
+ *   - Sizes and offsets are in bytes, times in nanoseconds.
+ *   - The caller owns what it passes in, and weft reads it during the call only; operations (weft/fabric.h) use buffers until they are
+ *     complete.
+ *   - No wait lasts for ever because of a dead node. An operation ends at its deadline with -ETIMEDOUT; a wait for other nodes
+ *     (weft/types.h) lasts while they are alive, unless a time-out or WEFT_DEADLINE bounds it.
  */
 #ifndef WEFT_H
 #define WEFT_H

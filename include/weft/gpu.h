@@ -6,8 +6,6 @@
  * the node over rings; one thread of the node serves them. There is always one GPU: `host`, whose blocks are threads of this process. It
  * runs kernels that are C functions, by weft_gpu_run(). Of an NVIDIA GPU (`cuda`) the program starts the kernels itself, by CUDA, in the
  * device's primary context, and gives them weft_gpu_device().
- *
- * Errors of all: a negative errno, with a sentence in weft_error().
  */
 #ifndef WEFT_GPU_H
 #define WEFT_GPU_H
@@ -33,8 +31,9 @@ typedef struct weft_gpu_info {
     char why[160]; /* why it is not */
 } weft_gpu_info;
 
-/* The GPU with that number, from 0 on; `host` is the last. `bytes`: sizeof *out; what this library does not know is 0.
- * Errors: -ENOENT there are not so many. */
+/* Describe the GPU with that number, from 0 on; `host` is the last. `bytes` is sizeof *out; fields that this library does not know are set
+ * to 0.
+ * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 
 typedef struct weft_gpu_config {
@@ -45,21 +44,23 @@ typedef struct weft_gpu_config {
 } weft_gpu_config;
 
 /* Open one for this node. `config` may be NULL. Closed by weft_gpu_close(), or by weft_close().
- * Errors: -EINVAL a wrong setting, -E2BIG the config sets fields that this library does not know, -ENODEV there is no such GPU, or it is
- * not usable, -ENOMEM, -EIO its driver has failed, -EDEADLK called from a handler. */
+ * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
+ * no such GPU, or it is not usable; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be
+ * started to serve it; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* No kernel that uses it may run any more. What has been asked for is done first, for up to the node's deadline. NULL is allowed.
+/* Close it, after doing what its kernels have asked for, for up to the node's deadline. No kernel may use it any more. NULL is allowed.
  * Errors: -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
-/* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.
- * Errors: -ENOTSUP another kind of GPU, -EINVAL no kernel or number of blocks, -EAGAIN so many threads cannot be started (none has run),
- * -EDEADLK called from a handler. */
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
+
+/* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.
+ * Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, or a wrong number of blocks; -EAGAIN so many threads cannot be started (no block
+ * has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
 typedef struct weft_gpu_stats {
@@ -68,7 +69,8 @@ typedef struct weft_gpu_stats {
     uint64_t waits;    /* looks at a request that had to wait for room towards its node */
 } weft_gpu_stats;
 
-/* `bytes`: sizeof *out. What this library does not know is 0. */
+/* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+ * Errors: none. */
 WEFT_API int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes);
 
 #ifdef __cplusplus

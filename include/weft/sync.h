@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Barrier, exchange, lock, counter.
+ * Barrier, exchange, lock, counter. How long a wait lasts with WEFT_TIMEOUT_DEFAULT is said in weft/types.h.
  */
 #ifndef WEFT_SYNC_H
 #define WEFT_SYNC_H
@@ -11,41 +11,61 @@
 extern "C" {
 #endif
 
-/* Wait until every node that is alive has called it the same number of times. One call at a time a node.
- * -ECONNRESET: a node has gone, and this barrier with it. weft_alive() then says who is left, and the next barrier is
- * theirs: after an error, call it until it returns 0, and those that are left have met. A node that leaves by
- * weft_close() does not disturb the barriers it has passed. -ETIMEDOUT: the error names a node that has not come. The next call
- * goes on with this barrier, it does not begin another: call it until it returns something else, and the nodes' barriers
- * stay in step, whoever of them timed out. So a time-out of 0 asks whether all have come. The others wait for a node that
- * timed out and does not call again. -EBUSY: another thread of this node is in one. */
+/* Wait until every node that is alive has called it the same number of times. One thread of a node at a time.
+ *
+ * After a time-out the barrier is still open: the next call goes on with it and does not begin another. So the nodes stay in step,
+ * whichever of them timed out, and a time-out of 0 asks whether all have come. Nodes wait for one that timed out until it calls again.
+ *
+ * After -ECONNRESET the next barrier is one of the nodes that are left (weft_alive()). Call it until it returns 0: then they have met. A
+ * node that leaves by weft_close() does not disturb the barriers it has passed.
+ * Errors: -ETIMEDOUT a node has not come (weft_error() names it); -ECONNRESET a node is gone, and this barrier with it; -EBUSY another
+ * thread of this node is in a barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a message. */
 WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
 
-/* Give a few words, and get every node's: all[i * words] is the first of node i's. `words`: 1 to WEFT_EXCHANGE_WORDS, the same on all
- * nodes. `all` has room for weft_size() * words words, and `gave` (may be NULL) for weft_size(): gave[i] is false, and node i's words are
- * 0, when it is gone. This is how nodes learn each other's first addresses. A barrier, with its errors; after an error `all` and `gave`
- * say nothing. One that timed out is entered again like a barrier; then the words of the first call stand, which others may have
- * already. -EINVAL: `words` is out of range. */
 #define WEFT_EXCHANGE_WORDS 7
+
+/* A barrier that carries values: every node gives `words` 8-byte words (1 to WEFT_EXCHANGE_WORDS, the same number on all nodes) and gets
+ * those of every node. This is how nodes learn each other's first addresses.
+ *
+ * all[i * words] is the first word of node i; `all` has room for weft_size() * words. gave[i] is false, and node i's words are 0, if it is
+ * gone; `gave` has room for weft_size(), or is NULL. After an error both are undefined. After a time-out, call it again as you would a
+ * barrier. The words of the first call stand: other nodes may have them already.
+ * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node has not come, or its words have not; -ECONNRESET a node is gone, and this
+ * exchange with it; -ECONNABORTED the link broke, and an earlier operation without an op may or may not have happened (rc): call it
+ * again; -EBUSY another thread of this node is in a barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a
+ * message. */
 WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns);
 
-/* A lock is an 8-byte aligned word of any pool, zero before its first use. Waiters are served in the order their
- * requests reach the word's node. It belongs to the node (not the thread) that holds it. When the holder dies the
- * next in line gets it, and `*inherited` (may be NULL) is true: what the lock guards may be half done.
- * -ETIMEDOUT: not acquired; a time-out of 0 asks once, which at a node that does not answer takes 50 ms. Where the word's node was stopped,
- * and does what it was asked after that, it is undone, or had by this node's next call. -ECONNRESET: the word's node is gone, and with it
- * the lock. -ENOMEM: the word's node has no memory for one more that waits; -ENOBUFS: it keeps 1024 requests of a node at most. -EDEADLK:
- * called from a handler. */
+/* Acquire a lock: an 8-byte aligned word of any pool, zero before its first use. The pool's node is the lock's home. Waiters are served in
+ * the order in which their requests reach the home. The lock belongs to the node that holds it, not to the thread. When the holder dies,
+ * the next waiter gets the lock and `*inherited` (may be NULL) is true: what the lock guards may be half done.
+ *
+ * With a time-out of 0 it asks once; a home that does not answer takes 50 ms. If a stopped home grants the lock after the time-out, that
+ * is undone, or this node's next call gets it.
+ * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT another node held it until the deadline, or the
+ * home did not answer; -ECONNRESET the home is gone, and the lock with it; -ENETDOWN no route to the home (tb); -ENOBUFS 1024 requests of
+ * this node wait at the home; -ENOMEM no memory for one more waiter, here or at the home; -EDEADLK called from a handler. */
 WEFT_API int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
-/* After a 0 this node does not hold it any more; where the word's node does not answer before the deadline, others can have it as soon
- * as it does. -EPERM when this node does not hold it. -ECONNRESET: the word's node is gone. After any other error, -EDEADLK (called
- * from a handler) among them, this node holds it as before. */
+
+/* Release a lock. After 0 this node does not hold it any more; if the home does not answer before the default deadline, other nodes get the
+ * lock as soon as it does. After -EPERM or -ECONNRESET this node does not hold it either. After any other error it holds it as before.
+ * Errors: -EFAULT no such node, space or range; -EPERM this node does not hold it; -ECONNRESET the home is gone; -ENETDOWN no route to the
+ * home (tb); -ETIMEDOUT no room in the queue to the home before the deadline; -ENOMEM no memory for it; -EDEADLK called from a handler. */
 WEFT_API int weft_unlock(weft_node *w, weft_gaddr word);
 
-/* A counter is an 8-byte aligned word of any pool. */
+/* Counters: 8-byte aligned words of any pool. weft_counter_add() adds, and wakes who waits at the counter's node; `*old` (may be NULL)
+ * receives the former value. weft_counter_read() reads. Both wait up to the node's default deadline.
+ * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ECONNRESET the counter's node is gone; -ENETDOWN no route
+ * to it (tb); -ECONNABORTED the link broke, and the device may have done it or not (rc); -ETIMEDOUT its node did not answer before the
+ * deadline; -EDEADLK called from a handler; -ENOMEM no memory for it. */
 WEFT_API int weft_counter_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old);
 WEFT_API int weft_counter_read(weft_node *w, weft_gaddr word, uint64_t *value);
-/* Wait until the counter, on any node, is at least `value`. -ECONNRESET: the counter's node is gone, or a node that may have been
- * the one to add (see weft/types.h). */
+
+/* Wait until the counter is at least `value`. A counter in this node's own pool wakes the waiter; one at another node is read again and
+ * again, at least every millisecond.
+ * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT still less at the deadline; -ECONNRESET the
+ * counter's node is gone, or a node died that may have been the one to add, or no other is left; -ENETDOWN no route to it (tb);
+ * -ECONNABORTED the link broke (rc): call it again; -EDEADLK called from a handler; -ENOMEM no memory for it. */
 WEFT_API int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t timeout_ns);
 
 #ifdef __cplusplus

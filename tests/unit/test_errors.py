@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Every public function says in its header which errors it returns, and its man page says the same.
+
+In a header the comment above the function ends with `Errors: -EINVAL cause; -ENOMEM cause.`, or `Errors: none.`; functions that stand
+together below one comment share it. A man page says it under ERRORS, in one of two ways: a list below `.Fn NAME ... fails with:`, or
+an item `.It Fn NAME , Fn NAME` that names the errors.
+
+Usage: test_errors.py SOURCE-ROOT
+"""
+import glob
+import os
+import re
+import sys
+import unittest
+
+ROOT = os.path.abspath(sys.argv[1])
+ERRNO = r"E[A-Z0-9]{3,}"
+FORM = re.compile(rf"(?:none|-{ERRNO}(?:, -{ERRNO})* [^;]+(?:; -{ERRNO}(?:, -{ERRNO})* [^;]+)*)\.")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+class Function:
+    """A function that returns a status, with the text of the comment above it."""
+
+    def __init__(self, name, header, comment):
+        self.name, self.header, self.comment = name, header, comment
+        self.before, self.mark, self.said = comment.partition("Errors: ")
+        self.errors = set(re.findall(rf"-({ERRNO})\b", self.said))
+
+
+def functions():
+    for path in sorted(glob.glob(os.path.join(ROOT, "include", "weft", "*.h"))):
+        comment = ""
+        # comments, declarations, and all else, which ends what a comment is of
+        for part in re.finditer(r"/\*(?P<comment>.*?)\*/ *\n(?=\S)|^WEFT_API (?P<declaration>[^{;]*);\n|^[^\n]*\n", read(path), re.M | re.S):
+            if part["comment"] is not None:
+                comment = " ".join(re.sub(r"^\s*\*", " ", part["comment"], flags=re.M).split())
+            elif part["declaration"] is None:
+                comment = ""
+            elif m := re.match(r"int (\w+)\(", part["declaration"]):
+                yield Function(m[1], os.path.basename(path), comment)
+
+
+def manual():
+    """What the pages say: {function: errors}, and {page: the errors of its list of causes}, where it has one for all functions."""
+    said, causes = {}, {}
+    for path in glob.glob(os.path.join(ROOT, "man", "*.3")):
+        above, current, table = [], [], False
+        for line in read(path).partition(".Sh ERRORS\n")[2].partition("\n.Sh ")[0].splitlines():
+            if line.startswith(".Fn ") and not current:
+                above.append(line.split()[1])
+            elif re.search(r"\bfails? with:$", line):
+                above, current = [], above
+            elif line in (".Pp", ".El") or line.startswith(".Ss"):
+                above, current, table = [], [], False
+            elif line.startswith(".It Fn "):
+                current, table = re.findall(r"Fn (\w+)", line), True
+            elif table and line.startswith(".Er ") or line.startswith(".It Bq - Ns Er "):
+                errors = set(re.findall(rf"Er ({ERRNO})", line)) | set(re.findall(rf"\b({ERRNO})\b", line) if table else ())
+                for name in current:
+                    said.setdefault(name, set()).update(errors)
+                if not current:
+                    causes.setdefault(os.path.basename(path), set()).update(errors)
+    return said, causes
+
+
+class Errors(unittest.TestCase):
+    def setUp(self):
+        self.functions = list(functions())
+        self.manual, self.causes = manual()
+
+    def test_every_function_says_its_errors(self):
+        self.assertGreater(len(self.functions), 40)
+        silent = [f"{f.header}: {f.name}" for f in self.functions if not f.mark]
+        self.assertEqual(silent, [])
+
+    def test_they_have_one_form(self):
+        for f in self.functions:
+            self.assertRegex(f.said, rf"\A{FORM.pattern}\Z", f"{f.header}: {f.name}")
+
+    def test_the_rest_of_a_comment_names_no_other(self):
+        for f in self.functions:
+            self.assertEqual(set(re.findall(rf"-({ERRNO})\b", f.before)) - f.errors, set(), f"{f.header}: {f.name}")
+
+    def test_the_manual_says_the_same(self):
+        for f in self.functions:
+            self.assertEqual(self.manual.get(f.name, set()), f.errors, f"{f.header}: {f.name}: the manual has the first, the header the second")
+
+    def test_the_manual_names_no_other_function(self):
+        self.assertEqual(set(self.manual) - {f.name for f in self.functions}, set())
+
+    def test_a_page_explains_what_its_functions_return(self):
+        """Where a page has its causes in one list, they are those of its table of functions."""
+        for page, explained in self.causes.items():
+            named = set(re.findall(r"^\.Nm (\w+)", read(os.path.join(ROOT, "man", page)), re.M))
+            returned = set().union(*(self.manual[n] for n in named if n in self.manual))
+            self.assertEqual(explained, returned, page)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])
