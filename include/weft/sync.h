@@ -14,11 +14,11 @@ extern "C" {
 /* Wait until every node that is alive has called it the same number of times. One thread of a node at a time.
  *
  * After a time-out the barrier is still open: the next call goes on with it and does not begin another. So the nodes stay in step,
- * whichever of them timed out, and a time-out of 0 asks whether all have come. Nodes wait for one that timed out until it calls again.
+ * whichever of them timed out, and a time-out of 0 asks whether all have arrived. Nodes wait for one that timed out until it calls again.
  *
  * After -ECONNRESET the next barrier is one of the nodes that are left (weft_alive()). Call it until it returns 0: then they have met. A
  * node that leaves by weft_close() does not disturb the barriers it has passed.
- * Errors: -ETIMEDOUT a node has not come (weft_error() names it); -ECONNRESET a node is gone, and this barrier with it; -EBUSY another
+ * Errors: -ETIMEDOUT a node has not arrived (weft_error() names it); -ECONNRESET a node is gone, and this barrier with it; -EBUSY another
  * thread of this node is in a barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a message. */
 WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
 
@@ -30,7 +30,7 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
  * all[i * words] is the first word of node i; `all` has room for weft_size() * words. gave[i] is false, and node i's words are 0, if it is
  * gone; `gave` has room for weft_size(), or is NULL. After an error both are undefined. After a time-out, call it again as you would a
  * barrier. The words of the first call stand: other nodes may have them already.
- * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node has not come, or its words have not; -ECONNRESET a node is gone, and this
+ * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, and this
  * exchange with it; -ECONNABORTED the link broke, and an earlier operation without an op may or may not have happened (rc): call it
  * again; -EBUSY another thread of this node is in a barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a
  * message. */

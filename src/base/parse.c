@@ -53,7 +53,7 @@ int base_parse_bytes(const char *text, uint64_t *out)
                 continue;
             double bytes = value * (double)(UINT64_C(1) << units[i].shift);
             if (bytes >= 9.0e18)
-                return base_fail(-EINVAL, "'%s' is too large: sizes end at about 8 million T", text);
+                return base_fail(-EINVAL, "'%s' is too large: the largest size is about 8 million T", text);
             *out = (uint64_t)bytes;
             return 0;
         }

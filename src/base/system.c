@@ -58,7 +58,7 @@ static int check_size(int fd, uint64_t bytes)
     if (fstat(fd, &st))
         return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes where it announced %llu", (long long)st.st_size,
+        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes, but it announced %llu", (long long)st.st_size,
                          (unsigned long long)bytes);
     return 0;
 }
@@ -145,7 +145,9 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
                                            : "");
     struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
     int made = ioctl(device, UDMABUF_CREATE, &what);
-    int rc = made < 0 ? base_fail(-errno, "%s does not take %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno)) : made;
+    int rc = made < 0
+                 ? base_fail(-errno, "%s: cannot make a dmabuf of %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno))
+                 : made;
     close(device);
     return rc;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cli: the command `weft`. One file a subcommand; each has its row in main.c's table and its entry here. An entry
- * gets argv with argv[0] = its own name and returns the exit status: 0, 1 for a failure, 2 for wrong usage.
+ * cli: the command `weft`. Each subcommand has a file, a row in the table of main.c, and an entry here. An entry gets argv with argv[0] =
+ * its own name, and returns the exit status: 0, 1 for a failure, 2 for wrong usage.
  */
 #ifndef WEFT_CLI_COMMAND_H
 #define WEFT_CLI_COMMAND_H

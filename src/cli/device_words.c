@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Words for devices.
+ * See device_words.h.
  */
 #include <stdlib.h>
 #include <string.h>

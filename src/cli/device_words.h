@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the commands about devices share: words for what a device is, and its limits, as text and as JSON.
+ * What the commands about devices share: what a device is, and its limits, as text and as JSON.
  */
 #ifndef WEFT_CLI_DEVICE_WORDS_H
 #define WEFT_CLI_DEVICE_WORDS_H

@@ -11,18 +11,18 @@
 static const char help[] =
     "Usage: weft devices [-v] [--json] [--gid-index N] [DEVICE...]\n"
     "\n"
-    "Shows the RDMA devices of this host, one a line: the state of the port, the kind and speed of the link, the address\n"
-    "(GID) that weft would use and its place in the device's table, how many queue pairs and memory regions are in use\n"
-    "of how many, and the transport that weft would use it for: `rc` over reliable connections, `tb` over Thunderbolt and\n"
-    "what else has unreliable ones only. A device that cannot be used has the reason instead.\n"
+    "Shows the RDMA devices of this host, a line for each port: its state, the kind and speed of the link, the address\n"
+    "(GID) that weft would use and its index in the device's table, how many queue pairs and memory regions are in use and\n"
+    "how many there are, and the transport that weft would use: `rc` over reliable connections, `tb` over Thunderbolt and\n"
+    "other devices that only have unreliable ones. For a device that cannot be used it shows the reason instead.\n"
     "\n"
-    "  -v, --verbose    everything that is known of each, its GID table, and why this GID\n"
-    "  --gid-index N    what if this entry of the GID tables were asked for? Else WEFT_GID_INDEX, else weft chooses\n"
+    "  -v, --verbose    print all that is known of each device, its GID table, and why weft would use this GID\n"
+    "  --gid-index N    show what weft would do with this entry of the GID tables; else WEFT_GID_INDEX, else weft chooses\n"
     "  --json           everything, for programs\n"
     "  --help           this text\n"
     "\n"
-    "Nothing is allocated on a device. `weft doctor` says what to do about one that cannot be used.\n"
-    "Exit status: 0; 1 when there is no verbs library, or no DEVICE of that name; 2 when the command line is wrong.\n";
+    "The command allocates nothing on a device. `weft doctor` says what to do about one that cannot be used.\n"
+    "Exit status: 0; 1 if there is no verbs library, or no DEVICE of that name; 2 if the command line is wrong.\n";
 
 static const char *used_of(int64_t used, uint32_t total, char *out, size_t len)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft doctor: what stops RDMA on this machine, and what to do about it.
+ * weft doctor: what prevents RDMA on this host, and what to do about it.
  */
 #include <string.h>
 
@@ -9,18 +9,18 @@
 static const char help[] =
     "Usage: weft doctor [--json] [--facts DIR] [--save DIR]\n"
     "\n"
-    "Looks at this machine and says what stops RDMA here, the most likely cause first, each with what was seen and what to\n"
-    "do: no verbs library, RDMA not enabled, ports that are Thunderbolt 4, no device or no right to open it, a port that is\n"
-    "down, no usable address (GID), protection domains or queue pairs all taken, an active Thunderbolt bridge, a limit of\n"
-    "locked memory, a GPU without a driver. Facts that cannot be understood are said, too.\n"
+    "Examines this host and prints what prevents RDMA on it, the most likely cause first, each with what was seen and what\n"
+    "to do: no verbs library, RDMA not enabled, ports that are Thunderbolt 4, no device or no right to open it, a port that\n"
+    "is down, no usable address (GID), all protection domains or queue pairs in use, an active Thunderbolt bridge, a limit\n"
+    "of locked memory, a GPU without a driver. Facts that cannot be parsed are reported, too.\n"
     "\n"
-    "  --facts DIR   look at captured outputs in DIR instead of at this machine: system.txt, devices.json, ...\n"
-    "  --save DIR    also write what was seen to DIR, to be looked at elsewhere\n"
+    "  --facts DIR   examine captured facts in DIR instead of this host: system.txt, devices.json, ...\n"
+    "  --save DIR    also write the facts to DIR, to be examined elsewhere\n"
     "  --json        the same for programs\n"
     "  --help        this text\n"
     "\n"
-    "On each device that can be used one protection domain and queue pair are made and given back.\n"
-    "Exit status: 0 when nothing stops RDMA; 1 when something does; 2 when the command line is wrong.\n";
+    "On each device that can be used it makes one protection domain and one queue pair, and frees them.\n"
+    "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
 static int print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
 {
@@ -37,7 +37,7 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
         printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)", all[i].seen,
                all[i].remedy);
     if (count == 0)
-        printf("Nothing found that stops RDMA here.\n");
+        printf("Nothing found that prevents RDMA here.\n");
     if (!known) {
         printf("\nWhich RDMA devices can be used is not known.\n");
         return cli_flush("doctor");

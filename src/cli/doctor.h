@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft doctor: facts about a machine, as the outputs of its own commands, and what follows from them. Facts come from the
- * machine or from a directory of captured outputs, so that each finding can be tested without the machine.
+ * weft doctor: facts about a host, which are outputs of its own commands, and the findings that follow from them. Facts come from this host
+ * or from a directory of captured outputs, so each finding can be tested without such a host.
  */
 #ifndef WEFT_CLI_DOCTOR_H
 #define WEFT_CLI_DOCTOR_H

@@ -71,7 +71,7 @@ void doctor_check_memlock(struct doctor *d)
     if (limit >= wanted)
         return;
     struct doctor_finding *f = doctor_add(d, "memlock", MEMLOCK, true);
-    SAY(f->what, "This user may lock less memory than a pool has");
+    SAY(f->what, "This user may lock less memory than a pool needs");
     SAY(f->seen, "limit %s (ulimit -l), pool %s (WEFT_POOL); what is registered with a device is locked",
         base_format_bytes(limit, a, sizeof a), base_format_bytes(wanted, b, sizeof b));
     SAY(f->remedy, "In /etc/security/limits.conf: `* - memlock unlimited`, and log in again; for a service LimitMEMLOCK=infinity; "
@@ -92,7 +92,7 @@ static const char *word_of(const char *line, const char *key, char out[64])
 static void report_gpu(struct doctor *d, const char *name, const char *width, const char *speed, const char *why)
 {
     struct doctor_finding *f = doctor_add(d, "gpu", GPU, false);
-    SAY(f->what, "A PCIe GPU is there that cannot be used");
+    SAY(f->what, "There is a PCIe GPU that cannot be used");
     SAY(f->seen, "%.100s: link x%.10s at %.30s; %.200s", name, width, speed, why);
     if (d->mac)
         SAY(f->remedy, "macOS has no driver for it. The link is up, and yet its firmware does not start over Thunderbolt (known "

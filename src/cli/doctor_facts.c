@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where weft doctor's facts come from: this machine, or a directory.
+ * Where the facts of weft doctor come from: this host, or a directory.
  */
 #include <dirent.h>
 #include <fcntl.h>

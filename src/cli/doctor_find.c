@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What follows from the facts. A check a function; each looks at facts, which may be missing, and adds findings. What
- * explains another finding ranks before it, and a cause that explains all hides what it explains. The checks of what is beside the
- * devices are in doctor_beside.c.
+ * What follows from the facts. Each check is a function that looks at facts, which may be missing, and adds findings. A finding that
+ * explains another ranks before it; a cause that explains everything hides what it explains. doctor_beside.c has the checks that are not
+ * about devices.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static bool has(const struct doctor *d, const char *id)
 static void report_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
 {
     struct doctor_finding *f = doctor_add(d, "unreadable-fact", UNREADABLE, true);
-    SAY(f->what, "%s cannot be understood, so what it would say is not known", doctor_file(which));
+    SAY(f->what, "%s cannot be parsed, so what it contains is not known", doctor_file(which));
     SAY(f->seen, "%s: %s", doctor_file(which), why);
     SAY(f->remedy, "%s", remedy);
 }
@@ -30,7 +30,7 @@ static void report_unreadable(struct doctor *d, enum doctor_fact which, const ch
 /* The devices' list, the caller's; NULL: not known, or not understood, which is reported. */
 static json_t *read_devices(struct doctor *d)
 {
-    static const char remedy[] = "Capture it again on that machine: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
+    static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
     char why[300] = "";
     json_error_t error;
     size_t i;
@@ -116,7 +116,7 @@ static void check_lines(struct doctor *d)
         if (good)
             continue;
         SAY(why, "line %u, \"%.120s\": expected %s", n, line, all[i].expected);
-        report_unreadable(d, all[i].which, why, "Correct that line, or capture it again on that machine: `weft doctor --save DIR`");
+        report_unreadable(d, all[i].which, why, "Correct that line, or capture it again on that host: `weft doctor --save DIR`");
     }
 }
 
@@ -177,13 +177,13 @@ static void check_thunderbolt(struct doctor *d)
     if (!d->mac || speed < 0 || speed > 40)
         return;
     struct doctor_finding *f = doctor_add(d, "thunderbolt-4", THUNDERBOLT_4, true);
-    SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which never will do RDMA");
+    SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which cannot do RDMA");
     SAY(f->seen, "no port over 40 Gb/s (system_profiler: \"%s\")%s", line,
         doctor_fact(d, DOCTOR_RDMA_CTL) && strstr(doctor_fact(d, DOCTOR_RDMA_CTL), "enabled")
-            ? "; rdma_ctl says enabled all the same, which is not your mistake"
+            ? "; rdma_ctl reports enabled all the same, which does not help"
             : "");
-    SAY(f->remedy, "Nothing can be set to change it: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through "
-                   "shared memory; to other machines weft has no way yet that does without RDMA");
+    SAY(f->remedy, "No setting changes this: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through shared memory; to "
+                   "other hosts weft has no transport yet that works without RDMA");
 }
 
 static void check_enabled(struct doctor *d)
@@ -211,7 +211,7 @@ static void check_access(struct doctor *d)
     if (!closed[0])
         return;
     struct doctor_finding *f = doctor_add(d, "no-access", NO_ACCESS, true);
-    SAY(f->what, "The RDMA devices are there, and you may not open them");
+    SAY(f->what, "There are RDMA devices, but you may not open them");
     SAY(f->seen, "not readable and writable: %s", closed);
     SAY(f->remedy, "sudo chmod 0666 /dev/infiniband/uverbs*, for good by a udev rule: "
                    "KERNEL==\"uverbs*\", MODE=\"0666\" in /etc/udev/rules.d/99-rdma.rules (as rdma-core's own)");
@@ -345,19 +345,19 @@ static void check_full(struct doctor *d, const json_t *device, bool domains)
         return;
     struct doctor_finding *f =
         domains ? doctor_add(d, "no-domains", NO_DOMAINS, true) : doctor_add(d, "no-queue-pairs", NO_QUEUE_PAIRS, true);
-    SAY(f->what, "All %s of %.60s are taken", domains ? "protection domains" : "queue pairs", name);
+    SAY(f->what, "All %s of %.60s are in use", domains ? "protection domains" : "queue pairs", name);
     if (code > 0 && !full)
         SAY(f->seen, "%s was refused with errno %d; the device has %" PRId64, domains ? "a domain" : "a queue pair", code, total);
     else
         SAY(f->seen, "%" PRId64 " of %" PRId64 " are in use", used, total);
     if (domains && thunderbolt)
-        SAY(f->remedy, "A process that was killed keeps its domain until the machine restarts: end programs with an interrupt, "
-                       "never with kill -9, and restart this machine now");
+        SAY(f->remedy, "A process that was killed keeps its domain until the host restarts: end programs with an interrupt, "
+                       "never with kill -9, and restart this host now");
     else if (thunderbolt)
         SAY(f->remedy, "The device has 10 for all programs together: end the others that use it (`weft run`, mlx.launch, "
                        "exo, ...)");
     else
-        SAY(f->remedy, "Which programs hold them: rdma resource show %s", domains ? "pd" : "qp");
+        SAY(f->remedy, "List the programs that use them: rdma resource show %s", domains ? "pd" : "qp");
 }
 
 static void check_devices(struct doctor *d)

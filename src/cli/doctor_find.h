@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of checks share: doctor_find.c and doctor_beside.c.
+ * What the files with checks share: doctor_find.c and doctor_beside.c.
  */
 #ifndef WEFT_CLI_DOCTOR_FIND_H
 #define WEFT_CLI_DOCTOR_FIND_H

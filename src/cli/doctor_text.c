@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The text of facts: where it is, its lines and values; and findings, added to the list.
+ * The text of facts: finding it, its lines and values; and adding findings to the list.
  */
 #include "cli/doctor_find.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See emulate.h. The command `softverbs` makes the fabric and becomes each node's program: it is looked for beside this
- * one, in the tree this one was built in, and in PATH.
+ * See emulate.h. The command `softverbs` makes the fabric, and runs each node's program. It is looked for beside this command, in the tree
+ * where this one was built, and in PATH.
  */
 #include "cli/emulate.h"
 

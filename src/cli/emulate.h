@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * --softverbs: the nodes of a run on emulated RDMA devices, each on a host of its own. The fabric is made for the run in
- * a directory that the launcher, or its keeper, removes.
+ * --softverbs: run the nodes on emulated RDMA devices, each on an emulated host of its own. The fabric is made for the run, in a directory
+ * that the launcher or its keeper removes.
  */
 #ifndef WEFT_CLI_EMULATE_H
 #define WEFT_CLI_EMULATE_H

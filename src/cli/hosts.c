@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the hostfile says: how many nodes there are, which of them are on other machines, and what those must be told.
+ * What the hostfile says: how many nodes there are, which of them are on other hosts, and what those must be told.
  */
 #include "cli/hosts.h"
 
@@ -80,7 +80,7 @@ static int tell(struct hosts *r, const struct launch *l, const char *name, const
     size_t name_len = strlen(name);
     char *text = r->count < HOSTS_TOLD_MAX ? malloc(name_len + len + 2) : NULL;
     if (!text)
-        return cli_error(l->sub, "no memory for the environment of nodes on other machines");
+        return cli_error(l->sub, "no memory for the environment of nodes on other hosts");
     memcpy(text, name, name_len);
     text[name_len] = '=';
     memcpy(text + name_len + 1, value, len);
@@ -132,11 +132,11 @@ static int prepare_remote(struct hosts *r, struct launch *l, const struct cluste
         return cli_error(l->sub, "%s", base_error());
     if (strncmp(s.coord, "unix:", 5) == 0)
         status = cli_error(l->sub,
-                           "the nodes meet at %s, where no other machine comes: set WEFT_COORD to HOST:PORT, or leave it "
+                           "the nodes meet at %s, which no other host reaches: set WEFT_COORD to HOST:PORT, or leave it "
                            "out",
                            s.coord);
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
-        status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other machines");
+        status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other hosts");
     else if (s.secret)
         status = tell(r, l, "WEFT_SECRET", (const char *)s.secret, s.secret_len);
     snprintf(r->coord, sizeof r->coord, "%s", s.coord);
@@ -215,7 +215,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     if (!r->hosts)
         status = cli_error(l->sub, "no memory for %u hosts", h->count);
     if (!status && elsewhere && l->softverbs)
-        status = cli_usage(l->sub, "--softverbs emulates hosts on this machine, and hostfile %s has others", path);
+        status = cli_usage(l->sub, "--softverbs emulates hosts on this one, and hostfile %s has others", path);
     if (!status && elsewhere)
         status = prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keeper: a process that knows the nodes' process groups and sleeps in a read. When the launcher is gone, for
- * whatever reason, the read ends, and the keeper kills what is left. A launcher that ends in order has dropped all
- * groups by then.
+ * The keeper: a process that knows the process groups of the nodes and sleeps in a read. When the launcher is gone, for whatever reason,
+ * the read ends, and the keeper kills the groups that are left. A launcher that ends normally has removed all groups by then.
  */
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The launcher: one thread that sleeps in poll() and is woken by signals (through a pipe), output and time.
+ * The launcher: one thread in poll(), woken by signals (through a pipe), output and time.
  *
- * Each node leads a process group, so that what it started can be ended with it. A group is killed while its
- * leader, dead, still waits to be reaped: its number cannot have been given to somebody else then.
+ * Each node leads a process group, so that what it started can be ended with it. A group is killed while its leader is dead but not reaped:
+ * until then the number cannot belong to another process.
  */
 #include <fcntl.h>
 #include <signal.h>

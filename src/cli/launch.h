@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starting the nodes of a cluster on this machine, and ending them. The parts: the launcher (launch.c) starts them
- * (start.c), signals and reaps; the relay (relay.c) carries tagged output; the keeper (keeper.c) is a process that ends the
- * nodes when the launcher is killed and cannot do so itself.
+ * Starting the nodes of a cluster on this host, and ending them. The launcher (launch.c) starts them (start.c), signals and reaps them. The
+ * relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that ends the nodes when the launcher is killed.
  */
 #ifndef WEFT_CLI_LAUNCH_H
 #define WEFT_CLI_LAUNCH_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the two files of the launcher share: launch.c (signals, output, time, the end of nodes) and start.c (what nodes
- * need, and their start).
+ * What the two files of the launcher share: launch.c (signals, output, time, the end of nodes) and start.c (what nodes need, and starting
+ * them).
  */
 #ifndef WEFT_CLI_LAUNCHER_H
 #define WEFT_CLI_LAUNCHER_H

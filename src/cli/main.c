@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The command `weft`: finds the subcommand and hands over.
+ * The command `weft`: finds the subcommand and calls it.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -16,13 +16,13 @@ struct command {
 
 /* In the order of the help; add a row to add a subcommand. */
 static const struct command commands[] = {
-    {"map", "run a command on pieces of files, on several nodes; the output in order", cli_map},
+    {"map", "run a command on pieces of files, on several nodes; print the outputs in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
-    {"topo", "how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
+    {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
     {"devices", "show the RDMA devices of this host, and what weft would do with each", cli_devices},
-    {"plan", "what a pattern of traffic needs of a device, in regions and queue pairs", cli_plan},
-    {"doctor", "what stops RDMA on this machine, and what to do about it", cli_doctor},
-    {"probe", "try out what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
+    {"plan", "what a traffic pattern needs of a device, in regions and queue pairs", cli_plan},
+    {"doctor", "what prevents RDMA on this host, and what to do about it", cli_doctor},
+    {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
@@ -31,8 +31,8 @@ static void print_help(FILE *to)
 {
     fputs("Usage: weft COMMAND [OPTIONS] [ARGUMENTS]\n"
           "\n"
-          "weft makes several processes, on one machine or on several, one: each node can reach the memory of all, send\n"
-          "them messages, and share out work among them.\n"
+          "weft joins several processes, on one host or on several, into a cluster: each can read and write the memory of all\n"
+          "others, send them messages, and share work with them.\n"
           "\n"
           "Commands:\n",
           to);
@@ -41,9 +41,9 @@ static void print_help(FILE *to)
     fputs("\n"
           "  weft map big.txt -- wc -l    count the lines of every piece of a file, on all processors\n"
           "  weft run -n 4 -- ./program   start four nodes here; the program calls weft_open() to join\n"
-          "  weft config                  what is set, and by whom\n"
+          "  weft config                  show the settings, and where each comes from\n"
           "\n"
-          "`weft COMMAND --help` (or `weft help COMMAND`) explains one; `weft --version` prints the version.\n"
+          "`weft COMMAND --help` (or `weft help COMMAND`) explains a command; `weft --version` prints the version.\n"
           "Settings are environment variables, WEFT_...; `weft config` lists them.\n"
           "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line;\n"
           "`run` and `map` have more.\n",

@@ -22,38 +22,38 @@ static const char help[] =
     "\n"
     "Cuts the FILEs in pieces, runs COMMAND on every piece (the piece is its standard input), several at once on the\n"
     "nodes of a cluster made for it, and prints the outputs in the order of the input. FILE - is standard input.\n"
-    "A failed command is tried again; a node that dies is replaced by the others; nothing of a failed attempt is\n"
-    "printed.\n"
+    "A failed command is tried again, and nothing of the failed attempt is printed. When a node dies, the others do its\n"
+    "pieces again.\n"
     "\n"
     "Pieces:\n"
-    "  --block SIZE       about how large they are (4M); a piece ends behind the first newline from there on\n"
-    "  --separator TEXT   pieces end behind TEXT instead; \\n, \\t, \\r, \\0 and \\\\ are understood\n"
-    "  --exact            pieces end wherever SIZE says\n"
-    "  --dry-run          print the pieces and stop\n"
+    "  --block SIZE       about how large they are (4M); a piece ends after the first newline from there on\n"
+    "  --separator TEXT   pieces end after TEXT instead; \\n, \\t, \\r, \\0 and \\\\ are understood\n"
+    "  --exact            pieces have exactly SIZE bytes, wherever that cuts\n"
+    "  --dry-run          print the pieces, and run nothing\n"
     "\n"
     "Work:\n"
     "  --kernel NAME      run a built-in function instead of a command, inside the nodes:\n";
 
 static const char help_more[] =
-    "  --kernel-from OBJECT.so:NAME   the same with a weft_kernel of your own, which a shared object defines\n"
-    "  --nodes N          processes that share the work, this one included (2 to 4, by the processors)\n"
+    "  --kernel-from OBJECT.so:NAME   the same with your own weft_kernel, which a shared object defines\n"
+    "  --nodes N          nodes that share the work, this process included (2 to 4, by the processors)\n"
     "  --slots N          commands at once on a node (processors / nodes)\n"
-    "  --memory SIZE      of all nodes together (1G, at most an eighth of the machine's); what does not fit goes\n"
+    "  --memory SIZE      of all nodes together (1G, at most an eighth of the host's); what does not fit goes\n"
     "                     through temporary files in $TMPDIR\n"
-    "  --retries N        how often a failed piece is tried again (2), on another node if one is free soon\n"
-    "  --timeout TIME     a command that takes longer has failed: 30, 500ms, 5m\n"
-    "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs as they are; else they become\n"
-    "                     the piece's number (from 1), its file, its first byte, its length, and the node's number\n"
+    "  --retries N        how often a failed piece is tried again (2), on another node if one takes it soon\n"
+    "  --timeout TIME     a command that takes longer is killed, and fails: 30, 500ms, 5m\n"
+    "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs unchanged; else they become\n"
+    "                     the piece's number (from 1), its file, its offset there, its length, the node's number\n"
     "\n"
     "Hosts:\n"
-    "  --hostfile FILE    nodes on the hosts of FILE, as `weft run` starts them; the first is this machine\n"
-    "  --remote-weft PATH the command weft on other machines; else where it is on this one\n"
+    "  --hostfile FILE    a node on each host of FILE, as `weft run` starts them; the first must be this host\n"
+    "  --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
-    "  --guard            Thunderbolt devices are owned by a process beside each node, as with `weft run --guard`\n"
+    "  --guard            let a process beside each node own its Thunderbolt devices, as with `weft run --guard`\n"
     "\n"
     "Output:\n"
-    "  --output FILE      instead of standard output, which - is; FILE appears when it is whole, and stays as it was when\n"
-    "                     a piece failed\n"
+    "  --output FILE      instead of standard output (-); FILE is created or replaced when the output is complete, and not\n"
+    "                     touched if a piece failed\n"
     "  --unordered        print outputs as they come\n"
     "  --stats            a summary at the end, on standard error; --json: as JSON; --stats-file FILE: JSON in a file\n"
     "  --progress         show progress even when standard error is no terminal; --no-progress: never\n"
@@ -63,8 +63,8 @@ static const char help_more[] =
     "  weft map --block 1M big.txt -- sh -c 'tr A-Z a-z | sort' > runs.txt\n"
     "  zcat big.gz | weft map --kernel wc -\n"
     "\n"
-    "Exit status: 0; 1 when a piece failed, or the job; 2 when the command line is wrong; 126 when COMMAND cannot be\n"
-    "executed, 127 when there is none; 128 + N when signal N ended the job.\n";
+    "Exit status: 0; 1 if a piece or the job failed; 2 if the command line is wrong; 126 if COMMAND cannot be\n"
+    "executed, 127 if there is none; 128 + N if signal N ended the job.\n";
 
 static int print_help(void)
 {
@@ -175,7 +175,7 @@ static size_t unescape(char *to, const char *text)
         }
     }
     if (to == start)
-        cli_usage("map", "--separator: an empty text ends nothing; --exact cuts anywhere");
+        cli_usage("map", "--separator: expected a text that is not empty; --exact cuts anywhere");
     return (size_t)(to - start);
 }
 
@@ -225,7 +225,7 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
-        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: no command is that quick");
+        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0");
     case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL:
         o->kernel = optarg;
@@ -267,7 +267,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: at most %u share a job; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
-        status = cli_usage("map", "hostfile %s: the first host, %s, is not this machine; it has to be: here are the files", l->hostfile,
+        status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
                            l->ssh[0]);
     o->nodes = l->nodes;
     o->apart = true;
@@ -339,11 +339,11 @@ int cli_map(int argc, char **argv)
         o.files = files;
         o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
         if (o.file_count == 0)
-            status = cli_usage("map", "no FILE; - is standard input");
+            status = cli_usage("map", "no FILE given; - is standard input");
         else if (o.kernel && o.command)
             status = cli_usage("map", "--kernel and a COMMAND exclude each other");
         else if (!o.kernel && !o.command && !o.dry_run)
-            status = cli_usage("map", "no COMMAND; it stands behind --, as in: weft map FILE -- wc -l");
+            status = cli_usage("map", "no COMMAND given; it stands after --, as in: weft map FILE -- wc -l");
         else if (as_node) {
             o.nodes = (uint32_t)strtoul(nodes, NULL, 10);
             o.apart = true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all subcommands say and print in the same way: messages, options, tables, JSON.
+ * What all subcommands print in the same way: messages, options, tables, JSON.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft plan: what a pattern of traffic needs of a device, with a region for each buffer and with a pool.
+ * weft plan: what a traffic pattern needs of a device, with a region for each buffer and with a pool.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,28 +12,27 @@
 static const char help[] =
     "Usage: weft plan [OPTIONS]\n"
     "\n"
-    "Computes how many memory regions and queue pairs a pattern of traffic needs, against what a device has: with one\n"
-    "region a buffer, as programs often do it, and with weft's pool, where buffers of any number share a region for each\n"
-    "gigabyte, and weft's own frames have another. A node has sizes x depth buffers to send from, and as many to receive from each other "
-    "member of its group:\n"
-    "sizes x depth x peers in all.\n"
+    "Computes how many memory regions and queue pairs a traffic pattern needs, and how many of a device's are left. It\n"
+    "compares two ways: one region for each buffer, as programs often do it, and weft's pool, where any number of buffers\n"
+    "share a region for each gigabyte, and weft's own frames take one more. A node has sizes x depth buffers to send from,\n"
+    "and as many to receive from each other member of its group: sizes x depth x peers in all.\n"
     "\n"
     "  --peers N[,N...]       members of the group, this node included (2)\n"
     "  --sizes SIZE[,SIZE...] message sizes, each with buffers of its own (4K to 512K, eight of them)\n"
     "  --depth N[,N...]       buffers of each size in a set (4)\n"
-    "  --lanes N              data lanes to a peer where the device has only unreliable connections, 1 to 8 (as many as\n"
-    "                         WEFT_TB_LANES has, 3 when it is not set); each lane is a queue pair, and control is another.\n"
-    "                         Reliable connections need one queue pair a peer\n"
-    "  --device NAME          against this device; else against what is known of Thunderbolt 5\n"
-    "  --regions N            against so many regions; --qps N: and so many queue pairs\n"
+    "  --lanes N              data lanes to each peer, 1 to 8, if the device has only unreliable connections (as many as\n"
+    "                         WEFT_TB_LANES has, or 3). Each lane is a queue pair; control takes one more. Reliable\n"
+    "                         connections need one queue pair for each peer\n"
+    "  --device NAME          compare with this device; else with what is known of Thunderbolt 5\n"
+    "  --regions N            compare with this number of regions; --qps N: and of queue pairs\n"
     "  --json                 the same for programs\n"
     "  --help                 this text\n"
     "\n"
     "  weft plan --peers 2,3 --depth 4,5,6,8\n"
     "  weft plan --device rdma_en3 --peers 3 --sizes 64K,1M --depth 16\n"
     "\n"
-    "All of it is counted on one device. Where each has a cable and a device of its own, queue pairs are fewer there.\n"
-    "Exit status: 0, also when something does not fit; 1 when there is no such device; 2 when the command line is wrong.\n";
+    "All of it is counted on one device. If each peer has a cable and a device of its own, each needs fewer queue pairs.\n"
+    "Exit status: 0, also if something does not fit; 1 if there is no such device; 2 if the command line is wrong.\n";
 
 enum { LIST = 32 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe: its options, and what its kinds share.
+ * weft probe: its options, and what all probes share.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,23 +11,22 @@
 static const char help[] =
     "Usage: weft probe regions|pool|memory|queue|link [OPTIONS]\n"
     "\n"
-    "Tries out what an RDMA device really does, for a report or before a cluster depends on it. It stops at the first\n"
-    "sign of harm, and frees what it took, also when it is interrupted.\n"
+    "Tests what an RDMA device really does, for a report or before a cluster depends on it. Stops at the first sign of\n"
+    "harm, and frees what it allocated, also when it is interrupted.\n"
     "\n"
-    "  regions   register memory region after region until one is refused: how many there are, and how it fails\n"
-    "  pool      one region, many buffers in it; then send, receive, write and read with addresses inside the region on\n"
-    "            every one of them: each byte checked, neighbours untouched\n"
+    "  regions   register memory regions until one is refused: how many there are, and how it fails\n"
+    "  pool      register one region with many buffers, then send, receive, write and read each buffer: check every byte, and\n"
+    "            that the neighbouring buffers did not change\n"
     "  memory    which kinds of memory can be registered: malloc, mmap, a file, huge pages, a GPU's, ...\n"
-    "  queue     how many queue pairs and domains there are, what depth is granted, what becomes of more\n"
-    "  link      how fast a link is by the size of messages and how many are under way, what it loses, and what\n"
-    "            WEFT_TB_LANES should be\n"
+    "  queue     how many queue pairs and domains there are, what depth is granted, what happens beyond it\n"
+    "  link      bandwidth and losses of a link, by message size and messages under way, and a value for WEFT_TB_LANES\n"
     "\n"
     "Options:\n"
     "  --device NAME     this device; else the fastest that can be used\n"
     "  --size SIZE       of one region or buffer (512K); link: only messages of this size (4K, 8K, ... to 1M)\n"
-    "  --count N         regions: try so many at most (10 more than the device should have, at most 1024); pool:\n"
-    "                    buffers (256); queue: queue pairs to try at most (2 more than it should have, at most 256);\n"
-    "                    link: only so many under way (1, 2, 4, ... to 64)\n"
+    "  --count N         regions: at most this many (10 more than the device claims, at most 1024); pool:\n"
+    "                    buffers (256); queue: queue pairs and domains (2 more than it claims, at most 256);\n"
+    "                    link: only this many under way (1, 2, 4, ... to 64)\n"
     "  --to NAME         pool, link: the other end is this device of the same host; else the same device\n"
     "  --listen ADDRESS  pool, queue, link: be the other end for a probe on another host, at HOST:PORT\n"
     "  --peer ADDRESS    pool, queue, link: the other end listens there\n"
@@ -37,12 +36,12 @@ static const char help[] =
     "  --help            this text\n"
     "\n"
     "  weft probe regions --device rdma_en3 --markdown\n"
-    "  weft probe pool --listen 0.0.0.0:7700     # on one machine\n"
+    "  weft probe pool --listen 0.0.0.0:7700     # on one host\n"
     "  weft probe pool --peer mac2.local:7700    # on the one at the other end of the cable\n"
     "  weft probe link --peer mac2.local:7700    # the other with link --listen\n"
     "\n"
-    "Exit status: 0; 1 when there is no such device, or it did what it should not; 2 when the command line is wrong; 128\n"
-    "and the signal's number when it was interrupted.\n";
+    "Exit status: 0; 1 if there is no such device, or it did what it should not; 2 if the command line is wrong; 128 + N\n"
+    "if signal N ended it.\n";
 
 static int number(const char *option, const char *text, int low, int high, int64_t *out)
 {
@@ -108,7 +107,7 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
         }
     }
     if (optind == argc)
-        return cli_usage("probe", "what? Name regions, pool, memory, queue or link");
+        return cli_usage("probe", "the probe is missing: name regions, pool, memory, queue or link");
     const struct kind *k = find(argv[optind]);
     if (!k)
         return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", argv[optind]);
@@ -124,9 +123,9 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
         return cli_usage("probe", "--count: for link expected 1, 2, 4, 8, 16, 32 or 64");
     if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
-        return cli_usage("probe", "--to, --listen and --peer: one of them");
+        return cli_usage("probe", "--to, --listen and --peer exclude each other");
     if (p->json && p->markdown)
-        return cli_usage("probe", "--json and --markdown: one of them");
+        return cli_usage("probe", "--json and --markdown exclude each other");
     if (!gid_said && cli_gid_index(&p->gid_index))
         return cli_error("probe", "%s", base_error());
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe: what its kinds share. A kind opens one device, tries something until it is refused, frees what it took, and
- * gives a table and the same as JSON.
+ * weft probe: what all probes share. A probe opens one device, tries something until it is refused, frees what it allocated, and prints a
+ * table, or the same as JSON.
  */
 #ifndef WEFT_CLI_PROBE_H
 #define WEFT_CLI_PROBE_H

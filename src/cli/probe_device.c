@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kinds of weft probe take and give: the device, memory, tables.
+ * What the probes need and print: the device, memory, tables.
  */
 #include <sys/mman.h>
 

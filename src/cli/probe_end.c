@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One end: made, connected, taken apart.
+ * One end of a connection: made, connected, destroyed.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -60,7 +60,7 @@ static int ready(struct probe_end *e, short events, int64_t deadline)
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "the other end says nothing");
+            return base_fail(-ETIMEDOUT, "the other end does not answer");
         if (poll(&f, 1, 100) > 0)
             return 0;
     }
@@ -76,7 +76,7 @@ static int move(struct probe_end *e, void *bytes, size_t len, bool out)
             return rc;
         ssize_t n = out ? send(e->fd, at, len, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(e->fd, at, len, MSG_DONTWAIT);
         if ((n == 0 && !out) || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
-            return base_fail(-ECONNRESET, "the other end has gone");
+            return base_fail(-ECONNRESET, "the other end closed the connection");
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return base_fail(-errno, "the other end: %s", base_strerror(errno));
         if (n > 0) {
@@ -179,7 +179,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     if (h->failed)
         return base_fail(-ECONNABORTED, "the other end: %s", h->error);
     if (h->count < 1 || h->count > (1u << 20) || h->size < 64 || h->size % 64 || h->size > VERBS_SEGMENT / h->count)
-        return base_fail(-EPROTO, "the other end names sizes that make no sense");
+        return base_fail(-EPROTO, "the other end sent invalid sizes");
     return 0;
 }
 
@@ -200,11 +200,11 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
-        return base_fail(-EPROTO, "the other end's address makes no sense");
+        return base_fail(-EPROTO, "the other end sent an invalid address");
     if (h->reliable != (kind_of(e) == IBV_QPT_RC))
         return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
     if (h->count != e->count || h->size != e->size)
-        return base_fail(-EPROTO, "the other end took other sizes");
+        return base_fail(-EPROTO, "the other end chose other sizes");
     e->can_write = h->can_write && e->d->traits.write;
     e->can_read = h->can_read && e->d->traits.read;
     e->their_base = h->base;

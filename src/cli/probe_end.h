@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One end of a connection that `weft probe` makes: a device, a region cut into buffers, a queue pair, and a stream
- * to the other end, over which the two keep step.
+ * One end of a connection of `weft probe`: a device, a region cut into buffers, a queue pair, and a stream to the other end, over which the
+ * two keep in step.
  */
 #ifndef WEFT_CLI_PROBE_END_H
 #define WEFT_CLI_PROBE_END_H

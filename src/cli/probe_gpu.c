@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * CUDA's driver, through dlopen. Its numbers are written out here: no header of it is needed to build.
+ * CUDA's driver, through dlopen. Its constants are written out here, so building needs none of its headers.
  */
 #include <dlfcn.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft probe memory needs of a GPU: a piece of its memory, and the import of a piece of ours.
+ * What weft probe memory needs of a GPU: to allocate its memory, and to import memory of the host.
  */
 #ifndef WEFT_CLI_PROBE_GPU_H
 #define WEFT_CLI_PROBE_GPU_H

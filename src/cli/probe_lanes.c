@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the measures of a link come to: their table, and which lanes the tb transport should have (WEFT_TB_LANES). Functions of the
- * measures, nothing else.
+ * What follows from the measurements of a link: their table, and the lanes that the tb transport should have (WEFT_TB_LANES). Pure
+ * functions of the measurements.
  */
 #include <stdio.h>
 

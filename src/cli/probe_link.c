@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe link: how fast a link is with messages of several sizes, and several of each under way, and how many are lost. What
- * lanes of the tb transport follow from it (WEFT_TB_LANES), probe_lanes.c says.
+ * weft probe link: bandwidth and losses of a link, with messages of several sizes and several of each under way. probe_lanes.c derives the
+ * lanes of the tb transport (WEFT_TB_LANES) from it.
  *
- * One end sends over an unreliable queue pair, the other receives: as many receives as sends may be under way. A Thunderbolt port
- * holds a send until there is a receive; elsewhere the receiver tells over the stream how many it has posted. What is lost leaves
- * its receive behind, which must not meet a message of another size: so after each measure the sender sends until all are used.
- * Then the same the other way: the end that leads asks the other to send.
+ * One end sends over an unreliable queue pair, and the other receives, with as many receives posted as sends may be under way. A
+ * Thunderbolt port holds a send until there is a receive; elsewhere the receiver reports over the stream how many it has posted. A lost
+ * message leaves its receive behind, which must not meet a message of another size. So after each measurement the sender sends until all
+ * receives are used. Then the other direction: the end that leads asks the other to send.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -62,9 +62,9 @@ static int harm(struct link_probe *l, int code, const char *what, uint32_t size,
 /* Asked where nothing moves. Of all reasons for that the likeliest is a cable that was pulled. */
 static int port_up(const struct probe_end *e)
 {
-    return verbs_port_up(e->d) ? 0
-                               : base_fail(-ENETDOWN, "port %u of %s is down: look at the cable, at both of its ends, and probe again",
-                                           e->d->port, e->d->name);
+    return verbs_port_up(e->d)
+               ? 0
+               : base_fail(-ENETDOWN, "port %u of %s is down: check the cable at both ends, and probe again", e->d->port, e->d->name);
 }
 
 /* Every frame begins with the message's number and its own. */
@@ -192,7 +192,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "nothing comes any more, and the other end does not say why");
+            return base_fail(-ETIMEDOUT, "nothing arrives any more, and the other end does not report why");
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->last - in->first, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -223,7 +223,7 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
     struct intake in = {.size = (uint32_t)(word >> 32)};
     uint32_t depth = (uint32_t)word;
     if (word <= 0 || !sensible(e, in.size, depth))
-        return word == GIVEN_UP ? given_up() : base_fail(-EPROTO, "the other end names sizes that make no sense");
+        return word == GIVEN_UP ? given_up() : base_fail(-EPROTO, "the other end sent invalid sizes");
     uint32_t room = e->q.recv_depth / units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
@@ -298,7 +298,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             return rc ? rc : given_up();
         }
         if (left < depth && now - alive > STALL)
-            return harm(l, base_fail(-ETIMEDOUT, "%s: a send does not end", e->d->name), "sends stay for ever", size, depth);
+            return harm(l, base_fail(-ETIMEDOUT, "%s: a send does not complete", e->d->name), "sends never complete", size, depth);
     }
     return 0;
 }
@@ -310,7 +310,7 @@ static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t lef
     uint64_t sent;
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
-            return harm(l, base_fail(-EIO, "receives stay, whatever is sent"), "nothing arrives any more", size, depth);
+            return harm(l, base_fail(-EIO, "receives never complete"), "nothing arrives any more", size, depth);
         int rc = round ? port_up(&l->end) : 0;
         if (!rc)
             rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
@@ -346,7 +346,7 @@ static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct link_
     if (received > 1 && report[2] > 0)
         r->bytes_per_second = (uint64_t)((double)(received - 1) * size * 1e9 / (double)report[2]);
     if (r->damaged)
-        return harm(l, base_fail(-EBADMSG, "messages came damaged"), "messages came damaged", size, depth);
+        return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged", size, depth);
     return fill(l, size, depth, report[3]);
 }
 
@@ -363,7 +363,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
     if (damaged && (!rc || rc == -ECONNABORTED)) /* of which it was told */
-        return harm(l, base_fail(-EBADMSG, "messages came damaged"), "messages came damaged on their way back", size, depth);
+        return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
@@ -401,7 +401,7 @@ static int follow(struct link_probe *l)
         uint32_t size = (uint32_t)(asked >> 32), depth = (uint32_t)asked;
         struct link_result r = {0};
         if (!sensible(e, size, depth))
-            return base_fail(-EPROTO, "the other end names sizes that make no sense");
+            return base_fail(-EPROTO, "the other end sent invalid sizes");
         if ((rc = one(l, size, depth, &r)))
             return give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
@@ -469,10 +469,10 @@ static int print_proposal(const struct link_probe *l, const char *lanes)
 {
     printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way", lanes, (double)l->m.best / 1e9);
     if (l->m.lane_lost)
-        printf("; but nothing as good lost none, and these lost %llu of %llu messages: mend the link and probe again",
+        printf("; but nothing as good lost none, and these lost %llu of %llu messages: repair the link and probe again",
                (unsigned long long)l->m.lane_lost, (unsigned long long)l->m.lane_sent);
     if (l->end.d->traits.rc)
-        printf("; for the tb transport only: rc, which weft takes on %s, ignores it", l->end.d->name);
+        printf("; for the tb transport only: rc, which weft uses on %s, ignores it", l->end.d->name);
     printf("\n");
     return cli_flush("probe link");
 }
@@ -490,7 +490,7 @@ static int report(const struct probe *p, struct link_probe *l)
     if (!status && !p->json && lanes[0])
         status = print_proposal(l, lanes);
     if (!status && l->harm[0])
-        status = probe_error(p, "stopped: %s; no WEFT_TB_LANES is proposed of a part of the measures", l->harm);
+        status = probe_error(p, "stopped: %s; nothing is proposed for WEFT_TB_LANES, because not all was measured", l->harm);
     return status;
 }
 
@@ -536,7 +536,7 @@ static int finish(const struct probe *p, struct link_probe *l, struct verbs_devi
 {
     work(l, d);
     if (l->rc == -ECONNRESET && (p->listen || p->peer))
-        return probe_error(p, "%s: what it said there tells why", l->why);
+        return probe_error(p, "%s: see its messages", l->why);
     if (l->rc && (!l->harm[0] || !l->end.leads))
         return probe_error(p, "%s%s", l->why,
                            l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to ? " (--listen and --peer do it with another host)" : "");
@@ -560,7 +560,7 @@ int probe_link(const struct probe *p)
         return CLI_FAILED;
     }
     if (!d->traits.uc) {
-        probe_error(p, "%s has no unreliable connections (UC): the tb transport is not for it", d->name);
+        probe_error(p, "%s has no unreliable connections (UC), which the tb transport needs", d->name);
         verbs_device_close(d);
     } else if ((l[0].end.fd = probe_end_reach(p)) < 0 && (p->listen || p->peer)) {
         probe_error(p, "%s", base_error());

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft probe link has measured (probe_link.c), and the lanes that follow from it (probe_lanes.c).
+ * The measurements of weft probe link (probe_link.c), and the lanes that follow from them (probe_lanes.c).
  */
 #ifndef WEFT_CLI_PROBE_LINK_H
 #define WEFT_CLI_PROBE_LINK_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe pool: one region, many buffers, and data moved with addresses inside it. Every word of both regions has one
- * right value at each moment, which says whose buffer it comes from; so a byte that went elsewhere is found.
+ * weft probe pool: one region, many buffers, and data moved with addresses inside it. At each moment every word of both regions has one
+ * right value, which shows to which buffer it belongs; so a byte that went elsewhere is found.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -180,7 +180,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     fill(e, destination ? guard_seed(round) : source_seed(round));
     int rc = probe_end_trade(e, round, &theirs);
     if (rc == 0 && theirs != (int64_t)round)
-        rc = base_fail(-EPROTO, "the ends are out of step");
+        rc = base_fail(-EPROTO, "the two ends do not do the same operation");
     if (rc == 0 && !reads)
         rc = starts ? start_out(e, round, r) : take_in(e, round, r);
     else if (rc == 0 && starts)
@@ -268,7 +268,7 @@ static void why_not(const struct pool *pool, unsigned round, char *out, size_t l
     while (before-- > 0)
         if (pool->results[before].tried && pool->results[before].bad != NOTHING)
             break;
-    snprintf(out, len, "not tried: %s went wrong, and more might do harm", before < round ? rounds[before].name : "what was before");
+    snprintf(out, len, "not tried: %s failed, and more might do harm", before < round ? rounds[before].name : "what was before");
 }
 
 static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
@@ -279,7 +279,7 @@ static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
     base_format_bytes(r->good * pool->end.size, bytes, sizeof bytes);
     snprintf(lost, sizeof lost, "%lld", (long long)r->lost);
     if (r->tried && r->bad == NOTHING)
-        snprintf(said, sizeof said, "every byte right, neighbours untouched");
+        snprintf(said, sizeof said, "every byte right, neighbours unchanged");
     else if (r->tried)
         snprintf(said, sizeof said, "WRONG at offset %lld of %s region", (long long)r->bad, r->bad_is_theirs ? "the other" : "this");
     else

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe queue: how many queue pairs and domains there are, what depth is granted, and what becomes of a request
- * beyond it.
+ * weft probe queue: how many queue pairs and domains there are, what depth is granted, and what happens to a request beyond it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -259,7 +258,7 @@ static int add_past(struct cli_table *t, const char *what, const struct queue_re
     }
     snprintf(taken, sizeof taken, "%u", x->taken);
     return add(t, what, x->depth + units(r->d), taken, x->code,
-               x->taken > x->depth ? "taken beyond the depth: never do that, it may be lost or do harm" : "");
+               x->taken > x->depth ? "accepted beyond the depth: never rely on that, it may be lost or do harm" : "");
 }
 
 static struct cli_table *report_table(const struct queue_report *r)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe regions: registers region after region until the device refuses one.
+ * weft probe regions: registers regions until the device refuses one.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static int more(struct trial *t, bool first)
     struct verbs_regions r;
     uint8_t *at = probe_map(t->bytes);
     if (!at) {
-        snprintf(t->harm, sizeof t->harm, "the machine is out of memory");
+        snprintf(t->harm, sizeof t->harm, "the host is out of memory");
         return -ENOMEM;
     }
     errno = 0;
@@ -93,7 +93,7 @@ static void try_all(struct trial *t)
     t->code = code;
     t->ns = ns;
     if (!t->again && !t->harm[0])
-        snprintf(t->harm, sizeof t->harm, "a region that was given back is not there again");
+        snprintf(t->harm, sizeof t->harm, "a region that was freed cannot be registered again");
 }
 
 static int report(const struct probe *p, const struct trial *t)
@@ -108,7 +108,7 @@ static int report(const struct probe *p, const struct trial *t)
     if (t->harm[0])
         snprintf(then, sizeof then, "stopped: %s", t->harm);
     else if (t->code)
-        snprintf(then, sizeof then, "errno %d (%s); one given back can be had again", -t->code, base_strerror(t->code));
+        snprintf(then, sizeof then, "errno %d (%s); a freed one can be registered again", -t->code, base_strerror(t->code));
     else
         snprintf(then, sizeof then, "not refused: %u were to be tried (--count)", t->most);
     const char *cells[] = {t->d->name, count, said, base_format_bytes(t->bytes, each, sizeof each), time, then};

@@ -19,31 +19,31 @@
 static const char help[] =
     "Usage: weft run -n N | --hostfile FILE | --softverbs TOPO [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
     "\n"
-    "Starts PROGRAM N times, as the nodes of one cluster: weft_open() in it joins them. Ends when all have ended, and\n"
-    "leaves nothing behind, also when it is itself killed. Hosts of the hostfile that are not this machine are reached\n"
-    "by ssh, and need weft and PROGRAM at the same places.\n"
+    "Starts PROGRAM once for each node of a cluster; it joins the cluster with weft_open(). Ends when all nodes have ended.\n"
+    "Leaves no process and no file behind, also when it is killed itself. Other hosts of the hostfile are reached by ssh,\n"
+    "and need weft and PROGRAM at the same paths.\n"
     "\n"
     "  -n, --nodes N          how many nodes, 1 to 1024; else one for each entry of the hostfile, or host of TOPO\n"
     "      --hostfile FILE    the cluster's hosts and settings; nodes are started on all of them\n"
-    "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
+    "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
-    "      --guard            RDMA devices are owned by a process beside each node, which gives them back when the node is\n"
-    "                         killed in whatever way (sets WEFT_GUARD; Thunderbolt only)\n"
+    "      --guard            let a process beside each node own its Thunderbolt devices, and free them even when the\n"
+    "                         node is killed (sets WEFT_GUARD)\n"
     "  -t, --tag              put \"[K] \" before each line of node K's output\n"
     "      --timeout TIME     end all nodes after this time: 10 (seconds), 500ms, 2m\n"
     "  -k, --kill-on-failure  when a node fails, end the others; else they go on\n"
     "  -h, --help             this text\n"
     "\n"
-    "Node 0 reads our standard input unless that is a terminal or it is on another machine; the others read nothing. WEFT_SSH\n"
-    "names another command than ssh, with arguments if need be. SIGINT, SIGTERM and SIGHUP\n"
-    "are passed to all nodes; a second one (Ctrl-C twice), or 5 seconds, kills them.\n"
+    "Node 0 reads the standard input of `weft run`, unless that is a terminal or node 0 is on another host; the others read\n"
+    "nothing. WEFT_SSH is the command to use instead of ssh, with arguments if need be. SIGINT, SIGTERM and SIGHUP are\n"
+    "passed to all nodes; nodes that have not ended after 5 seconds, or at a second signal (Ctrl-C twice), are killed.\n"
     "\n"
-    "Exit status: that of the first node that failed (128 + signal when it was killed), else 0; 124 after --timeout;\n"
-    "127 PROGRAM not found, 126 not usable; 2 wrong command line; 1 another failure of our own.\n"
+    "Exit status: that of the first node that failed (128 + signal if it was killed), else 0; 124 after --timeout;\n"
+    "127 PROGRAM not found, 126 not usable; 2 wrong command line; 1 another failure of `weft run`.\n"
     "\n"
     "  weft run -n 4 -- ./program        four nodes\n"
-    "  weft run -n 4 -t -- hostname      see which node says what\n";
+    "  weft run -n 4 -t -- hostname      show which node prints what\n";
 
 static int parse_nodes(const char *text, uint32_t *out)
 {
@@ -89,7 +89,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
             if (base_parse_duration(optarg, &l->timeout_ns))
                 return cli_usage("run", "--timeout: %s", base_error());
             if (l->timeout_ns == 0)
-                return cli_usage("run", "--timeout '%s': expected more than nothing", optarg);
+                return cli_usage("run", "--timeout '%s': expected a time of more than 0", optarg);
             break;
         case 'k': l->kill_on_failure = true; break;
         case 'h':
@@ -142,9 +142,9 @@ int cli_run(int argc, char **argv)
     if (!l.nodes && l.softverbs)
         l.nodes = emulated.hosts;
     if (!l.nodes) {
-        status = cli_usage("run", "how many nodes? give -n N, or --hostfile FILE");
+        status = cli_usage("run", "the number of nodes is missing: give -n N, or --hostfile FILE");
     } else if (optind >= argc) {
-        status = cli_usage("run", "which program? give it after the options");
+        status = cli_usage("run", "the program is missing: give it after the options");
     } else {
         l.argv = argv + optind;
         status = launch_cluster(&l);

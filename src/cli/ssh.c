@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on other machines. The launcher starts ssh as it starts a node; ssh runs `weft run --as-node` there, which reads from
- * its standard input what to start and with what environment (the cluster's secret must stand in no argument), starts it,
- * and then takes signals to pass on, a byte each. When that input ends, for whatever reason, the node is ended: so nothing
- * is left there when the launcher, or the way to it, is gone.
+ * Nodes on other hosts. The launcher starts ssh as it starts a node. ssh runs `weft run --as-node` there, which reads from its standard
+ * input what to start and with which environment, because no argument may have the cluster's secret. It starts the node, and then reads
+ * signals to pass on, a byte each. When that input ends, for whatever reason, it ends the node: so nothing is left there when the launcher
+ * or the connection is gone.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -47,7 +47,7 @@ int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const
     for (; env[o.envc]; o.envc++)
         bytes += strlen(env[o.envc]) + 1;
     if (sizeof o + bytes > SSH_ORDER_MAX)
-        return base_fail(-E2BIG, "the arguments and settings for a node on another machine have %zu bytes; %u are possible", bytes,
+        return base_fail(-E2BIG, "the arguments and settings for a node on another host have %zu bytes; the most is %u", bytes,
                          SSH_ORDER_MAX);
     o.bytes = (uint32_t)bytes;
     char *at = *out = malloc(sizeof o + bytes);
@@ -169,12 +169,12 @@ static int read_job(struct job *job)
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the order");
     if ((rc = read_all(job->text, o.bytes)))
-        return base_fail(rc, "the order broke off");
+        return base_fail(rc, "the order is incomplete");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';
     if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
-        return base_fail(-EPROTO, "the order makes no sense");
+        return base_fail(-EPROTO, "the order is invalid");
     size_t own = 0, n = o.envc;
     while (environ[own])
         own++;
@@ -251,7 +251,7 @@ int ssh_serve(void)
         int error = errno;
         gethostname(host, sizeof host - 1);
         status = LAUNCH_NOT_USABLE;
-        cli_error("run", "on %s the folder %s cannot be entered: %s", host, job.dir, base_strerror(error));
+        cli_error("run", "on %s the directory %s cannot be entered: %s", host, job.dir, base_strerror(error));
         goto out;
     }
     struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};

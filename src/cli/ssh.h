@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on other machines, by ssh: see ssh.c.
+ * Nodes on other hosts, by ssh: see ssh.c.
  */
 #ifndef WEFT_CLI_SSH_H
 #define WEFT_CLI_SSH_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starting the nodes: the program, where they meet, what their environment is, and each one's process, here or behind ssh.
+ * Starting the nodes: the program, the meeting point, the environment, and a process for each node, here or behind ssh.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -218,7 +218,7 @@ static int prepare_remote(struct launcher *s, uint32_t rank, struct node_files *
     for (const char *const *t = s->l->told; t && *t && n < sizeof env / sizeof env[0] - 1; t++)
         env[n++] = *t;
     if (!getcwd(dir, sizeof dir))
-        return base_fail(-errno, "the current folder: %s", base_strerror(errno));
+        return base_fail(-errno, "the current directory: %s", base_strerror(errno));
     char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
     if (rank && s->l->others) { /* this command: there it is elsewhere */
         for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Signals that ask a command to stop which uses RDMA devices. A domain that a killed process leaves on a Thunderbolt device is lost
- * until the machine restarts: a signal ends loops, and the way out is the usual one. A second signal of the same kind ends the
- * process, should it hang.
+ * Signals that ask a command to stop that uses RDMA devices. A domain that a killed process leaves on a Thunderbolt device is lost until
+ * the host restarts, so a signal only ends loops, and the command exits normally. A second signal of the same kind ends the process, in
+ * case it hangs.
  */
 #include <signal.h>
 

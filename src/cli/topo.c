@@ -13,30 +13,30 @@
 static const char help[] =
     "Usage: weft topo -n N | --hostfile FILE | --softverbs TOPO [OPTIONS]\n"
     "\n"
-    "Shows how the nodes of a cluster reach each other: starts one on each host, as `weft run` would a program's, lets\n"
-    "every node measure its way to every other, one pair after another, and prints a line for each direction: the\n"
-    "transport, whether the way is direct or which node is next on it, the devices, the time an 8-byte put and the one\n"
-    "that answers it take, the bandwidth of puts of 1 MiB, and what had to be sent again or repaired meanwhile.\n"
+    "Shows how the nodes of a cluster reach each other. Starts a node on each host, as `weft run` does; every node measures\n"
+    "its route to every other, one pair after another. Prints a line for each direction: the transport, whether the route\n"
+    "is direct or which node is next on it, the devices, the round trip of an 8-byte put, the bandwidth of puts of 1 MiB,\n"
+    "and what was sent again or repaired meanwhile.\n"
     "\n"
-    "  -n, --nodes N          how many nodes, 2 to 256; needed on this machine alone\n"
+    "  -n, --nodes N          how many nodes, 2 to 256; required if all are on this host\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
-    "      --remote-weft PATH the command weft on other machines; else where it is on this one\n"
+    "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: mesh:4:tb5, chain:5, lab.json\n"
-    "      --time TIME        for each of the two measures of a direction (50ms; with --matrix 1ms)\n"
+    "      --time TIME        for each of the two measurements of a direction (50ms; with --matrix 1ms)\n"
     "      --json             everything, for programs\n"
     "      --dot              a drawing, for Graphviz\n"
     "      --svg              a drawing\n"
-    "      --matrix           MLX's hostfile: for each host the device that leads to each other, null where none does\n"
+    "      --matrix           MLX's hostfile: for each host its device towards each other, or null\n"
     "  -h, --help             this text\n"
     "\n"
-    "What is measured is what a program gets, the machine's other work included: measure while there is none.\n"
+    "Other work on the hosts slows the measurements down: measure while there is none.\n"
     "\n"
     "  weft topo --softverbs mesh:4:tb5\n"
     "  weft topo --hostfile hosts.json --svg > cluster.svg\n"
     "  weft topo --hostfile hosts.json --matrix > mlx.json\n"
     "\n"
-    "Exit status: 0; 1 when the nodes do not come together, or a pair could not be measured; 2 when the command line is\n"
-    "wrong; 128 + N when signal N ended it.\n";
+    "Exit status: 0; 1 if the nodes could not join, or a pair could not be measured; 2 if the command line is wrong; 128 + N\n"
+    "if signal N ended it.\n";
 
 struct options {
     enum topo_format format;
@@ -64,7 +64,7 @@ static int take_option(int c, struct options *o, struct launch *l)
     case 's':
     case 'm':
         if (o->format != TOPO_TABLE)
-            return cli_usage("topo", "--json, --dot, --svg and --matrix: one of them");
+            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other");
         o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
     default: return CLI_USAGE;
@@ -85,11 +85,11 @@ static int start(struct launch *l, int argc, char **argv)
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
         l->nodes = e.hosts;
     if (!status && l->nodes == 0)
-        status = cli_usage("topo", "of which cluster? Give --hostfile FILE, --softverbs TOPO or -n N");
+        status = cli_usage("topo", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
         status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
-        status = cli_usage("topo", "hostfile %s: the first host, %s, is not this machine; it has to be: here it is printed",
+        status = cli_usage("topo", "hostfile %s: the first host, %s, is not this host: it must be, because the result is printed here",
                            hosts_file(l->hostfile), l->ssh[0]);
     if (!status) {
         memcpy(first, others, 3 * sizeof *first);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo --matrix: MLX's hostfile, a list of hosts. Each has its row of the matrix of devices: for every host the device that
- * leads there, null for itself and where none does. Both ends of a pair must name the same cable; the transports list a pair's
- * cables in the same order at both ends, so the first of each list is one.
+ * weft topo --matrix: MLX's hostfile, a list of hosts. Each has its row of the device matrix: for every host the device that leads there,
+ * or null. Both ends of a pair must name the same cable. The transports list a pair's cables in the same order at both ends, so the first
+ * of each list is one cable.
  */
 #include <jansson.h>
 #include <stdlib.h>
@@ -37,8 +37,8 @@ static int look(const struct topo *t)
         for (uint32_t k = i + 1; k < t->size; k++) {
             const weft_link_stats *there = &link_of(t, i, k)->stats, *back = &link_of(t, k, i)->stats;
             if (there->cables != back->cables || !device_of(t, i, k) != !device_of(t, k, i))
-                return cli_error("topo", "a cable between nodes %u and %u was pulled or plugged meanwhile: there is no matrix; try again",
-                                 i, k);
+                return cli_error(
+                    "topo", "a cable between nodes %u and %u was unplugged or plugged in meanwhile: there is no matrix; try again", i, k);
             any = any || device_of(t, i, k);
             if ((several(t, i, k) || several(t, k, i)) && pairs++ == 0) {
                 a = i;

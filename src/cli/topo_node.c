@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that measures. All go through the same list of pairs, a barrier before each, so that no measure disturbs another. Of a
- * pair one leads: it puts a number into a word of the other's, which puts it back; then it puts large blocks; then the number
- * that ends it. What each has found goes into node 0's pool, and node 0 prints it.
+ * A node that measures. All nodes go through the same list of pairs, with a barrier before each, so that no measurement disturbs another.
+ * One node of a pair leads: it puts a number into a word of the other, which puts it back; then it puts large blocks; then the number that
+ * ends the measurement. Each node puts its results into the pool of node 0, which prints them.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -75,7 +75,7 @@ static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
     if (weft_link_stat(m->w, node, &s, sizeof s) == 0 && s.via == UINT32_MAX)
-        return base_fail(-ENETDOWN, "no way leads to node %u: its cables are pulled, or their ports down", node);
+        return base_fail(-ENETDOWN, "no route leads to node %u: its cables are unplugged, or their ports down", node);
     return 0;
 }
 

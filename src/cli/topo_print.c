@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft topo found: as tables, as JSON, as Graphviz' language, as a drawing. The drawing has the nodes on a circle, a line for
- * each direct link, and a dashed one where others are in between.
+ * The results of weft topo: as tables, as JSON, in Graphviz' language, as a drawing. The drawing has the nodes on a circle, a line for each
+ * direct link, and a dashed one for a route through other nodes.
  */
 #include <math.h>
 #include <string.h>

@@ -81,7 +81,7 @@ static int hear(struct join *j, struct join_hub *h)
         return 0;
     }
     hang_up(h);
-    return sense && m.error ? failed(j, m.rank, m.text) : failed(j, h->rank, "what it said makes no sense");
+    return sense && m.error ? failed(j, m.rank, m.text) : failed(j, h->rank, "it sent an invalid message");
 }
 
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)
@@ -152,7 +152,7 @@ static int wait_for_word(struct join *j)
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
             rc = base_fail(-ETIMEDOUT,
-                           "node 0 (pid %u on %s) has not said within %.1f s that all nodes have connected; if slow, raise "
+                           "node 0 (pid %u on %s) did not report within %.1f s that all nodes have connected; if slow, raise "
                            "WEFT_JOIN_TIMEOUT",
                            j->cards[0].pid, j->cards[0].host, (double)j->settings->join_timeout_ns / 1e9);
     }

@@ -369,11 +369,13 @@ static int attend(struct join *j)
     memset(&proof, 0, sizeof proof);
     int rc, fd = cluster_connect(coord, j->deadline);
     if (fd < 0)
-        return base_context(fd, "node 0 has not come");
+        return base_context(fd, "node 0 did not answer");
     int pid;
     if (!join_user_allowed(fd, &pid)) {
-        rc = base_fail(-EACCES, "whoever listens at %s (pid %d) is another user: not told anything; choose another address (WEFT_COORD)",
-                       coord, pid);
+        rc = base_fail(
+            -EACCES,
+            "the process that listens at %s (pid %d) is of another user, and was told nothing; choose another address (WEFT_COORD)", coord,
+            pid);
         goto out;
     }
     rc = join_listen_away(j, fd);
@@ -388,7 +390,7 @@ static int attend(struct join *j)
         rc = -EPROTO;
     if (rc) {
         if (rc == -ECONNRESET || rc == -EPIPE)
-            base_fail(rc, "node 0 at %s closed the connection: it failed or ended, and then says why, or is no weft of this version",
+            base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is no weft of this version",
                       coord);
         else
             base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
@@ -401,8 +403,8 @@ static int attend(struct join *j)
         rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES,
-                       "node 0 at %s closed the connection: the cluster secret is wrong or missing here or there "
-                       "(WEFT_SECRET_FILE), or it ended",
+                       "node 0 at %s closed the connection: the cluster secret is wrong or missing, here or there "
+                       "(WEFT_SECRET_FILE), or node 0 ended",
                        coord);
         goto out;
     }
@@ -412,7 +414,7 @@ static int attend(struct join *j)
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
     if (!table && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "node 0 at %s sent an answer that makes no sense", coord);
+        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer", coord);
         goto out;
     }
     if (table) {
@@ -435,7 +437,7 @@ static int attend(struct join *j)
     memcpy(j->session, answer.session, sizeof j->session);
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!card_ok(&j->cards[i], i))
-            rc = base_fail(-EPROTO, "node 0 at %s sent a card for node %u that makes no sense", coord, i);
+            rc = base_fail(-EPROTO, "node 0 at %s sent an invalid card for node %u", coord, i);
     /* It may listen at all of its addresses; we know one that reaches it. */
     if (!rc && j->cards[0].away[0])
         join_correct_host(j->cards[0].away, fd);

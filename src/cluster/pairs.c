@@ -165,7 +165,7 @@ static int take_caller(struct callers *cs, int listener)
 {
     struct caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        refuse_caller(cs, 0, "it has not shown whose it is, and its descriptor is needed for another");
+        refuse_caller(cs, 0, "it has not authenticated, and its descriptor is needed for another");
         return 0; /* the other still waits at the listener */
     }
     if (c.fd < 0)
@@ -177,7 +177,7 @@ static int take_caller(struct callers *cs, int listener)
         return 0;
     }
     if (cs->count == cs->most)
-        refuse_caller(cs, 0, "it has not shown whose it is, and there are too many such");
+        refuse_caller(cs, 0, "it has not authenticated, and there are too many such");
     cs->list[cs->count++] = c;
     return 0;
 }
@@ -320,7 +320,7 @@ int join_pairs(struct join *j)
                              "(WEFT_TRANSPORT) does not reach",
                              i, c->host);
         if (!fab_choose(w, c->host_id))
-            return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this machine reaches it", i, c->host);
+            return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
         w->size_here += is_here(j, i);
         if (is_here(j, i))
             continue;

@@ -103,7 +103,7 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     const char *host = first->ip_count ? first->ips[0] : first->ssh;
     if (!host)
         return base_fail(-EINVAL,
-                         "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so nobody knows where node 0 listens: "
+                         "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so it is not known where node 0 listens: "
                          "add one, or set %s to HOST:PORT",
                          found[HOSTFILE].text, settings_table[COORD].variable);
     bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
@@ -143,7 +143,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     }
     if (!found[SIZE].text && (found[COORD].text || rank > 0))
         return base_fail(-EINVAL,
-                         "%s is set, but how many nodes there are is not: set %s or %s, or start the program with "
+                         "%s is set, but the number of nodes is not: set %s or %s, or start the program with "
                          "`weft run`",
                          settings_speaker(rank > 0 ? RANK : COORD, &found[rank > 0 ? RANK : COORD]), settings_table[SIZE].variable,
                          settings_table[HOSTFILE].variable);
@@ -155,7 +155,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     }
     if (!found[RANK].text)
         return base_fail(-EINVAL,
-                         "the cluster has %lld nodes, but which of them this is is not said: set %s to a number from 0 "
+                         "the cluster has %lld nodes, but the number of this one is not set: set %s to a number from 0 "
                          "to %lld, or start the program with `weft run`",
                          (long long)size, settings_table[RANK].variable, (long long)size - 1);
     if (found[COORD].text)
@@ -163,7 +163,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     if (out->hosts)
         return coord_from_hosts(out, found);
     return base_fail(-EINVAL,
-                     "the cluster has %lld nodes, but where node 0 listens is not said: set %s to HOST:PORT or "
+                     "the cluster has %lld nodes, but the address of node 0 is not set: set %s to HOST:PORT or "
                      "unix:PATH, or start the program with `weft run`",
                      (long long)size, settings_table[COORD].variable);
 }

@@ -212,7 +212,7 @@ int settings_read_address(enum id id, const struct found *f, char *out, size_t l
         return settings_bad(id, f, "HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME");
     const char *port = strrchr(f->text, ':') + 1;
     if (strncmp(f->text, "unix:", 5) != 0 && !port[strspn(port, "0")])
-        return settings_bad(id, f, "a port from 1 to 65535: the one that all nodes call node 0 at");
+        return settings_bad(id, f, "a port from 1 to 65535, the same on all nodes");
     snprintf(out, len, "%s", f->text);
     return 0;
 }

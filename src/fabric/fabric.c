@@ -16,11 +16,12 @@ static BASE_COLD int refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes
     if (rc)
         return rc;
     if (space != 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no space %u", a, node, space);
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u: only 0, its pool", a, node, space);
     if (addr == WEFT_NULL)
-        return base_fail(-EFAULT, "the address is null");
+        return base_fail(-EFAULT, "the address is null (WEFT_NULL): it names no memory");
     if (offset < w->heap_offset)
-        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own", a, (unsigned long long)w->heap_offset);
+        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own: use what weft_alloc() returned", a,
+                         (unsigned long long)w->heap_offset);
     return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a, n, offset, node,
                      (unsigned long long)w->links[node].pool_bytes);
 }
@@ -198,7 +199,7 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "flush of node %u: it has not taken what was sent to it before the deadline", node);
+            return base_fail(rc, "flush of node %u: not complete before the deadline; it is not accepting work (stopped?)", node);
         if (rc)
             return rc;
     }
@@ -207,8 +208,8 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
     atomic_thread_fence(memory_order_seq_cst); /* the caller's own stores into shared pools are seen before what it does next */
     if (BASE_UNLIKELY(atomic_exchange_explicit(&f.l->unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
-                         "flush of node %u: its link broke, and of what was under way without an op something may "
-                         "not have happened, or was refused",
+                         "flush of node %u: its link broke, or its device refused a request: an operation without an op may "
+                         "not have happened",
                          node);
     return 0;
 }
@@ -255,8 +256,8 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
                                             : base_fail(status, "operation to node %u: the node is gone", op->node);
     if (BASE_UNLIKELY(status < 0))
         return base_fail(status, "operation to node %u: %s; it may or may not have happened", op->node,
-                         status == -ENETDOWN       ? "no way leads there any more, until a cable is back"
-                         : status == -ECONNABORTED ? "its link broke while it was under way, or its device refused it"
+                         status == -ENETDOWN       ? "no route leads there now; later ones work when a cable is back"
+                         : status == -ECONNABORTED ? "the link broke while it was under way, or a device refused it"
                                                    : base_strerror(status));
     return status;
 }
@@ -322,7 +323,7 @@ static BASE_COLD void say_word(const struct fab_patience *p, weft_gaddr word, ui
     char what[64], whom[256], living[160];
     fab_name_living(p->w, living, sizeof living);
     snprintf(what, sizeof what, "wait at %#llx", (unsigned long long)word);
-    snprintf(whom, sizeof whom, "that word of its own to change, which is %llu; %s", (unsigned long long)seen, living);
+    snprintf(whom, sizeof whom, "the word there to change from %llu; %s", (unsigned long long)seen, living);
     fab_patience_say(p, what, whom);
 }
 

@@ -64,7 +64,7 @@ static int begin(struct weft_node *w, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "waiting inside a handler would stop the messages it waits for: nothing was started");
+        return base_fail(-EDEADLK, "a handler must not wait, or the messages it waits for would not arrive: nothing was started");
     *n = take(w);
     return *n ? 0 : -ENOMEM;
 }

@@ -84,7 +84,7 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
     if (!s) {
         rc = base_fail(-ENOMEM, "no memory for a message to node %u", l->node);
     } else if (len > FAB_SIDE_MESSAGE_MAX || s->out + HEAD_BYTES + len > sizeof s->outgoing) {
-        rc = base_fail(-ENOBUFS, "node %u does not read its side connection", l->node);
+        rc = base_fail(-ENOBUFS, "node %u does not read its side connection (stopped?)", l->node);
     } else {
         uint8_t *at = s->outgoing + s->out;
         at[0] = 'm';
@@ -202,7 +202,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         l->silent_ns = l->unanswered_ns = 0;
         if (!take(w, l, bytes, (size_t)n)) {
             *died = true;
-            return "what it sent over the side connection makes no sense";
+            return "it sent an invalid message over the side connection";
         }
     }
     return NULL;

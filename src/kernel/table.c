@@ -46,9 +46,9 @@ int weft_kernel_register(const weft_kernel *kernel)
     base_spin_lock(&adding);
     uint32_t n = atomic_load_explicit(&added_count, memory_order_relaxed);
     if (weft_kernel_find(kernel->name)) {
-        rc = base_fail(-EEXIST, "kernel %s: there is one of that name", kernel->name);
+        rc = base_fail(-EEXIST, "kernel %s: that name is taken: choose another", kernel->name);
     } else if (n == ADDED_MAX) {
-        rc = base_fail(-ENOSPC, "kernel %s: a program adds %u at most", kernel->name, ADDED_MAX);
+        rc = base_fail(-ENOSPC, "kernel %s: %u kernels were added already, which is the most", kernel->name, ADDED_MAX);
     } else {
         added[n] = kernel;
         atomic_store_explicit(&added_count, n + 1, memory_order_release);

@@ -174,7 +174,7 @@ static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
         if (now - a->cut_ns[node] < job->w->links[node].liveness_ns)
             continue;
         a->out_of_reach |= UINT64_C(1) << node;
-        fab_give_up(job->w, node, "no way has led to it for too long (WEFT_LIVENESS)");
+        fab_give_up(job->w, node, "no route has led to it for too long (WEFT_LIVENESS)");
     }
 }
 

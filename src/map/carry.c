@@ -292,7 +292,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(rc, "the input ends before the piece does: it has been cut short meanwhile");
+        return base_fail(rc, "the input ends before the piece does: it was truncated meanwhile");
     if (rc)
         return base_fail(rc, "cannot read the piece: %s", base_strerror(rc));
     if (whole)

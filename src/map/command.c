@@ -106,7 +106,7 @@ static int feed(struct running *r)
             return base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
         } else {
             r->failed = MAP_NO_INPUT;
-            return base_fail(-EIO, "the input ends %llu bytes before the piece does: it has been cut short meanwhile",
+            return base_fail(-EIO, "the input ends %llu bytes before the piece does: it was truncated meanwhile",
                              (unsigned long long)in->length);
         }
     }

@@ -83,7 +83,7 @@ void home_free(struct map_owner *o)
 
 static int wrong(const struct record *r)
 {
-    return base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+    return base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent", r->worker);
 }
 
 int home_expect(struct map_owner *o, struct record *r)
@@ -364,7 +364,7 @@ static int look_at(struct map_owner *o, struct record *r, int *status)
     if (c->failed == -ECONNRESET)
         return (rc = run_again(o, r)) ? rc : 1;
     if (c->failed)
-        return base_fail(c->failed, "the outcome of a piece cannot be had from node %u: %s", r->worker, base_strerror(c->failed));
+        return base_fail(c->failed, "the outcome of a piece cannot be fetched from node %u: %s", r->worker, base_strerror(c->failed));
     if (!c->planned || c->part < c->oc->parts)
         return 0;
     const struct map_part *part = parts_of(c->oc);

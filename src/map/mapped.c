@@ -45,7 +45,7 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
     if (fstat(fd, &st))
         return base_fail(-errno, "cannot look at the input: %s", base_strerror(errno));
     if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
-        return base_fail(-ENODATA, "the input ends before the piece does: it has been cut short meanwhile");
+        return base_fail(-ENODATA, "the input ends before the piece does: it was truncated meanwhile");
     pthread_once(&handled, handle);
     sigset_t bus;
     sigemptyset(&bus);

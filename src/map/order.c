@@ -54,7 +54,7 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     *len = sizeof h + bytes;
     char *at = *out = malloc(*len);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for what the nodes are told");
+        return base_fail(-ENOMEM, "no memory for the order to the nodes");
     memcpy(at, &h, sizeof h);
     at += sizeof h;
     if (o->kernel)
@@ -93,12 +93,12 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
         h.kernel > 2 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
         (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
-        return base_fail(-EPROTO, "the order of node 0 makes no sense");
+        return base_fail(-EPROTO, "the order of node 0 is invalid");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
     if (!o->argv || (h.names && !o->name)) {
         map_order_free(o);
-        return base_fail(-ENOMEM, "no memory for what node 0 says");
+        return base_fail(-ENOMEM, "no memory for the order of node 0");
     }
     char *kernel[2] = {NULL, NULL};
     text = take(text, kernel, h.kernel);

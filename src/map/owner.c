@@ -142,7 +142,7 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
         }
         const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, &at, bytes, part[i].len)
-                   : base_fail(-EPROTO, "output of a piece is nowhere in the pool of node %u", r->worker);
+                   : base_fail(-EPROTO, "output of a piece is not in the pool of node %u", r->worker);
         owner_release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)

@@ -100,7 +100,7 @@ static int check_stats_file(const struct map_options *o)
     const char *path = o->stats_file;
     int rc = check_writable("--stats-file", path);
     if (!rc && same_file(path, o->output, STDOUT_FILENO))
-        rc = base_fail(-EINVAL, "--stats-file %s: there the output goes", path);
+        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output", path);
     for (uint32_t i = 0; i < o->file_count && !rc; i++)
         if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
             rc = base_fail(-EINVAL, "--stats-file %s: this file is an input", path);
@@ -185,9 +185,9 @@ static int prepare(struct map_job *job)
         if (rc)
             return rc;
         if (!job->kernel->takes_arg && job->kernel_arg)
-            return base_fail(-EINVAL, "kernel %s takes nothing behind a colon", job->kernel->name);
+            return base_fail(-EINVAL, "kernel %s takes no argument", job->kernel->name);
         if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
-            return base_fail(-EINVAL, "kernel %s needs a text: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
+            return base_fail(-EINVAL, "kernel %s needs an argument: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
         if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
             return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator", job->kernel->name);
     }

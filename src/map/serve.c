@@ -116,11 +116,11 @@ static int get_order(struct map_job *job)
     uint64_t at = f->order_at[0], len = f->order_at[1];
     pthread_mutex_unlock(&f->lock);
     if (!len)
-        return base_fail(-ETIMEDOUT, "node 0 has not said what to do");
+        return base_fail(-ETIMEDOUT, "node 0 has not sent the order");
     if (len > MAP_ORDER_MAX)
         return base_fail(-EPROTO, "the order of node 0 has %llu bytes", (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
-        return base_fail(-ENOMEM, "no memory for what node 0 says");
+        return base_fail(-ENOMEM, "no memory for the order of node 0");
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);
     return rc ? rc : map_order_read(&f->o, f->order_bytes, len);
 }

@@ -65,10 +65,10 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
         if (p)
             memcpy(oc, p, len);
         else
-            rc = base_fail(-EPROTO, "the outcome of a piece is nowhere in the pool of node %u", r->worker);
+            rc = base_fail(-EPROTO, "the outcome of a piece is not in the pool of node %u", r->worker);
     }
     if (!rc && owner_check_outcome(oc, len))
-        rc = base_fail(-EPROTO, "the outcome of a piece from node %u does not fit together", r->worker);
+        rc = base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent", r->worker);
     if (rc)
         free(oc);
     else

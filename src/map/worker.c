@@ -120,7 +120,7 @@ static const uint8_t *load(struct map_slot *slot, const struct map_span *in, str
                 return NULL;
             }
             if (n == 0) {
-                base_fail(-EIO, "the input ends %llu bytes before the piece does: it has been cut short meanwhile",
+                base_fail(-EIO, "the input ends %llu bytes before the piece does: it was truncated meanwhile",
                           (unsigned long long)(in->length - done));
                 return NULL;
             }
@@ -157,7 +157,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the piece does: it has been cut short meanwhile");
+        base_fail(-EIO, "the input ends before the piece does: it was truncated meanwhile");
     }
 }
 

@@ -416,8 +416,8 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
     if (e < p->heap || e >= p->extents)
         return base_fail(-EFAULT,
-                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free what this node's "
-                         "allocation returned",
+                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free only what "
+                         "weft_alloc() returned on this node",
                          (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT, (unsigned long long)p->bytes);
     base_spin_lock(&p->lock);
     if (p->kind[e] == RUN_SLAB) {
@@ -443,7 +443,7 @@ static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
                          "one by its start",
                          (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
     return base_fail(-EALREADY,
-                     "free of pool offset 0x%llx: no buffer is there (any more); it was freed before, or never "
+                     "free of pool offset 0x%llx: no buffer starts there: it was freed before, or never "
                      "allocated",
                      (unsigned long long)offset);
 }

@@ -27,10 +27,10 @@ static int check_size(uint64_t bytes, bool huge)
     base_format_bytes(bytes, want, sizeof want);
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
-        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; ask for less (WEFT_POOL)", want,
+        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; make it smaller (WEFT_POOL)", want,
                          base_format_bytes(available, have, sizeof have), base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "a pool of %s: an address has room for %s", want,
+        return base_fail(-EINVAL, "a pool of %s: an address reaches at most %s; make it smaller (WEFT_POOL)", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
@@ -49,8 +49,8 @@ static int map_aligned(struct mem_pool *p)
     uint8_t *range = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED)
         return base_fail(-errno,
-                         "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or ask for a "
-                         "smaller pool (WEFT_POOL)",
+                         "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or make the "
+                         "pool smaller (WEFT_POOL)",
                          (unsigned long long)wide, base_strerror(errno));
     uint8_t *base = (uint8_t *)(uintptr_t)base_round_up((uintptr_t)range, HUGE_PAGE);
     void *got = mmap(base, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->fd, 0);
@@ -112,7 +112,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         return rc;
     uint64_t least = heap + MEM_EXTENT_BYTES;
     if (o->heap_offset > o->bytes || bytes < least)
-        return base_fail(-EINVAL, "a pool of %llu bytes: its first %llu are not for buffers, so it needs at least %llu",
+        return base_fail(-EINVAL, "a pool of %llu bytes: weft itself uses the first %llu, so it needs at least %llu (WEFT_POOL)",
                          (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
@@ -143,7 +143,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     p->extent = reserve(p->extents * sizeof *p->extent);
     p->kind = reserve(p->extents);
     if (!p->extent || !p->kind) {
-        rc = base_fail(-ENOMEM, "the pool: no memory for the books of %llu extents", (unsigned long long)p->extents);
+        rc = base_fail(-ENOMEM, "the pool: no memory to manage %llu extents", (unsigned long long)p->extents);
         goto fail_books;
     }
     slab_init(p);

@@ -163,7 +163,7 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': not all submitted work was complete before the deadline", q->name);
+            return base_fail(over, "queue '%s': not all submitted work was complete at the deadline", q->name);
         if (over)
             return base_fail(over, "queue '%s': not all submitted work is complete, and %s to do it", q->name, fab_patience_loss(&p));
         if (fab_patience_due(&p))

@@ -80,7 +80,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     uint64_t bytes = slot_shard_bytes(slots), offset = weft_gaddr_offset(m->shard);
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
         offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
-        base_log(BASE_LOG_WARN, "queue '%s': node %u names a shard that cannot be: ignored", q->name, from);
+        base_log(BASE_LOG_WARN, "queue '%s': node %u announced an invalid shard: ignored", q->name, from);
         return;
     }
     struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
@@ -95,7 +95,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* said once */
             base_log(BASE_LOG_WARN,
-                     "queue '%s': node %u has opened it anew %u times, and is not followed any more: close it here and open "
+                     "queue '%s': node %u has opened it anew %u times, and is not followed further: close it here and open "
                      "it again",
                      q->name, from, QUEUE_VIEWS_MAX - 1);
             queue_home_gone(q, old);
@@ -138,7 +138,7 @@ static void settle(struct weft_queue *q, uint32_t from, uint32_t count, const vo
     memcpy(m, payload, payload_len);
     for (uint32_t i = 0; i < count; i++) {
         if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
-            base_log(BASE_LOG_WARN, "queue '%s': node %u asks for a slot that cannot be: ignored", q->name, from);
+            base_log(BASE_LOG_WARN, "queue '%s': node %u asked about an invalid slot: ignored", q->name, from);
             continue;
         }
         ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;

@@ -8,7 +8,7 @@
 
 int queue_refuse_closed(const struct weft_queue *q)
 {
-    return base_fail(-EBADF, "queue '%s': it is closed: open it again and use that one", q->name);
+    return base_fail(-EBADF, "queue '%s': it is closed: open it again, and use the new handle", q->name);
 }
 
 int queue_begin_wait(struct weft_queue *q)

@@ -163,7 +163,7 @@ static void give_up(struct weft_node *w, struct sync *s)
 
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
-    return base_fail(-ETIMEDOUT, "%s: node %u (pid %d) has not come, or waits for one that has not; the next call goes on with this one",
+    return base_fail(-ETIMEDOUT, "%s: node %u (pid %d) has not arrived, or waits for one that has not; the next call goes on with this one",
                      what, node, w->links[node].pid);
 }
 
@@ -292,7 +292,7 @@ static int fail(struct weft_node *w, struct sync *s, const struct fab_patience *
         s->epoch = weft_epoch(w);
         take_stock(w, s);
     }
-    return base_fail(-ECONNRESET, "barrier: a node has gone; the next barrier is one of those that are left");
+    return base_fail(-ECONNRESET, "barrier: a node is gone; the next barrier is one of those that are left");
 }
 
 /* Begin the next barrier. */
@@ -339,7 +339,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in a barrier");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: one at a time");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);

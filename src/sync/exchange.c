@@ -51,7 +51,7 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
         rc = weft_flush(w, node, next > now ? next - now : 0);
         over = fab_patience_check(p);
         if (rc == -ETIMEDOUT && !over && fab_patience_due(p)) {
-            snprintf(whom, sizeof whom, "node %u, which is alive and has not taken the word yet", node);
+            snprintf(whom, sizeof whom, "node %u, which is alive and has not received the value yet", node);
             fab_patience_say(p, "exchange", whom);
         }
     } while (rc == -ETIMEDOUT && !over);
@@ -113,7 +113,7 @@ static int take(struct weft_node *w, struct fab_patience *p, void *arg)
         struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + place(w, s, s->members[i])), s->members[i]};
         int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "exchange: node %u has come, but its word has not; the next call goes on with this one", wait.from);
+            return base_fail(rc, "exchange: node %u arrived, but its value did not; the next call goes on with this one", wait.from);
         if (rc)
             return rc;
     }
@@ -127,7 +127,7 @@ static int take(struct weft_node *w, struct fab_patience *p, void *arg)
         if (x->gave)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
-            return base_fail(-ECONNRESET, "exchange: a node has gone, and node %u is at the next one already", from);
+            return base_fail(-ECONNRESET, "exchange: a node is gone, and node %u is at the next exchange already", from);
     }
     return 0;
 }
@@ -136,7 +136,7 @@ int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *
 {
     struct exchange x = {mine, words, all, gave};
     if (words < 1 || words > WEFT_EXCHANGE_WORDS)
-        return base_fail(-EINVAL, "exchange of %u words: a node gives 1 to %d; put what is larger, and exchange its address", words,
+        return base_fail(-EINVAL, "exchange of %u words: expected 1 to %d; put larger data, and exchange its address", words,
                          WEFT_EXCHANGE_WORDS);
     return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
 }

@@ -113,7 +113,7 @@ static int begin(struct weft_node *w, struct sync *s, uint64_t word, struct lock
     }
     base_spin_unlock(&s->lock_lock);
     *out = c;
-    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for one more", (unsigned long long)word);
+    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for a claim", (unsigned long long)word);
 }
 
 static void become_held(struct lock_claim *c)
@@ -218,7 +218,7 @@ static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const 
         return;
     /* Its wait timed out just before: give it back. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
-        base_log(BASE_LOG_WARN, "lock %#llx: it was granted after its call had timed out, and cannot be given back: no memory",
+        base_log(BASE_LOG_WARN, "lock %#llx: it was granted after its call had timed out, and cannot be released: no memory",
                  (unsigned long long)m->word);
 }
 
@@ -263,7 +263,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
-        snprintf(whom, sizeof whom, "node %u, in whose memory the lock is, and which is alive, to hand it over", home);
+        snprintf(whom, sizeof whom, "its home, node %u, which is alive, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
@@ -305,7 +305,7 @@ static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
 
 static int timed_out(weft_gaddr word)
 {
-    return base_fail(-ETIMEDOUT, "lock %#llx: it was held until the deadline", (unsigned long long)word);
+    return base_fail(-ETIMEDOUT, "lock %#llx: not acquired: it was held until the deadline", (unsigned long long)word);
 }
 
 /* Somebody else has it: the home is asked for it. The claim is held after a 0, else it is gone. */
@@ -342,11 +342,11 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
         return 0;
     if (refused && many)
         return base_fail(-ENOBUFS,
-                         "lock %#llx: %u requests of this node wait for locks of node %u already, and more it does not keep: "
+                         "lock %#llx: %u requests of this node wait for locks of node %u already, which keeps no more: "
                          "let fewer threads wait at once",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM, "lock %#llx: node %u has no memory for one more that waits for it", (unsigned long long)word, home);
+        return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter", (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
         (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* where it fails, the grant is given back when it comes */
         return timed_out(word);
@@ -426,8 +426,8 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         leave(s, c); /* it may happen yet, or may have happened */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
-                             "lock %#llx: its home, node %u, did not answer before the deadline (is it stopped?); should it "
-                             "give the lock to this call later, that is undone",
+                             "lock %#llx: its home, node %u, did not answer before the deadline (stopped?); if it "
+                             "grants the lock to this call later, that is undone",
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;

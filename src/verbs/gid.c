@@ -89,7 +89,7 @@ static int refuse(const struct verbs_gid *table, uint32_t count, const char *wha
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
         others = others || is_set(&table[k].raw);
     if (others)
-        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Ask for an entry that is, or for none: then weft chooses", device,
+        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or none: then weft chooses", device,
                          what, seen);
 #if defined(__APPLE__)
     return base_fail(-EADDRNOTAVAIL,

@@ -12,7 +12,8 @@
 void guard_lost(struct verbs_guard *g, const char *why)
 {
     if (!atomic_exchange_explicit(&g->gone, true, memory_order_relaxed))
-        base_log(BASE_LOG_ERROR, "the guard that owns this node's RDMA devices is gone: %s; no cable works any more", why);
+        base_log(BASE_LOG_ERROR,
+                 "the guard that owns this node's RDMA devices is gone: %s; its cables stay unusable until the node is restarted", why);
 }
 
 /* After this the guard is given up for good: an answer that comes later would be taken for that to the next call. What only gives

@@ -62,10 +62,11 @@ static void give_back(struct guard *g)
             n += one && order[k] != CONTEXT;
             domains += one && order[k] == DOMAIN;
             if (err)
-                base_log(BASE_LOG_WARN, "an object of an RDMA device cannot be given back: %s", base_strerror(err));
+                base_log(BASE_LOG_WARN, "an object of an RDMA device cannot be freed: %s", base_strerror(err));
         }
     if (n)
-        base_log(BASE_LOG_INFO, "the program ended without giving back its RDMA devices: done for it (%u domains, %u objects)", domains, n);
+        base_log(BASE_LOG_INFO, "the program ended without freeing its RDMA devices: the guard did it (%u domains, %u objects)", domains,
+                 n);
 }
 
 /* Until something happens. What came before the devices and the program were told to wake us is looked for once more. */
@@ -118,7 +119,7 @@ static void serve(struct guard *g)
                 return;
         }
         if (g->broken) {
-            base_log(BASE_LOG_WARN, "what the program wrote makes no sense: %s; its RDMA devices are given back", g->broken);
+            base_log(BASE_LOG_WARN, "the program sent an invalid request: %s; its RDMA devices are freed", g->broken);
             return;
         }
         if (g->now - looked > LOOK) {

@@ -94,7 +94,7 @@ static int load(void)
         handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
         if (!handle) {
             said = dlerror();
-            return base_fail(-ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names does not load: %s", said ? said : chosen);
+            return base_fail(-ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names cannot be loaded: %s", said ? said : chosen);
         }
     }
     char first[256] = "";

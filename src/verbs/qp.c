@@ -259,7 +259,7 @@ int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer)
 {
     bool reliable = q->qp->qp_type == IBV_QPT_RC;
     if (!verbs_address_valid(peer))
-        return base_fail(-EINVAL, "%s: the peer's address of a queue pair makes no sense", q->here.device);
+        return base_fail(-EINVAL, "%s: the peer sent an invalid address of its queue pair", q->here.device);
     int rc = to_rtr(q, peer, reliable);
     return rc ? rc : to_rts(q, peer, reliable);
 }

@@ -96,7 +96,7 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
         budget = d->traits.regions;
     uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
     if (needed > budget)
-        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and %u are there for it: make the pool smaller (WEFT_POOL)", d->name,
+        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make the pool smaller (WEFT_POOL)", d->name,
                          base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
                          base_format_bytes(r.segment_bytes, piece, sizeof piece), budget);
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
@@ -145,7 +145,7 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN, "%s: a region cannot be given back: errno %d (%s)", r->device->name, raw, base_strerror(code));
+            base_log(BASE_LOG_WARN, "%s: a region cannot be deregistered: errno %d (%s)", r->device->name, raw, base_strerror(code));
         }
     }
     free(r->mr);

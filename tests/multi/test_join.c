@@ -273,7 +273,7 @@ static void test_no_coordinator(void **state)
     (void)state;
     new_coord();
     assert_int_equal(attempt(1, 2, 100 * WEFT_MS, NULL), -ETIMEDOUT);
-    assert_non_null(strstr(weft_error(), "node 0 has not come"));
+    assert_non_null(strstr(weft_error(), "node 0 did not answer"));
 }
 
 /* The last to come waits until the others have had their answer: node 0 stops listening when all are there. */

@@ -376,7 +376,7 @@ class Map(unittest.TestCase):
             err = p.communicate(timeout=LIMIT)[1].decode()
             self.assertEqual(p.returncode, 1, err)
             self.assertIn(f"of {path}", err)
-            self.assertIn("cut short meanwhile", err)
+            self.assertIn("truncated meanwhile", err)
 
     @of_bytes
     def test_more_slots_than_pieces(self):
@@ -498,11 +498,11 @@ class Map(unittest.TestCase):
                 ("--slots", ["--slots", "-1", some, "--", "cat"]),
                 ("exclude", ["--kernel", "wc", some, "--", "cat"]), ("unknown option", ["--frob", some, "--", "cat"]),
                 ("exclude", ["--exact", "--separator", "x", some, "--", "cat"]),
-                ("empty text", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
+                ("a text that is not empty", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
                 ("needs a value", [some, "--block"]),
                 ("--block: '99999999999T' is too large", ["--block", "99999999999T", some, "--", "cat"]),
-                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs a text", ["--kernel", "grep", some]),
-                ("nothing behind a colon", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
+                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs an argument", ["--kernel", "grep", some]),
+                ("takes no argument", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
                 ("--memory 1: expected", ["--memory", "1", some, "--", "cat"]),
                 ("--memory 1000T: expected", ["--memory", "1000T", some, "--", "cat"]),
                 ("--stats-file /nowhere/x: ", ["--stats-file", "/nowhere/x", some, "--", "cat"]),
@@ -566,7 +566,7 @@ class Map(unittest.TestCase):
                      ["--stats-file", f"{Map.dir}/./real", "--output", real, one]):
             code, _, err = run(*args, "--", "cat")
             self.assertEqual(code, 2, (args, err))
-            self.assertRegex(err, "--stats-file .*: (this file is an input|there the output goes)")
+            self.assertRegex(err, "--stats-file .*: (this file is an input|this file is the output)")
         with open(real, "wb") as f:
             code, _, err = run("--stats-file", real, one, "--", "cat", stdout=f)
         self.assertEqual(code, 2, err)

@@ -254,7 +254,7 @@ class Hosts(Map):
         hosts = json.loads(read(unreachable["args"][1]))
         hosts["hosts"].reverse()
         path = self.path("turned.json", json.dumps(hosts).encode())
-        for args, says in ((["--hostfile", path], "is not this machine"),
+        for args, says in ((["--hostfile", path], "is not this host"),
                            (["--hostfile", self.path("none.json")], "none.json"),
                            (["--hostfile", path, "--nodes", "7"], "7 nodes are asked for")):
             code, out, err = test_map.run(*args, Map.text, "--", "cat", env=unreachable["env"])

@@ -240,7 +240,7 @@ static void across(weft_node *w, void *arg)
             began[2] = rc == 0;
             CHECK(rc == 0 || rc == -ENETDOWN);
             rc = began[0] ? weft_wait(w, &ops[0], LONG) : -ENETDOWN;
-            CHECK(rc == 0 || (rc == -ENETDOWN && strstr(weft_error(), "no way leads")));
+            CHECK(rc == 0 || (rc == -ENETDOWN && strstr(weft_error(), "no route leads")));
             (*(rc ? &stage->refused : &stage->went))++;
             bool there = rc == 0;
             rc = began[1] ? weft_wait(w, &ops[1], LONG) : -EAGAIN;

@@ -60,8 +60,8 @@ class Topo(unittest.TestCase):
     def test_nothing_reaches(self):
         """The reasons of all transports that were looked at."""
         err = topo("-n", "2", code=1, WEFT_TRANSPORT="rdma", WEFT_VERBS_LIBRARY="/nonexistent", WEFT_JOIN_TIMEOUT="20s")
-        self.assertIn("no transport of this machine reaches it", err)
-        self.assertEqual({line.count("does not load") for line in err.splitlines()} - {0}, {1}, err)
+        self.assertIn("no transport of this host reaches it", err)
+        self.assertEqual({line.count("cannot be loaded") for line in err.splitlines()} - {0}, {1}, err)
 
     def test_forms(self):
         lines = topo("--softverbs", "mesh:2", "--time", "1ms").splitlines()
@@ -218,10 +218,10 @@ class Topo(unittest.TestCase):
         subprocess.run([SOFTVERBS, "fault", "pull", "--fabric", "weft", "0:rdma_en2"], env=env, check=True, capture_output=True)
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 1, err)
-        self.assertIn("no way leads to node 1: its cables are pulled", err)
+        self.assertIn("no route leads to node 1: its cables are unplugged", err)
         got = {(l["from"], l["to"]): l for l in json.loads(out)["links"]}
         self.assertEqual((got[0, 1]["state"], got[1, 0]["why"]), ("failed", "node 1 has not reported"))
-        self.assertIn("no way leads", got[0, 1]["why"])
+        self.assertIn("no route leads", got[0, 1]["why"])
 
     def test_interrupted_at_once(self):
         """At any moment, also while the nodes join: they end by themselves, with nothing to say."""
@@ -245,9 +245,9 @@ class Topo(unittest.TestCase):
         self.assertIn("weft topo: ", err)
 
     def test_wrong_usage(self):
-        for args, says in (([], "of which cluster"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),
-                           (["-n", "2", "--json", "--svg"], "one of them"),
-                           (["-n", "2", "--matrix", "--json"], "one of them"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
+        for args, says in (([], "the cluster is missing"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),
+                           (["-n", "2", "--json", "--svg"], "exclude each other"),
+                           (["-n", "2", "--matrix", "--json"], "exclude each other"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
                            (["-n", "2", "now"], "unexpected 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
                            (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is how the nodes are started")):
             self.assertIn(says, topo(*args, code=2))

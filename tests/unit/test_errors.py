@@ -15,7 +15,7 @@ import sys
 import unittest
 
 ROOT = os.path.abspath(sys.argv[1])
-ERRNO = r"E[A-Z0-9]{3,}"
+ERRNO = r"E[A-Z0-9]{2,}"
 FORM = re.compile(rf"(?:none|-{ERRNO}(?:, -{ERRNO})* [^;]+(?:; -{ERRNO}(?:, -{ERRNO})* [^;]+)*)\.")
 
 

@@ -139,7 +139,7 @@ static void wrong_frees(void **state)
         assert_says("freed before");
         assert_refused(p, at, -EALREADY, "freed before"); /* and now back in its slab: mem_stat() emptied the cache */
         if (size > 16)
-            assert_refused(p, at + 16, -EALREADY, "no buffer is there");
+            assert_refused(p, at + 16, -EALREADY, "no buffer starts there");
         put_back(p, keep);
         assert_refused(p, keep, -EALREADY, "freed before");
         /* Never does a refused free make a block come out twice. */

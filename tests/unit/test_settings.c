@@ -149,12 +149,12 @@ static void place_in_the_cluster(void **state)
 {
     (void)state;
     setenv("WEFT_SIZE", "3", 1);
-    bad("the cluster has 3 nodes, but which of them this is is not said: set WEFT_RANK to a number from 0 to 2, or "
+    bad("the cluster has 3 nodes, but the number of this one is not set: set WEFT_RANK to a number from 0 to 2, or "
         "start the program with `weft run`");
     setenv("WEFT_RANK", "3", 1);
     bad("WEFT_RANK='3': expected a number below the number of nodes (WEFT_SIZE)");
     setenv("WEFT_RANK", "2", 1);
-    bad("the cluster has 3 nodes, but where node 0 listens is not said: set WEFT_COORD to HOST:PORT or unix:PATH, or "
+    bad("the cluster has 3 nodes, but the address of node 0 is not set: set WEFT_COORD to HOST:PORT or unix:PATH, or "
         "start the program with `weft run`");
     setenv("WEFT_COORD", "unix:/tmp/x", 1);
     struct cluster_settings s = good(NULL);
@@ -173,10 +173,10 @@ static void place_in_the_cluster(void **state)
     cluster_settings_clear(&s);
     unsetenv("WEFT_JOIN_TIMEOUT");
     unsetenv("WEFT_SIZE");
-    bad("WEFT_RANK is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
+    bad("WEFT_RANK is set, but the number of nodes is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
         "with `weft run`");
     setenv("WEFT_RANK", "0", 1);
-    bad("WEFT_COORD is set, but how many nodes there are is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
+    bad("WEFT_COORD is set, but the number of nodes is not: set WEFT_SIZE or WEFT_HOSTFILE, or start the program "
         "with `weft run`");
     write_file(hosts, "{\"weft\": 1, \"coord\": \"unix:/tmp/y\", \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     setenv("WEFT_HOSTFILE", hosts, 1);
@@ -192,7 +192,7 @@ static void place_in_the_cluster(void **state)
     unsetenv("WEFT_SIZE");
     write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     snprintf(sentence, sizeof sentence,
-             "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so nobody knows where node 0 listens: add one, or "
+             "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so it is not known where node 0 listens: add one, or "
              "set WEFT_COORD to HOST:PORT",
              hosts);
     bad(sentence);
@@ -266,8 +266,8 @@ static void names_the_wrong_one(void **state)
         {"WEFT_GID_INDEX", "-2", "WEFT_GID_INDEX='-2': expected a number from -1 to 255"},
         {"WEFT_TB_CHECK", "some", "WEFT_TB_CHECK='some': expected one of full|frames"},
         {"WEFT_LOG", "loud", "WEFT_LOG='loud': expected one of error|warn|info|debug"},
-        {"WEFT_COORD", "127.0.0.1:0", "WEFT_COORD='127.0.0.1:0': expected a port from 1 to 65535: the one that all nodes call node 0 at"},
-        {"WEFT_COORD", "[::1]:000", "WEFT_COORD='[::1]:000': expected a port from 1 to 65535: the one that all nodes call node 0 at"},
+        {"WEFT_COORD", "127.0.0.1:0", "WEFT_COORD='127.0.0.1:0': expected a port from 1 to 65535, the same on all nodes"},
+        {"WEFT_COORD", "[::1]:000", "WEFT_COORD='[::1]:000': expected a port from 1 to 65535, the same on all nodes"},
         {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
         {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
         {"WEFT_SECRET", "", "WEFT_SECRET is set but empty: give it a secret of 1 to 1024 bytes, or unset it"},

@@ -101,7 +101,7 @@ static void registers_within_its_budget(void **state)
     size_t bytes = (size_t)5 << 29; /* 2.5 GiB */
     uint8_t *base = memory(bytes);
     assert_int_equal(verbs_register(&r, d, base, bytes, 2), -ENOSPC);
-    assert_non_null(strstr(base_error(), "2.5 GiB need 3 regions of 1 GiB, and 2 are there for it"));
+    assert_non_null(strstr(base_error(), "2.5 GiB need 3 regions of 1 GiB, and only 2 are available"));
     if (verbs_register(&r, d, base, bytes, 0))
         fail_msg("%s", base_error());
     assert_int_equal(r.count, 3);
@@ -241,7 +241,7 @@ static void explains_what_cannot_be_connected(void **state)
     assert_non_null(strstr(base_error(), "never set"));
     peer.mtu = 9;
     assert_int_equal(verbs_qp_connect(&q, &peer), -EINVAL);
-    assert_non_null(strstr(base_error(), "makes no sense"));
+    assert_non_null(strstr(base_error(), "sent an invalid address"));
     verbs_qp_destroy(&q);
     d->lib->destroy_cq(cq);
     verbs_device_close(d);

@@ -79,7 +79,7 @@ static int make(struct rc_link *l)
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->options.reconnect_ns);
     if (l->depth && (qp.send_depth < l->depth || qp.inline_bytes < l->inline_bytes)) {
         verbs_qp_destroy(&qp);
-        return base_fail(-EIO, "%s: a queue pair with less room than the one before", rc->device->name);
+        return base_fail(-EIO, "%s: the new queue pair is smaller than the one before", rc->device->name);
     }
     if (!l->depth) {
         uint32_t depth = RC_SEND_DEPTH;
@@ -141,7 +141,7 @@ void rc_leave(struct rc_link *l)
     rc_take_all(rc);
     if (!ended) { /* perhaps some are lost: as many as there can be are put in their place */
         err = rc_receives_add(rc);
-        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not say when a queue pair has ended: receives may be lost%s%s",
+        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not report the end of a queue pair: receives may be lost%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -259,13 +259,13 @@ static void up(struct rc_link *l)
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
-        rc_break(l, "%s", err ? base_error() : "its call says what cannot be of frames received");
+        rc_break(l, "%s", err ? base_error() : "its call has an invalid count of received frames");
         return;
     }
     l->state = RC_UP;
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair 0x%06x", l->link->node,
-             again ? "is there again" : "is there", l->qp.here.qpn);
+             again ? "works again" : "works", l->qp.here.qpn);
     /* It is tended from now on. release: as in rc_look_again() */
     atomic_store_explicit(&l->rc->attention, true, memory_order_release);
     fab_wake_here(l->w);
@@ -356,7 +356,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (len == sizeof m)
         memcpy(&m, bytes, sizeof m);
     if (len != sizeof m || !call_ok(&m, len)) {
-        rc_break(l, "it sent a call for a queue pair that makes no sense");
+        rc_break(l, "it sent an invalid call for a queue pair");
         return;
     }
     if (!l->closed)

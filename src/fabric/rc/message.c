@@ -157,7 +157,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     fab_heard(l->link);
     rc_receive_hold(l, frame);
     if (!take(l, frame, at, wc->byte_len)) {
-        rc_break(l, "it sent a frame that makes no sense");
+        rc_break(l, "it sent an invalid frame");
         rc_receive_give(l, frame);
     } else if (kind != RC_MESSAGE) {
         rc_receive_give(l, frame);

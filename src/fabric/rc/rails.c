@@ -56,7 +56,7 @@ static int make(struct rc *rc, struct rc_rail *r)
         return base_fail(-EOPNOTSUPP, "it has no reliable connections with RDMA write and read");
     r->tracks_max = room_for(rc, d);
     if (r->tracks_max == 0)
-        return base_fail(-ENOSPC, "its %u queue pairs, or %u entries of a completion queue, do for no peer more", d->traits.qps,
+        return base_fail(-ENOSPC, "its %u queue pairs, or %u entries of a completion queue, are too few for a peer", d->traits.qps,
                          d->traits.cqe);
     int err = verbs_device_use(d);
     if (err)

@@ -375,7 +375,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     else if (sane)
         sane = m.kind >= RAIL_ACCEPT && m.kind <= RAIL_OVER && (!leads(l) || m.track < l->rc->rails->count);
     if (!sane || (addressed && !verbs_address_valid(&m.address))) {
-        rc_break(l, "it sent a call for a rail that makes no sense");
+        rc_break(l, "it sent an invalid call for a rail");
         return true;
     }
     for (char *c = m.text; *c; c++)

@@ -169,7 +169,7 @@ static void tell(unsigned class, const uint64_t ns[COPY_WAYS_MAX], const struct 
         if (ns[i])
             at += snprintf(text + at, sizeof text - (size_t)at, "%s%s %.1f", at ? "; " : "", copy_ways[i].name,
                            (double)copy_class_bytes(class) / (double)ns[i]);
-    base_log(BASE_LOG_INFO, "copies from %s on go by %s; measured, in GB/s: %s",
+    base_log(BASE_LOG_INFO, "copies of %s and more use %s; measured, in GB/s: %s",
              base_format_bytes(copy_class_bytes(class), size, sizeof size), way->name, text);
 }
 

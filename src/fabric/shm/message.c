@@ -67,7 +67,7 @@ static int keep(struct shm_link *s, uint32_t id, const void *header, size_t head
 {
     size_t at = ring_payload_at((uint32_t)header_len), bytes = sizeof(struct kept) + at + payload_len;
     if (atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed) + bytes > BACKLOG_MAX)
-        return base_fail(-ENOBUFS, "node %u does not take its messages: %u MiB wait for it", s->link->node, BACKLOG_MAX >> 20);
+        return base_fail(-ENOBUFS, "node %u is not accepting work (stopped?): %u MiB are queued for it", s->link->node, BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
         return base_fail(-ENOMEM, "no memory to keep a message to node %u", s->link->node);
@@ -155,7 +155,7 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
         if (rc == -EPROTO) {
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
             fab_kick(w);
-            return base_fail(-ECONNRESET, "node %u has written nonsense into its message ring", l->node);
+            return base_fail(-ECONNRESET, "node %u has corrupted its message ring", l->node);
         }
         rc = send_slow(w, s, id, header, header_len, payload, payload_len, op);
     } else {
@@ -268,5 +268,5 @@ const char *shm_broken(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     struct shm_link *s = l->impl;
-    return s && atomic_load_explicit(&s->broken, memory_order_relaxed) ? "it wrote nonsense into a message ring" : NULL;
+    return s && atomic_load_explicit(&s->broken, memory_order_relaxed) ? "it corrupted a message ring" : NULL;
 }

@@ -133,7 +133,7 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
     int err = theirs->count == count ? 0 : base_fail(-EPROTO, "it made %u queue pairs, this node %u", theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
         err = verbs_address_valid(&theirs->address[i]) ? verbs_qp_connect(&qps[i], &theirs->address[i])
-                                                       : base_fail(-EPROTO, "its queue pair's address makes no sense");
+                                                       : base_fail(-EPROTO, "it sent an invalid address of its queue pair");
     return err;
 }
 

@@ -74,7 +74,7 @@ static void ending_give_back(struct tb *tb)
     }
     if (!mine) {
         base_log(BASE_LOG_WARN,
-                 "a thread is busy with the Thunderbolt devices and does not end: what this process has of them stays taken");
+                 "a thread is busy with the Thunderbolt devices and does not end: what this process uses of them is not freed");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)

@@ -52,10 +52,10 @@ void tb_endpoint_push_serves(struct tb_endpoint *e)
 static int record_serve_later(struct tb_endpoint *e, const struct tb_work *what)
 {
     if (e->serve_count == TB_ASKS)
-        return record_nonsense(e, "more questions than it may have open");
+        return record_nonsense(e, "more requests than it may have open");
     struct tb_work *k = tb_work_new(what->kind, NULL, 0);
     if (!k)
-        return record_nonsense(e, "questions for which there is no memory");
+        return record_nonsense(e, "requests for which there is no memory");
     *k = *what;
     e->serve_count++;
     tb_work_append(e, &e->serves_end, k);
@@ -93,7 +93,7 @@ static int record_put(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
 static int record_get(struct tb_endpoint *e, const struct tb_words *m)
 {
     if (m->a == 0 || m->a > TB_ASK_BYTES || !record_in_pool(e, m->offset, m->a) || m->token >= TB_ASKS)
-        return record_nonsense(e, "a get that makes no sense");
+        return record_nonsense(e, "an invalid get");
     struct tb_work k = {.kind = SERVE_DATA, .remote = m->offset, .len = m->a, .token = m->token};
     if (!e->serves && serve_data(e, &k))
         return 0;
@@ -180,7 +180,7 @@ static int record_message(struct tb_endpoint *e, const uint8_t *at, uint32_t byt
     memcpy(lengths, at + sizeof r, sizeof lengths);
     if (lengths[0] > WEFT_HEADER_MAX || lengths[1] > WEFT_PAYLOAD_MAX || TB_MESSAGE_HEAD + tb_padded(lengths[0]) + lengths[1] != bytes ||
         e->messages_received == e->stream.grant)
-        return record_nonsense(e, "a message that makes no sense");
+        return record_nonsense(e, "an invalid message");
     e->messages_received++;
     if (!e->env.message(e->env.ctx, r.detail, at + TB_MESSAGE_HEAD, lengths[0], at + TB_MESSAGE_HEAD + tb_padded(lengths[0]), lengths[1]))
         return record_nonsense(e, "a message for which there is no memory");
@@ -201,7 +201,7 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
     default:
         if (m.r.kind < TB_OPEN || m.r.kind > TB_LANE)
             return record_nonsense(e, "a record of an unknown kind");
-        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "a word about a transfer that makes no sense") : 0;
+        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "an invalid record about a transfer") : 0;
     }
 }
 

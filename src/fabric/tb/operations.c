@@ -40,7 +40,7 @@ static BASE_COLD int operation_wait_for_room(struct tb_link *l, bool message)
 
 static BASE_COLD int operation_no_way(const struct tb_link *l)
 {
-    return base_fail(-ENETDOWN, "no way leads to node %u now: its cables are pulled, or their ports down; it goes on when one is back",
+    return base_fail(-ENETDOWN, "no route leads to node %u now: its cables are unplugged, or their ports down; retry when one is back",
                      l->link->node);
 }
 

@@ -159,7 +159,7 @@ void tb_routes_apply(struct tb *tb)
         struct tb_cable *own = l->closed ? NULL : tb_link_cable(l);
         struct tb_cable *via = own || l->closed ? own : next ? tb_link_cable(next) : NULL;
         if (via != l->via && !own && !l->closed)
-            base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no way leads to node %u now", i, r->first[i]);
+            base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no route leads to node %u now", i, r->first[i]);
         /* Before all have said what cables they have, another way may be there all the same: what is under way waits for that. */
         if (!l->closed && !via && known && !atomic_load_explicit(&l->cut, memory_order_relaxed) && !routes_has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
