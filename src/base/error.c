@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The sentence that goes with an error code: one a thread, as dlerror() has it.
+ * The sentence that goes with an error code: one for each thread, as with dlerror().
  */
 #include "base/base.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * XXH3. Short data, of which there is much, by code that is here; long data with the widest vectors that this processor has: a hash
- * is computed over every byte that travels, and with the least that all x86 processors have it takes three times as long.
+ * XXH3. Short data, which is frequent, is hashed by code in this file. Long data is hashed with the widest vectors that this processor has:
+ * every byte that travels is hashed, and with SSE2 alone that takes three times as long.
  */
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Logging: a line to stderr, in one write, so that lines of many nodes do not mix.
+ * Logging: each line is one write to stderr, so that lines of several nodes do not mix.
  */
 #include "base/base.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See process.h. Between the making of a process and its program the child only makes system calls, on memory that was prepared: it may
- * share that memory with a threaded process, which is to find it as it was.
+ * See process.h. Between fork and exec the child only makes system calls, on memory that was prepared before: it may share that memory with
+ * a threaded process, and must not change it.
  */
 #include "base/process.h"
 

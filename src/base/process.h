@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Processes: how one is found, started, followed and ended. Whatever starts a program does it with base_process_start(), and whatever
- * goes on in a new process without one with base_process_fork().
+ * Processes: finding, starting, following and ending one. All code that starts a program uses base_process_start(); all code that goes on
+ * in a new process without exec uses base_process_fork().
  */
 #ifndef WEFT_BASE_PROCESS_H
 #define WEFT_BASE_PROCESS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scripts: who runs them.
+ * Scripts: which interpreter runs them.
  */
 #include "base/base.h"
 #include "base/process.h"

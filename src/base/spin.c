@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The slow path of the spinlock: whoever holds it may have lost its processor, so give ours away.
+ * The slow path of the spinlock. The holder may have lost its processor, so this yields ours.
  */
 #include "base/base.h"
 

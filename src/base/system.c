@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the machine's size. Processes are in process.c.
+ * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the size of the machine. Processes are in process.c.
  */
 #include "base/base.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Addresses as people write them, and the two things done with them: listen and connect.
+ * Addresses as people write them, and two things to do with them: listen and connect.
  */
 #include <arpa/inet.h>
 #include <ctype.h>

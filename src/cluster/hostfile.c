@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading a hostfile. The shape of the JSON tells which of the forms in cluster.h it is; each form has one reader
- * that fills `struct cluster_host`. Unknown keys are errors in weft's own form, where they can only be slips, and
- * are passed over in MLX's, which has keys for other programs.
+ * Reading a hostfile. The shape of the JSON shows which of the forms in cluster.h it has; each form has one reader, which fills `struct
+ * cluster_host`. Unknown keys are errors in weft's own form, where they can only be mistakes. They are ignored in MLX's form, which has
+ * keys for other programs.
  */
 #include <ctype.h>
 #include <fcntl.h>

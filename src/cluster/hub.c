@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * While every pair of nodes connects, all keep the connection to node 0 by which they met: whoever fails says so over it, node 0
- * tells the others, and nobody waits for one that will not come. A node that has connected with all says that too. When all
- * have, node 0 tells everybody, and only then their weft_open() ends: a program's first barrier meets no node that is still connecting,
- * which with hundreds of nodes on one machine takes longer than the barrier's deadline may be.
+ * While every pair of nodes connects, all keep the connection to node 0 by which they met. A node that fails reports that over it, node 0
+ * tells the others, and nobody waits for a node that will not come.
+ *
+ * A node that has connected with all reports that, too. When all have, node 0 tells everybody, and only then their weft_open() returns. So
+ * a program's first barrier meets no node that is still connecting; with hundreds of nodes on one host that takes longer than the deadline
+ * of a barrier may be.
  */
 #include "cluster/join.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every pair of nodes opens its side connection, over which the transport connects, and which stays open: a Unix socket
- * between nodes of one host, TCP between hosts. Calls go to the lower numbers, so no two nodes wait for each other in a
- * circle.
+ * Every pair of nodes opens its side connection, over which the transport connects, and which stays open: a Unix socket between nodes of
+ * one host, TCP between hosts. The higher number calls the lower, so no nodes wait for each other in a circle.
  */
 #include "base/process.h"
 #include "cluster/join.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where a value stands in a JSON text: the parser keeps no positions, and an error without a line helps nobody.
+ * Where a value stands in a JSON text. The parser keeps no positions, and an error without a line number is of little help.
  */
 #ifndef WEFT_CLUSTER_POSITION_H
 #define WEFT_CLUSTER_POSITION_H

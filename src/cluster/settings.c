@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Settings: where their values come from, and which counts: option > environment > hostfile > default.
+ * Settings: where their values come from, and which takes precedence: option > environment > hostfile > default.
  */
 #include <sodium.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of all settings. What a setting is, how it is written and where it may stand is said only here.
+ * The table of all settings. Only this file says what a setting is, how it is written, and where it may be set.
  */
 #include "cluster/settings.h"
 

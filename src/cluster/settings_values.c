@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What settings mean: text to values, and the sentence where a text is none.
+ * What settings mean: parses texts to values, and makes the error for a wrong text.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  *   node k                          node 0 (the coordinator)
  *     hello  -------------------------->
  *     <------------------------ challenge
- *     proof (card, MAC) --------------->      wrong MAC: closed without a word
+ *     proof (card, MAC) --------------->      wrong MAC: closed without an answer
  *     <------------- answer: table of cards, MAC; or a sentence
  *
  * then every pair, over the side connection that stays open: token there, token back. Meanwhile the connection to node 0 stays

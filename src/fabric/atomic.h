@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory that others may read and write at the same time, this node's or mapped here: atomics on a word, and small copies.
+ * Memory that others may read and write at the same time, this node's own or mapped here: atomics on a word, and small copies.
  */
 #ifndef WEFT_ATOMIC_H
 #define WEFT_ATOMIC_H

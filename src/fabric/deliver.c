@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What runs the program's and the rooms' functions: handlers of messages, hooks. While one of them runs its thread must not wait. By
- * whichever thread looks: one that waits, or the progress thread (progress.c).
+ * Runs the functions of the program and of other rooms: message handlers and hooks. While one of them runs, its thread must not wait. They
+ * run on whichever thread makes progress: one that waits, or the progress thread (progress.c).
  */
 #include "fabric/fabric.h"
 

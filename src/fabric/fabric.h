@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here;
- * the rooms above hang their state on it and their hooks in it.
+ * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here; the rooms above attach
+ * their state and their hooks to it.
  *
- * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link;
- * the transport moves bytes. Each file here calls only those before it:
+ * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link; the transport moves bytes.
+ * Each file here calls only those before it:
  *
- *   members.c   who is there
+ *   members.c   the nodes of the cluster
  *   wake.c      waking waiters and the progress thread
- *   deliver.c   what runs handlers and hooks
+ *   deliver.c   running handlers and hooks
  *   wait.c      waiting
- *   patience.c  waiting for other nodes' doing
+ *   patience.c  waits for other nodes
  *   stash.c     messages that wait for their handler
  *   fabric.c    the operations
  *   now.c       operations that are started and waited for in one call

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a flush waits for: how far the operations to its node had come when it began. So what other threads start meanwhile does not
- * hold it up. It has two steps: what was kept then has to go, and what has gone by then has to be there.
+ * What a flush waits for: the operations to its node that had begun before it. So what other threads start meanwhile does not delay it. It
+ * has two steps: first everything that was queued must be sent; then everything that was sent by then must be complete.
  */
 #ifndef WEFT_FLUSH_H
 #define WEFT_FLUSH_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who is there: the nodes of the cluster, and what is known of each.
+ * Membership: the nodes of the cluster, and what is known of each.
  */
 #include "fabric/fabric.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The node's handle: made, taken apart, and what rooms above hang in it.
+ * The node's handle: making and destroying it, and what other rooms attach to it.
  */
 #include "fabric/fabric.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Operations that are started and waited for in one call. Where the wait ends before the operation, that goes on, and the caller's
- * frame is gone: so the op, the former value of a word and a little data are in memory of the node's, which is used again when
- * the operation has ended, and is given back when the transports have.
+ * Operations that are started and waited for in one call. If the wait ends before the operation, the operation goes on, but the caller's
+ * stack frame is gone. So the op, the former value of a word and a little data are in memory of the node. That memory is reused when the
+ * operation has ended, and freed after the transports are closed.
  */
 #include "fabric/fabric.h"
 

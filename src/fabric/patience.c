@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for what other nodes do: a barrier, a lock, a word, work. A node that takes long is not an error, so unless the caller gives a
- * time-out, or somebody has set the deadline (WEFT_DEADLINE), such a wait lasts as long as those it waits for live, and says once
- * for whom it waits (WEFT_SAY_AFTER).
+ * Waits for other nodes: for a barrier, a lock, a word, work. A slow node is not an error. So unless the caller gives a time-out, or
+ * somebody has set the deadline (WEFT_DEADLINE), such a wait lasts as long as the nodes it waits for are alive, and prints once for whom it
+ * waits (WEFT_SAY_AFTER).
  *
- * Of some waits nobody knows who is to end them: any node may write to a word. A node that dies during one may have been that node,
- * and when no other node lives, none is left. Then the wait goes on for the node's deadline, in which others, or a thread
- * of this process, may still end it. Nodes that were dead before it began do not count: the caller could know of them.
+ * For some waits it is not known which node will end them: any node may write to a word. A node that dies during the wait may have been
+ * that node, and if no other node is alive, none is left. Then the wait goes on for the node's deadline, in which others, or a thread of
+ * this process, may still end it. Nodes that were dead before the wait began do not count: the caller could know of them.
  */
 #include <stdio.h>
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a peer: deliver what it had sent, fail what is pending to it, raise the epoch, tell the rooms above. And how
- * it is noticed between hosts: each sends the other a heartbeat, the byte 'h' over the side connection, and who is silent
- * for too long is dead. Messages of a transport count as well.
+ * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the rooms above. And how it is noticed
+ * between hosts: each node sends the other a heartbeat, the byte 'h', over the side connection, and a peer that is silent for too long is
+ * dead. Messages of a transport count as well.
  *
- * How long that is depends on whether the peer's host lives: its kernel acknowledges our heartbeats, whatever the process
- * does, and would have ended the connection with the process. So a process whose host does not answer either is dead after
- * WEFT_LIVENESS, and one whose host answers is stopped, or has not had a processor: it has PATIENCE times as long.
+ * How long that is depends on the peer's host. Its kernel acknowledges our heartbeats, whatever the process does, and would have closed the
+ * connection if the process had ended. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose host
+ * answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
  *
- * Heartbeats have a thread of their own: the progress thread may be in a handler of the program for as long as that likes,
- * and its node is none the less alive. Only the progress thread judges, right after it has read what has come, and it does
- * not count time in which it did not listen: a node that was stopped itself must not take all others for dead.
+ * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time while the node
+ * is alive. Only the progress thread judges, right after it has read what has arrived. It does not count time in which it did not read: a
+ * node that was stopped itself must not take all others for dead.
  */
 #include "fabric/fabric.h"
 

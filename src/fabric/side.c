@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * The side connection between two nodes, from when they have joined until one of them ends. It is a stream of
+ *
  *   'w'          wakes the progress thread
- *   'h'          a heartbeat: the sender lives
+ *   'h'          a heartbeat: the sender is alive
  *   'b'          goodbye: the sender leaves
  *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
- * Only the progress threads send messages, and they never wait: what the socket does not take is kept, and nothing else goes
- * out before it. The other bytes may be dropped instead: a socket that takes none has plenty waiting at its other end. But not the goodbye,
- * which a node that leaves waits with for a while: without it the node would count as dead.
+ *
+ * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
+ * it. The other bytes may be dropped instead: if the socket is full, plenty is waiting at its other end. The goodbye is not dropped: a node
+ * that leaves waits for room for it, for a while, because without it the node would count as dead.
  */
 #include "fabric/fabric.h"
 

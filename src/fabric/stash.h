@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that came before their handler: put aside in order, until there is one or the node's deadline is over.
- * Everything under w->progress.
+ * Messages that arrived before their handler: kept in order, until there is a handler or the node's deadline is over. Everything here is
+ * under w->progress.
  */
 #ifndef WEFT_STASH_H
 #define WEFT_STASH_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The transports there are, for who makes a node (node/open.c): fabric itself knows none of them by name. A new one is a folder
- * here, a line in this file, and one in that list.
+ * The transports, for the code that makes a node (node/open.c); fabric itself knows none of them by name. A new transport is a folder here,
+ * a line in this file, and one in that list.
  */
 #ifndef WEFT_TRANSPORTS_H
 #define WEFT_TRANSPORTS_H

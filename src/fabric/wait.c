@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waiting: spin a little while making progress, then sleep on the node's bell until somebody rings it. Each sleep
- * ends after SLICE_NS at the latest, because whoever was to wake us may have been killed between changing memory and
- * ringing; a hundred looks a second cost nothing.
+ * Waiting: spin briefly while making progress, then sleep on the node's bell until it is rung. Each sleep ends after SLICE_NS at the
+ * latest, because the thread that was to wake us may have been killed between changing memory and ringing. A hundred looks a second cost
+ * nothing.
  */
 #include "fabric/fabric.h"
 

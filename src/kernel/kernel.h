@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel: functions over a span of bytes, by name. One file a kernel; adding a built-in one is a file and a row in table.c.
+ * kernel: functions over a span of bytes, by name. A new built-in kernel is a file, and a row in table.c.
  */
 #ifndef WEFT_KERNEL_ROOM_H
 #define WEFT_KERNEL_ROOM_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The kernels by name: the built-in ones, those that the program has added, and those of shared objects.
+ * The kernels by name: built-in ones, those that the program added, and those of shared objects.
  */
 #include "kernel/kernel.h"
 

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops and
- * sets the block's mark, free looks at the mark, clears it and pushes. All else is slow and under the pool's
- * lock.
+ * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops a block and sets its mark; free
+ * looks at the mark, clears it and pushes the block. Everything else is slow, and under the pool's lock.
  *
- * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and
- * all threads together an eighth of the pool. A stack starts small and earns more each time that it runs
- * empty or full; a thread at its bound that needs a new class gives all its blocks back and starts again. So
- * what other threads keep from one that finds the pool exhausted is never more than that eighth.
+ * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and all threads together an eighth
+ * of the pool. A stack starts small, and may hold more each time that it runs empty or full. A thread at its limit that needs a new class
+ * returns all its blocks and starts again. So when a thread finds the pool exhausted, other threads' caches hold at most that eighth.
  */
 #include "mem/heap.h"
 

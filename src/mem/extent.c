@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs of extents. Free runs hang in bins by length (exact below 16 extents, then 16 bins to a doubling), a
- * bit map says which bins have any, and neighbours are joined at once by the tags at both ends of a free run.
- * A large buffer costs two tags however long it is.
+ * Runs of extents. Free runs are in bins by length (exact below 16 extents, then 16 bins to a doubling), and a bit map shows which bins
+ * have any. The tags at both ends of a free run let neighbours be joined at once. A large buffer costs two tags, however long it is.
  */
 #include "mem/heap.h"
 

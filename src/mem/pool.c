@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's range of memory: made, mapped, locked, cut in segments, and freed; and what is known of it.
+ * The pool's range of memory: making, mapping, locking, cutting into segments, freeing; and what is known of it.
  */
 #include "mem/heap.h"
 

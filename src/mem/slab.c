@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Slabs: runs of extents cut in blocks of one size. What a slab has to give is a bit map; see heap.h for how
- * it and the marks lie. A slab's own memory is recycled and lives as long as the pool, because a wrong free
- * may look at marks without the lock while the slab is going.
+ * Slabs: runs of extents cut into blocks of one size. A bit map shows which blocks a slab has to give; see heap.h for the bit map and the
+ * marks. The memory of a slab's own record is recycled and lives as long as the pool, because a wrong free may look at marks without the
+ * lock while the slab is being returned.
  */
 #include "mem/heap.h"
 

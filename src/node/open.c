@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_open() and weft_close(): the rooms put together, and taken apart in the opposite order.
+ * weft_open() and weft_close(): make the rooms in order, and destroy them in the opposite order.
  */
 #include <stddef.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The devices of this host: opened, looked at, judged. Nothing is allocated on one before verbs_device_use(): a domain
- * that a dying process leaves behind on a Thunderbolt device is lost until the machine restarts.
+ * The devices of this host: opening, examining and judging them. Nothing is allocated on a device before verbs_device_use(): a domain that
+ * a dying process leaves behind on a Thunderbolt device is lost until the host restarts.
  */
 #include <net/if.h>
 #include <stdio.h>

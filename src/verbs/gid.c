@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which entry of a port's GID table to use. It is the address and, as sgid_index, the source of every queue pair: the two
- * must be the same entry. A GID that was never set, or is of another port, fails only when a queue pair is connected.
+ * Which entry of a port's GID table to use. It is the address and, as sgid_index, the source of every queue pair: both must be the same
+ * entry. A GID that was never set, or belongs to another port, fails only when a queue pair is connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices that a guard owns (guard_serve.c), for the program that it guards: the guard's start and end. What is registered has to be
- * memory that the guard has mapped as well (verbs_guard_share()). When the guard is gone its ports are down, and everything else fails
- * or does nothing.
+ * The program's side of the life of a guard (guard_serve.c): starting and ending it. Memory that is registered must be mapped by the guard
+ * as well (verbs_guard_share()). When the guard is gone its ports are down, and everything else fails or does nothing.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a guard (guard_serve.h) and the program that it guards (guard_ask.h) say to each other. Both are weft on one machine. Calls
- * about objects go over a Unix socket, one at a time, each answered; requests and completions go through rings in memory that
- * both have mapped, one writer each. Either side may be killed at any point, and neither believes what the other can write.
+ * What a guard (guard_serve.h) and the program that it guards (guard_ask.h) send to each other. Both are weft on one host. Calls about
+ * objects go over a Unix socket, one at a time, each answered. Requests and completions go through rings in memory that both have mapped,
+ * with one writer each. Either side may be killed at any point, and neither believes what the other can write.
  */
 #ifndef WEFT_VERBS_GUARD_H
 #define WEFT_VERBS_GUARD_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls to a guard: each is sent and answered before the next. A guard that is gone, or does not answer, is given up for good.
+ * Calls to a guard: each is sent and answered before the next. A guard that is gone or does not answer is given up for good.
  */
 #include <poll.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves requests from the program's rings to the devices, and completions from there into the program's rings. What stands in a ring may
- * be anything: it is read once and checked.
+ * Moves requests from the program's rings to the devices, and completions from the devices into the program's rings. A ring may have any
+ * content: it is read once and checked.
  */
 #include <string.h>
 #include <unistd.h>

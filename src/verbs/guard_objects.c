@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The objects that a guard holds for its program, in tables, and the calls about them. What the program writes may be anything: numbers
- * of objects and ranges are checked before use. Each call fills its answer; the result is a verb's, 0 or an errno.
+ * The objects that a guard holds for its program, in tables, and the calls about them. The program may send anything, so numbers of objects
+ * and ranges are checked before use. Each call fills its answer; the result is that of a verb, 0 or an errno.
  */
 #include <fcntl.h>
 #include <stdio.h>

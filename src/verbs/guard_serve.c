@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard: a process that owns RDMA devices for a program, so that the program may be killed in any way and everything is still
- * given back in order. It has the program's pool mapped, does what the program's rings and calls say, and ends with the program. See
- * guard.h; what this does not help against stands in docs/thunderbolt-guard.md.
+ * The guard: a process that owns RDMA devices for a program, so that everything is freed in order even if the program is killed. It has the
+ * program's pool mapped, executes the program's calls and the requests in its rings, and ends with the program. See guard.h;
+ * docs/thunderbolt-guard.md says what this does not help against.
  *
  * One thread, one program.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of verbs of a program with a guard: like the library's, with the guard's objects behind it. Requests and completions go
- * through rings, everything else is a call.
+ * The table of verbs for a program with a guard: like the library's, but with the guard's objects behind it. Requests and completions go
+ * through rings; everything else is a call.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The verbs library, found at run time. It is absent on most machines, and on macOS before 26.2; nothing is linked
- * against it, so that weft runs there too.
+ * The verbs library, found at run time. It is absent on most machines, and on macOS before 26.2. weft is not linked with it, so that it
+ * runs there too.
  */
 #include <dlfcn.h>
 #include <pthread.h>

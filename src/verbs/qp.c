@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: made, connected, destroyed, in this one place. A step that fails says what it was about on both sides, and
- * what the error has meant to others before.
+ * Queue pairs: making, connecting, destroying. An error names the objects of both sides, and what that error has meant before.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions: a range of memory registered in a few large pieces, however many buffers are cut from it.
+ * Memory regions: a range of memory, registered in a few large pieces, however many buffers are cut from it.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: requests to receive that all queue pairs of a node take from. Not every device has them, and not
- * every system's verbs.h.
+ * Shared receive queues: receives that all queue pairs of a node share. Not every device has them, and not every system's verbs.h.
  */
 #include "verbs/verbs.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a device can do: its own answers, corrected by what is known of its kind. This is the one place that knows kinds.
+ * What a device can do: what it reports, corrected by what is known of its kind. This is the only file that knows kinds of devices.
  */
 #include <string.h>
 

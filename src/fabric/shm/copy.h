@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies between mapped pools. Small ones are the compiler's memcpy; large ones go the way that was measured to be the
- * fastest for their size on this machine (copy.c), and the largest by several threads (copy_team.c).
+ * Copies between mapped pools. Small ones are the compiler's memcpy. Large ones use the instructions that were measured to be fastest for
+ * their size on this host (copy.c), and the largest also several threads (copy_team.c).
  */
 #ifndef WEFT_COPY_H
 #define WEFT_COPY_H

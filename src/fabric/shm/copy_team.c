@@ -2,14 +2,15 @@
  *
  * Several threads copy together: see copy.h.
  *
- * A copy is cut into pieces, which the caller and its helpers take one after the other, so nobody waits for a helper that is
- * not running: the caller would do all by itself. `ticket` says what is to be had: the number of the copy in its upper half,
- * how many pieces are left in its lower. A piece is taken by a compare-and-swap of the whole word. So what a helper read of a
- * copy (source, destination, length) is of that copy, or the swap fails: those words change only while no piece is left and
- * all are done, and the number grows when there are new ones.
- * The caller's own stores before the copy are visible to helpers, and the helpers' stores to the caller after it, so whatever
- * the caller stores next comes after the whole copy also for others: `ticket` is released by the caller and acquired by
- * helpers, `done` the other way round, and ways that stream end each piece with a fence.
+ * A copy is cut into pieces, which the caller and its helpers take one after the other. So nobody waits for a helper that is not running:
+ * the caller would do everything itself. `ticket` says what can be taken: the number of the copy in its upper half, how many pieces are
+ * left in its lower. A piece is taken by a compare-and-swap of the whole word. So what a helper has read of a copy (source, destination,
+ * length) belongs to that copy, or the swap fails: those words change only while no piece is left and all are done, and the number grows
+ * with each new copy.
+ *
+ * The caller's own stores before the copy are visible to helpers, and the helpers' stores to the caller after it. So whatever the caller
+ * stores next comes after the whole copy, for others too: `ticket` is released by the caller and acquired by helpers, `done` the other way
+ * round, and copies that stream end each piece with a fence.
  */
 #include <stdlib.h>
 

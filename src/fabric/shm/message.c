@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages over shared memory: through a ring a direction (ring.h). What finds no room in it is kept by the sender, in
- * order, and goes when there is room; what finds no handler is put aside by the receiver, in order, until there is one.
+ * Messages over shared memory, through a ring for each direction (ring.h). The sender keeps messages that find no room, in order, and sends
+ * them when there is room. The receiver keeps messages that find no handler, in order, until there is one.
  */
 #include "fabric/shm/shm.h"
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * bulk: large data between two pools without a copy on either side. A lane is a queue pair whose messages all have one size.
- * The receiver posts receives on the target memory itself, and says so (TB_READY); the sender posts sends from the source
- * itself, in that order, and tells the checksum of each (TB_SUM). A piece counts when it has come and its checksum is right.
+ * bulk: large data between two pools without a copy on either side. A lane is a queue pair whose messages all have one size. The receiver
+ * posts receives on the target memory itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that
+ * order, and sends the checksum of each (TB_SUM). A piece has arrived when it is there and its checksum is right.
  *
- * A lane that loses a message delivers all that follow one receive too early. That is seen from the checksums, or, at the end,
- * from a receive that stays. Then the lane is brought to rest: the sender says when nothing of its is under way any more
- * (TB_QUIET), and sends again exactly what the receives that are left are for (TB_RESEND). Whatever comes late or twice
- * meanwhile can do no harm: memory is only ever written through a posted receive, and each piece is checked after its own.
+ * A lane that loses a message delivers all following ones to a receive too early. The checksums show that or, at the end, a receive that
+ * stays. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more (TB_QUIET), and sends again
+ * exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm: memory is only ever written
+ * through a posted receive, and each piece is checked after its own.
  *
- * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the one before. That needs
- * no care: when both have been found right no receive for either is left, and whichever was found right last was whole then.
+ * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the piece before. That needs no care:
+ * when both have been found right no receive for either is left, and the one found right last was whole then.
  *
- * A pure state machine, as stream.c; its records travel by the stream.
+ * A pure state machine, as stream.c; its records travel in the stream.
  */
 #ifndef WEFT_TB_BULK_H
 #define WEFT_TB_BULK_H

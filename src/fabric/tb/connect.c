@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finding and connecting the cables between two nodes, over their side connection. Each tells which of its ports it offers, with
- * their GIDs; every pair of ports is tried, the likeliest first, in an order both work out alike; a pair that connects on both
- * sides is a cable. Where a hostfile names the port of a side, only that is tried, and has to be right. Nobody sends before both
- * have said that they are ready.
+ * Finding and connecting the cables between two nodes, over their side connection. Each node tells which of its ports it offers, with their
+ * GIDs. Every pair of ports is tried, the likeliest first, in an order that both compute alike; a pair that connects on both sides is a
+ * cable. If a hostfile names the port of a side, only that port is tried, and must be right. Nobody sends before both have reported that
+ * they are ready.
  */
 #include "fabric/tb/tb.h"
 

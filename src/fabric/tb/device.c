@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The devices of the tb transport. Everything that can be checked is checked before a protection domain is taken; what a node
- * takes of a device it keeps for its life, and gives back in the order the device wishes: queue pairs (cable.c), regions,
- * completion queues, channels, domain, context.
+ * The devices of the tb transport. Everything that can be checked is checked before a protection domain is allocated. A node keeps what it
+ * has allocated on a device until its end, and then frees it in the order that the device needs: queue pairs (cable.c), regions, completion
+ * queues, channels, domain, context.
  */
 #include "fabric/tb/tb.h"
 

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A Thunderbolt device keeps what a process did not give back until the machine restarts: a few programs that end by a signal, and
- * nobody has a protection domain any more. So while a node uses such devices, SIGTERM, SIGINT and SIGHUP, where the program has left
- * them at their default, give everything back and then end the process as they would have; so does exit() without weft_close(): after
- * all that the program has for exit(), because that may be weft_close().
- * A program that handles these signals itself closes its node itself. Nothing helps against SIGKILL but a process of its own that
- * owns the device: WEFT_GUARD (verbs/guard.c).
+ * A Thunderbolt device keeps what a process did not free until the host restarts: after a few programs that ended by a signal, no
+ * protection domain is left. So while a node uses such devices, SIGTERM, SIGINT and SIGHUP, if the program has left them at their default,
+ * free everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
+ * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself. Against
+ * SIGKILL only a process of its own helps that owns the device: WEFT_GUARD (verbs/guard.c).
  *
- * Only the process that opened the node does so. A child of it that has not called exec() inherits the handler, the pipe and
- * what is to be done at its end; for it the signals do what they do by default, and its exit() leaves the parent's devices alone.
+ * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
+ * child the signals do what they do by default, and its exit() leaves the parent's devices alone.
  *
- * Whoever takes or gives back anything of a device, or follows a pointer to one, holds tb->receiving or a link's lock: so joining and
+ * All code that allocates or frees anything of a device, or follows a pointer to one, holds tb->receiving or a link's lock: so joining and
  * closing are kept apart from what happens here.
  *
- * Signals are the process's, so this is the one file of the library with state of its own.
+ * Signals are the process's, so this is the only file of the library with global state.
  */
 #include "fabric/tb/tb.h"
 

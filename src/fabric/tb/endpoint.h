@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends are this
- * one machine. Pure, as stream.c and bulk.c below it: events in, frames and completions out, the time given with each call.
- * It touches the pool it was given, and nothing else of the world. Its owner holds one lock over all calls.
+ * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code.
+ * Pure, as stream.c and bulk.c below it: events in, frames and completions out, and each call gets the time. It uses the pool it was given,
+ * and nothing else from outside. Its owner holds one lock over all calls.
  *
- * Records are executed in the order they were begun. What is not a record - a transfer, an answer - is waited for by a fence;
- * what follows the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not hold up
- * what needs none.
+ * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer); what follows
+ * the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not delay what needs none.
  */
 #ifndef WEFT_TB_ENDPOINT_H
 #define WEFT_TB_ENDPOINT_H

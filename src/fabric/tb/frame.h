@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What two nodes of the tb transport say to each other: frames of at most 4096 bytes, and the records inside.
- * docs/thunderbolt-protocol.md is the same for people. All numbers little-endian, as every machine here has them.
+ * What two nodes of the tb transport send to each other: frames of at most 4096 bytes, and the records in them.
+ * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on every machine here.
  */
 #ifndef WEFT_TB_FRAME_H
 #define WEFT_TB_FRAME_H

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Leaving, one after another. A node that others need between them stays (routes.c); but two neighbours of a third may each see that
- * the other is enough, and both go. So a node that others might pass through asks all of them first, and goes when all have
- * answered. Of two that ask at once the lower number goes first: it keeps its answer to the other, which has it, at the latest, by
- * the goodbye, and then looks again whether it is needed. Who turns out to be needed gives the answers it has kept, and asks anew
- * later. An answer names its question, so that one to an earlier question means nothing.
+ * Leaving, one node after another. A node that others need between them stays (routes.c). But two neighbours of a third node may each see
+ * that the other is enough, and both leave. So a node that others might pass through asks all of them first, and leaves when all have
+ * answered. If two ask at once, the lower number leaves first: it holds back its answer to the other, which gets it with the goodbye at the
+ * latest, and then looks again whether it is needed. A node that finds that it is needed gives the answers it has held back, and asks anew
+ * later. An answer names its question, so an answer to an earlier question is ignored.
  *
- * Nobody waits for long: who has no answer within ASK_WAIT goes without it.
+ * No wait is long: a node that has no answer within ASK_WAIT leaves without it.
  */
 #include "fabric/tb/tb.h"
 

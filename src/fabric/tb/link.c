@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of tb: how they begin and break, and what a link's endpoint asks for. What goes over a link is the business of its
- * endpoint (endpoint.h).
+ * Links of tb: how they begin and break, and what a link's endpoint asks for. The endpoint (endpoint.h) knows what goes over a link.
  */
 #include "fabric/tb/tb.h"
 

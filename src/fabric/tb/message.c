@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that have come over tb: kept in their link's inbox, and delivered to their handlers from there.
+ * Messages that arrived over tb: kept in the inbox of their link, and delivered to their handlers from there.
  */
 #include "fabric/tb/tb.h"
 

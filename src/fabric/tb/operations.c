@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the tb transport: into the link's endpoint under its lock, when there is room and a way; the endpoint is then let
- * send what it can.
+ * The operations of the tb transport. An operation enters the link's endpoint under its lock, when there is room and a route; the endpoint
+ * then sends what it can.
  */
 #include "fabric/tb/tb.h"
 

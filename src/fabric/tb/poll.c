@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress of tb: what the completion queues tell and the time are given to the links' endpoints, which then send what they can.
+ * Progress of tb: gives completions and the time to the endpoints of the links, which then send what they can.
  */
 #include "fabric/tb/tb.h"
 

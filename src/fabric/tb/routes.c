@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Routes: how frames reach a node that no cable leads to. Every node tells every other, over their side connections, which nodes
- * its own cables lead to; a cable counts when both its ends say so. From that each works out the shortest ways, and passes on what
- * comes for others: from the receive it came into, without a look at what is in it and without the program.
+ * Routes: how frames reach a node that no cable leads to. Every node tells every other, over their side connections, which nodes its own
+ * cables lead to; a cable counts if both its ends report it. From that each node computes the shortest routes. It forwards frames for
+ * others from the receive they arrived in, without reading them and without the program.
  *
- * A node that is passed frames faster than it can get rid of them drops some. Nothing waits for anything on the way, so nothing can
- * wait in a circle; what is dropped, or was in a node that died, is sent again by the end it came from.
+ * A node that gets frames faster than it can forward them drops some. Nothing on the route waits for anything, so there can be no circular
+ * wait. The end that sent a frame sends it again if it was dropped, or was in a node that died.
  */
 #include "fabric/tb/tb.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * stream: frames from one node to another, each delivered once and in order, over a way that loses, repeats, reorders,
- * delays and damages them. A pure state machine: no clock, no device, no lock of its own. Its owner calls it under one lock,
- * tells it what happened and when, and carries what it emits.
+ * stream: frames from one node to another, each delivered once and in order, over a route that loses, repeats, reorders, delays and damages
+ * them. A pure state machine, without a clock, device or lock of its own. Its owner calls it under one lock, tells it what happened and
+ * when, and carries what it emits.
  *
- * Records are gathered in an open frame; the frame goes at once while little is on its way, and waits for more records while
- * much is. A frame is kept until the peer says that it was executed. What is missing is seen from what came after it, or, where
- * nothing did, by time.
+ * Records are gathered in an open frame. The frame is sent at once while little is under way, and waits for more records while much is. A
+ * frame is kept until the peer reports that it was executed. What is missing is seen from what arrives after it or, if nothing does, by
+ * time.
  */
 #ifndef WEFT_TB_STREAM_H
 #define WEFT_TB_STREAM_H

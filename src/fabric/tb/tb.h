@@ -12,10 +12,10 @@
  *   cable.c        the queue pairs to a neighbour
  *   message.c      messages that wait for their handlers
  *   link.c         a link's life, and what its endpoint asks for
- *   routes.c       ways through other nodes
- *   watch.c        cables that go and come back
+ *   routes.c       routes through other nodes
+ *   watch.c        cables that are pulled and plugged in again
  *   leave.c        leaving, one node after another
- *   ending.c       gives devices back when a signal ends the process
+ *   ending.c       frees devices when a signal ends the process
  *   connect.c      finds and connects the cables to a node that joins
  *   poll.c         progress: completion queues, timers, upkeep
  *   operations.c   puts, gets, atomics, messages, flush, fence

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables that go and come back. No event tells of a cable that is pulled, and a provider may touch memory that has gone with it: so
- * ports are looked at, often, and before what has come is worked on; and each side tells the other what it sees. A cable whose port is down
- * has no queue pairs any more; what was under way on it goes another way, or waits.
+ * Cables that are pulled and plugged in again. No event reports a pulled cable, and a provider may touch memory that is gone with it. So
+ * the ports are looked at, often, and before what has arrived is handled; and each side tells the other what it sees. A cable whose port is
+ * down has no queue pairs any more; what was under way on it takes another route, or waits.
  *
- * A cable that is gone is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower of
- * the two nodes leads: it makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The
- * other tries each of its own: makes queue pairs there and connects, which works only at the other end of that cable. If one does, it posts
- * its receives, sends its addresses, and says that it is ready; else it says that there is nothing. Who leads connects, posts, and says the
- * same; or tries its next port in a while. Who hears that the other is ready sends.
+ * A lost cable is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower-numbered node leads. It
+ * makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The other node tries each of its
+ * own ports: it makes queue pairs there and connects, which works only at the other end of that cable. If one connects, it posts its
+ * receives, sends its addresses, and reports that it is ready; else it reports that there is none. The leader connects, posts receives and
+ * reports the same; or it tries its next port after a while. A node sends when it hears that the other is ready.
  */
 #include "fabric/tb/tb.h"
 
