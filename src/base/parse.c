@@ -12,7 +12,7 @@
 #include <strings.h>
 
 /* A non-negative decimal number and what follows it. */
-static int number(const char *text, double *value, const char **rest)
+static int parse_number(const char *text, double *value, const char **rest)
 {
     if (!text || !(isdigit((unsigned char)text[0]) || text[0] == '.'))
         return -EINVAL;
@@ -47,7 +47,7 @@ int base_parse_bytes(const char *text, uint64_t *out)
                  {"mib", 20}, {"g", 30}, {"gb", 30}, {"gib", 30}, {"t", 40},   {"tb", 40}, {"tib", 40}};
     double value;
     const char *unit;
-    if (number(text, &value, &unit) == 0) {
+    if (parse_number(text, &value, &unit) == 0) {
         for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
             if (strcasecmp(unit, units[i].name))
                 continue;
@@ -70,7 +70,7 @@ int base_parse_duration(const char *text, int64_t *out_ns)
     } units[] = {{"", 1e9}, {"s", 1e9}, {"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"m", 60e9}, {"min", 60e9}, {"h", 3600e9}};
     double value;
     const char *unit;
-    if (number(text, &value, &unit) == 0) {
+    if (parse_number(text, &value, &unit) == 0) {
         for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
             if (strcmp(unit, units[i].name))
                 continue;

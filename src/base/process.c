@@ -38,7 +38,7 @@
 
 /* --- programs --- */
 
-static int usable(const char *path)
+static int process_usable(const char *path)
 {
     struct stat st;
     if (stat(path, &st))
@@ -58,7 +58,7 @@ int base_process_find(const char *name, char *out, size_t len)
         if (strlen(name) >= len)
             return -ENAMETOOLONG;
         strcpy(out, name);
-        return usable(name);
+        return process_usable(name);
     }
     for (const char *p = list ? list : "/bin:/usr/bin"; name[0]; p++) {
         size_t n = strcspn(p, ":"), rest = strlen(name) + 2;
@@ -66,7 +66,7 @@ int base_process_find(const char *name, char *out, size_t len)
             memcpy(out, n ? p : ".", n ? n : 1);
             out[n ? n : 1] = '/';
             memcpy(out + (n ? n : 1) + 1, name, rest - 1);
-            int found = usable(out);
+            int found = process_usable(out);
             if (found == 0)
                 return 0;
             if (found == -EACCES)
@@ -120,7 +120,7 @@ static void unprepare(struct prepared *p)
 }
 
 /* Descriptors below 3 are overwritten one by one: what is still needed stands above. */
-static int prepare(struct prepared *p, const struct base_process *s)
+static int process_prepare(struct prepared *p, const struct base_process *s)
 {
     int null = -1;
     *p = (struct prepared){.s = s, .fds = {-1, -1, -1}, .opened = {-1, -1, -1, -1}, .report = {-1, -1}};
@@ -220,7 +220,7 @@ static pid_t make_orphan(const struct prepared *p)
 }
 
 /* What has failed in the child, which has executed its program or ended. */
-static struct report hear(struct prepared *p)
+static struct report process_hear(struct prepared *p)
 {
     struct report r = {BASE_STEP_NONE, 0};
     close(p->report[1]);
@@ -232,12 +232,12 @@ static struct report hear(struct prepared *p)
     return n == (ssize_t)sizeof r ? r : (struct report){BASE_STEP_NONE, 0};
 }
 
-static int start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
+static int process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
 {
     struct prepared p;
     sigset_t all, before;
     *step = BASE_STEP_PROCESS;
-    int rc = prepare(&p, s);
+    int rc = process_prepare(&p, s);
     if (rc) {
         unprepare(&p);
         return rc;
@@ -251,7 +251,7 @@ static int start(const struct base_process *s, pid_t *pid, enum base_process_ste
     if (!rc && s->orphan) /* its parent, which has started it then */
         base_process_reap(child);
     if (!rc) {
-        struct report r = hear(&p);
+        struct report r = process_hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
         if (rc && s->number) /* while it is still this one's */
@@ -323,7 +323,7 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
         return rc;
     }
 #endif
-    return start(s, pid, step);
+    return process_start(s, pid, step);
 }
 
 pid_t base_process_fork(void)

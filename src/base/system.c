@@ -52,7 +52,7 @@ static int set_size(int fd, const char *name, uint64_t bytes)
     return 0;
 }
 
-static int check_size(int fd, uint64_t bytes)
+static int system_check_size(int fd, uint64_t bytes)
 {
     struct stat st;
     if (fstat(fd, &st))
@@ -158,7 +158,7 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     /* Without the seal the peer could shrink it under us, and our next load would be a SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
-    return check_size(fd, bytes);
+    return system_check_size(fd, bytes);
 }
 
 int base_random(void *bytes, size_t len)
@@ -342,7 +342,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
     /* A macOS object can be sized only once, so no seal is needed. */
-    return check_size(fd, bytes);
+    return system_check_size(fd, bytes);
 }
 
 int base_random(void *bytes, size_t len)

@@ -23,7 +23,7 @@ int64_t base_cpu_ns(void)
 /* The processor's counter, and how far it goes while the clock need not be looked at again: 6 to 33 us at 1 to 5 GHz, 15 us where
  * it tells its frequency. One that stands still while the processor sleeps makes the time that much older. */
 #if defined(__x86_64__)
-static uint64_t ticks(void)
+static uint64_t time_ticks(void)
 {
     return __builtin_ia32_rdtsc();
 }
@@ -32,7 +32,7 @@ static uint64_t ticks_recent(void)
     return 1u << 15;
 }
 #elif defined(__aarch64__)
-static uint64_t ticks(void)
+static uint64_t time_ticks(void)
 {
     uint64_t t;
     __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(t));
@@ -45,7 +45,7 @@ static uint64_t ticks_recent(void)
     return hz >> 16;
 }
 #else
-static uint64_t ticks(void)
+static uint64_t time_ticks(void)
 {
     return 0;
 }
@@ -59,7 +59,7 @@ int64_t base_recent_ns(void)
 {
     static BASE_THREAD_LOCAL uint64_t at;
     static BASE_THREAD_LOCAL int64_t ns;
-    uint64_t now = ticks();
+    uint64_t now = time_ticks();
     if (BASE_UNLIKELY(ns == 0 || now - at >= ticks_recent())) {
         at = now;
         ns = base_now_ns();

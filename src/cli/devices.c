@@ -150,7 +150,7 @@ static int print_blocks(const struct verbs_device *const *shown, uint32_t count)
 }
 
 /* Those that were named, in that order; all when none was. */
-static int choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there, char **names)
+static int devices_choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there, char **names)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; !names[0] && i < there; i++)
@@ -215,7 +215,7 @@ int cli_devices(int argc, char **argv)
     }
     if (verbs_devices(&all, &there, wanted))
         return cli_error("devices", "%s", base_error());
-    int rc = choose(shown, &count, all, there, argv + optind);
+    int rc = devices_choose(shown, &count, all, there, argv + optind);
     if (rc == 0)
         rc = print(shown, count, as_json, verbose);
     verbs_devices_close(all, there);

@@ -22,7 +22,7 @@ static const char help[] =
     "On each device that can be used it makes one protection domain and one queue pair, and frees them.\n"
     "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
-static int print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
+static int doctor_print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < count; i++)
@@ -80,7 +80,7 @@ int cli_doctor(int argc, char **argv)
         unsigned count = doctor_find(&facts, found, &usable);
         bool good = count == 0 || !found[0].stops;
         bool known = count == 0 || strcmp(found[0].id, "unreadable-fact") != 0;
-        rc = as_json ? print_json(found, count, usable, good) : print_people(found, count, usable, known);
+        rc = as_json ? doctor_print_json(found, count, usable, good) : print_people(found, count, usable, known);
         if (rc == 0 && !good)
             rc = CLI_FAILED;
     }

@@ -79,7 +79,7 @@ void doctor_check_memlock(struct doctor *d)
 }
 
 /* The value of "key=" in a line of words. */
-static const char *word_of(const char *line, const char *key, char out[64])
+static const char *doctor_word_of(const char *line, const char *key, char out[64])
 {
     char sought[32];
     snprintf(sought, sizeof sought, " %s=", key);
@@ -105,14 +105,14 @@ static void check_linux_gpu(struct doctor *d, const char *text)
 {
     char line[512], vendor[64], driver[64], width[64], speed[64], why[128];
     while (doctor_next_line(&text, line, sizeof line)) {
-        word_of(line, "vendor", vendor);
-        word_of(line, "driver", driver);
+        doctor_word_of(line, "vendor", vendor);
+        doctor_word_of(line, "driver", driver);
         if (strcmp(vendor, "0x10de") != 0 && strcmp(vendor, "0x1002") != 0)
             continue;
         if (strcmp(driver, "nvidia") == 0 || strcmp(driver, "amdgpu") == 0)
             continue;
-        word_of(line, "width", width);
-        word_of(line, "speed", speed);
+        doctor_word_of(line, "width", width);
+        doctor_word_of(line, "speed", speed);
         for (char *c = speed; *c; c++)
             *c = *c == '_' ? ' ' : *c;
         snprintf(why, sizeof why, strcmp(driver, "-") == 0 ? "no driver has it" : "its driver is %.60s", driver);

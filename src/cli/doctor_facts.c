@@ -17,7 +17,7 @@
 #define FACT_MAX (1u << 20) /* bytes of one */
 
 /* All that a stream gives, as text without zero bytes; NULL with errno, EFBIG for too much. */
-static char *read_all(FILE *from)
+static char *facts_read_all(FILE *from)
 {
     char *text = malloc(FACT_MAX + 1);
     size_t n = text ? fread(text, 1, FACT_MAX, from) : 0;
@@ -55,7 +55,7 @@ static char *sheet_text(struct sheet *s)
 }
 
 /* --- this machine, any system --- */
-static char *library(void)
+static char *facts_library(void)
 {
     const struct verbs_library *l;
     char line[1200];
@@ -146,7 +146,7 @@ static void devices(struct doctor_facts *f)
 static char *output_of(const char *command)
 {
     FILE *p = popen(command, "r");
-    char *text = p ? read_all(p) : NULL;
+    char *text = p ? facts_read_all(p) : NULL;
     if (p && pclose(p)) {
         free(text);
         text = NULL;
@@ -253,7 +253,7 @@ static void system_facts(struct doctor_facts *f)
 int doctor_collect(struct doctor_facts *f)
 {
     memset(f, 0, sizeof *f);
-    f->text[DOCTOR_LIBRARY] = library();
+    f->text[DOCTOR_LIBRARY] = facts_library();
     f->text[DOCTOR_LIMITS] = limits();
     devices(f);
     system_facts(f);
@@ -275,7 +275,7 @@ int doctor_load(struct doctor_facts *f, const char *directory)
         if (!from && errno == ENOENT)
             continue;
         if (from)
-            f->text[i] = read_all(from);
+            f->text[i] = facts_read_all(from);
         int error = errno;
         if (from)
             fclose(from);

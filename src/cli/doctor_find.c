@@ -28,7 +28,7 @@ static void report_unreadable(struct doctor *d, enum doctor_fact which, const ch
 }
 
 /* The devices' list, the caller's; NULL: not known, or not understood, which is reported. */
-static json_t *read_devices(struct doctor *d)
+static json_t *doctor_read_devices(struct doctor *d)
 {
     static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
     char why[300] = "";
@@ -411,7 +411,7 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     struct doctor d = {.facts = facts, .out = out};
     const char *system = facts->text[DOCTOR_SYSTEM];
     d.mac = system && (strstr(system, "ProductVersion") || strstr(system, "Darwin"));
-    d.devices = read_devices(&d);
+    d.devices = doctor_read_devices(&d);
     check_lines(&d);
     check_library(&d);
     check_thunderbolt(&d);

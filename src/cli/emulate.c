@@ -74,7 +74,7 @@ static int read_file(struct emulation *e, bool *cables)
 }
 
 /* The kind that a text begins with; NULL: none. */
-static const char *kind_of(const char *text)
+static const char *emulate_kind_of(const char *text)
 {
     static const char *const kinds[] = {"switch", "mesh", "ring", "chain"};
     size_t n = strcspn(text, ":");
@@ -105,7 +105,7 @@ static const char *read_kind(struct emulation *e, const char *kind, const char *
 int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
 {
     memset(e, 0, sizeof *e);
-    const char *kind = kind_of(text), *profile = kind ? read_kind(e, kind, text) : NULL;
+    const char *kind = emulate_kind_of(text), *profile = kind ? read_kind(e, kind, text) : NULL;
     bool cables = kind && strcmp(kind, "switch") != 0;
     size_t n = kind ? 0 : file_length(text);
     if (n > 0) {

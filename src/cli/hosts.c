@@ -51,7 +51,7 @@ static bool is_own_address(const char *text)
 }
 
 /* An entry with only devices is this machine; else one of its names or addresses must be ours. */
-static bool is_here(const struct cluster_host *h)
+static bool hosts_is_here(const struct cluster_host *h)
 {
     char name[256] = "";
     if (!h->ssh && h->ip_count == 0)
@@ -67,7 +67,7 @@ static bool is_here(const struct cluster_host *h)
     return false;
 }
 
-static bool is_set(const char *variable)
+static bool hosts_is_set(const char *variable)
 {
     const char *value = getenv(variable);
     return value && value[0];
@@ -75,7 +75,7 @@ static bool is_set(const char *variable)
 
 /* --- other machines --- */
 
-static int tell(struct hosts *r, const struct launch *l, const char *name, const char *value, size_t len)
+static int hosts_tell(struct hosts *r, const struct launch *l, const char *name, const char *value, size_t len)
 {
     size_t name_len = strlen(name);
     char *text = r->count < HOSTS_TOLD_MAX ? malloc(name_len + len + 2) : NULL;
@@ -105,7 +105,7 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
         if (pass && n < sizeof name) {
             memcpy(name, *e, n);
             name[n] = '\0';
-            status = tell(r, l, name, *e + n + 1, strlen(*e + n + 1));
+            status = hosts_tell(r, l, name, *e + n + 1, strlen(*e + n + 1));
         }
     }
     for (uint32_t i = 0; i < h->setting_count && !status; i++) {
@@ -114,14 +114,14 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
         for (const char *p = h->settings[i].name; *p && n + 1 < sizeof name; p++)
             name[n++] = (char)toupper((unsigned char)*p);
         name[n] = '\0';
-        if (strcmp(name, "WEFT_SECRET_FILE") != 0 && !is_set(name))
-            status = tell(r, l, name, h->settings[i].value, strlen(h->settings[i].value));
+        if (strcmp(name, "WEFT_SECRET_FILE") != 0 && !hosts_is_set(name))
+            status = hosts_tell(r, l, name, h->settings[i].value, strlen(h->settings[i].value));
     }
     return status;
 }
 
 /* What every node of it needs to be told, where they meet, and the secret if there is one. */
-static int prepare_remote(struct hosts *r, struct launch *l, const struct cluster_hostfile *h, const char *path)
+static int hosts_prepare_remote(struct hosts *r, struct launch *l, const struct cluster_hostfile *h, const char *path)
 {
     struct cluster_settings s;
     const weft_config c = {.bytes = sizeof c, .hostfile = path, .rank = 0, .size = h->count};
@@ -138,7 +138,7 @@ static int prepare_remote(struct hosts *r, struct launch *l, const struct cluste
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
         status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other hosts");
     else if (s.secret)
-        status = tell(r, l, "WEFT_SECRET", (const char *)s.secret, s.secret_len);
+        status = hosts_tell(r, l, "WEFT_SECRET", (const char *)s.secret, s.secret_len);
     snprintf(r->coord, sizeof r->coord, "%s", s.coord);
     cluster_settings_clear(&s);
     l->told = (const char *const *)r->told;
@@ -204,7 +204,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     r->hosts = calloc(h->count, sizeof *r->hosts);
     for (uint32_t i = 0; i < h->count && r->hosts && !status; i++) {
         const struct cluster_host *host = &h->hosts[i];
-        if (is_here(host))
+        if (hosts_is_here(host))
             continue;
         const char *name = host->ssh ? host->ssh : host->ips[0];
         r->hosts[i] = strdup(name);
@@ -217,7 +217,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     if (!status && elsewhere && l->softverbs)
         status = cli_usage(l->sub, "--softverbs emulates hosts on this one, and hostfile %s has others", path);
     if (!status && elsewhere)
-        status = prepare_remote(r, l, h, path);
+        status = hosts_prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);
     return status;
 }
@@ -234,14 +234,14 @@ static const char *own_path(char *buf, size_t len)
 
 const char *hosts_file(const char *option)
 {
-    return option ? option : is_set("WEFT_HOSTFILE") ? getenv("WEFT_HOSTFILE") : NULL;
+    return option ? option : hosts_is_set("WEFT_HOSTFILE") ? getenv("WEFT_HOSTFILE") : NULL;
 }
 
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
 {
     if (cluster_secret_check()) /* else a new secret would take the place of the one that is missing */
         return cli_error(l->sub, "%s", base_error());
-    l->make_secret = !is_set("WEFT_SECRET") && !is_set("WEFT_SECRET_FILE");
+    l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;
     const char *self = own_path(h->self, sizeof h->self);
     l->self = self;

@@ -31,7 +31,7 @@ bool keeper_remove_dir(const char *dir)
     return rmdir(dir) == 0;
 }
 
-static _Noreturn void keep(int fd, const char *remove_dir, pid_t launcher)
+static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher)
 {
     static pid_t groups[WEFT_MAX_NODES];
     unsigned count = 0;
@@ -81,7 +81,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     k->pid = base_process_fork();
     if (k->pid == 0) {
         close(fds[1]);
-        keep(fds[0], remove_dir, launcher);
+        keeper_keep(fds[0], remove_dir, launcher);
     }
     close(fds[0]);
     if (k->pid < 0) {
@@ -93,7 +93,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     return 0;
 }
 
-static void tell(struct keeper *k, int32_t message)
+static void keeper_tell(struct keeper *k, int32_t message)
 {
     /* A keeper that somebody killed is a pity, no failure. */
     while (k->fd >= 0 && write(k->fd, &message, sizeof message) < 0 && errno == EINTR)
@@ -102,19 +102,19 @@ static void tell(struct keeper *k, int32_t message)
 
 void keeper_add(struct keeper *k, pid_t group)
 {
-    tell(k, (int32_t)group);
+    keeper_tell(k, (int32_t)group);
 }
 
 void keeper_drop(struct keeper *k, pid_t group)
 {
-    tell(k, (int32_t)-group);
+    keeper_tell(k, (int32_t)-group);
 }
 
 void keeper_stop(struct keeper *k)
 {
     if (k->fd < 0)
         return;
-    tell(k, 0);
+    keeper_tell(k, 0);
     close(k->fd);
     k->fd = -1;
     base_process_reap(k->pid);

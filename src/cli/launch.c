@@ -62,7 +62,7 @@ static const char *running_names(const struct launcher *s, char *buf, size_t len
 
 /* --- signals --- */
 
-static void on_signal(int sig)
+static void on_launch_signal(int sig)
 {
     int error = errno;
     uint8_t byte = (uint8_t)sig;
@@ -76,7 +76,7 @@ static int catch_signals(struct launcher *s)
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     if (rc)
         return rc;
-    struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+    struct sigaction act = {.sa_handler = on_launch_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     sigfillset(&act.sa_mask);
     base_dispositions_save(&s->before, caught, CAUGHT);
     /* Under nohup SIGHUP is ignored, in a shell's background SIGINT is: that stays, for the nodes as well. */
@@ -297,7 +297,7 @@ static bool may_read(struct relay_in *in)
 
 /* After the last node: what its pipes still hold. A process that has fled its node's group may keep one open and
  * write on; no pipe holds more than a megabyte of the time before. */
-static bool drain(struct launcher *s)
+static bool launch_drain(struct launcher *s)
 {
     bool more = false;
     for (uint32_t i = 0; s->in && i < 2 * s->started; i++) {
@@ -320,7 +320,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
             for (uint32_t i = 0; s->in && !drained_reset && i < 2 * s->started; i++)
                 s->in[i].drained = 0;
             drained_reset = true;
-            more = drain(s);
+            more = launch_drain(s);
         }
         relay_write(&s->out);
         relay_write(&s->err);

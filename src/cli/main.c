@@ -27,7 +27,7 @@ static const struct command commands[] = {
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
-static void print_help(FILE *to)
+static void cli_main_print_help(FILE *to)
 {
     fputs("Usage: weft COMMAND [OPTIONS] [ARGUMENTS]\n"
           "\n"
@@ -91,7 +91,7 @@ static int unknown(const char *word)
     return cli_usage("", "unknown command '%s'", word);
 }
 
-static const struct command *find(const char *word)
+static const struct command *cli_main_find(const char *word)
 {
     for (size_t i = 0; i < COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0)
@@ -112,12 +112,12 @@ int main(int argc, char **argv)
 {
     hold_standard_files();
     if (argc < 2) {
-        print_help(stderr);
+        cli_main_print_help(stderr);
         return CLI_USAGE;
     }
     const char *word = argv[1];
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || (strcmp(word, "help") == 0 && argc == 2)) {
-        print_help(stdout);
+        cli_main_print_help(stdout);
         return cli_flush("");
     }
     if (strcmp(word, "--version") == 0) {
@@ -125,13 +125,13 @@ int main(int argc, char **argv)
         return cli_flush("");
     }
     if (strcmp(word, "help") == 0) {
-        const struct command *c = find(argv[2]);
+        const struct command *c = cli_main_find(argv[2]);
         char dash[] = "--help";
         char *args[] = {argv[2], dash, NULL};
         return c ? c->run(2, args) : unknown(argv[2]);
     }
     if (word[0] == '-')
         return cli_usage("", "unknown option '%s'", word);
-    const struct command *c = find(word);
+    const struct command *c = cli_main_find(word);
     return c ? c->run(argc - 1, argv + 1) : unknown(word);
 }

@@ -66,7 +66,7 @@ static const char help_more[] =
     "Exit status: 0; 1 if a piece or the job failed; 2 if the command line is wrong; 126 if COMMAND cannot be\n"
     "executed, 127 if there is none; 128 + N if signal N ended the job.\n";
 
-static int print_help(void)
+static int cli_map_print_help(void)
 {
     fputs(help, stdout);
     for (const weft_kernel *k = weft_kernel_next(NULL); k; k = weft_kernel_next(k)) {
@@ -132,7 +132,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {0}};
 
 /* A whole number from `least` to `most`; false after a message. */
-static bool number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *out)
+static bool cli_map_number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *out)
 {
     int64_t n;
     if (base_parse_number(text, least, most, &n) == 0) {
@@ -197,7 +197,7 @@ static int kernel_from(struct map_options *o, const char *arg)
     return 0;
 }
 
-static int take_option(struct map_options *o, struct launch *l, char **own, int c)
+static int cli_map_take_option(struct map_options *o, struct launch *l, char **own, int c)
 {
     switch (c) {
     case HOSTFILE: l->hostfile = optarg; return 0;
@@ -219,9 +219,9 @@ static int take_option(struct map_options *o, struct launch *l, char **own, int 
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_EXACT;
         return 0;
-    case NODES: return number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
-    case SLOTS: return number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
-    case RETRIES: return number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
+    case NODES: return cli_map_number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
+    case SLOTS: return cli_map_number("slots", optarg, 1, MAP_SLOTS_MAX, &o->slots) ? 0 : CLI_USAGE;
+    case RETRIES: return cli_map_number("retries", optarg, 0, 1000, &o->retries) ? 0 : CLI_USAGE;
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
@@ -322,7 +322,7 @@ int cli_map(int argc, char **argv)
         if (c == HELP) {
             asked = true;
         } else if (c != -1) {
-            status = take_option(&o, &l, &separator, c);
+            status = cli_map_take_option(&o, &l, &separator, c);
         } else if (optind < ours) {
             files[o.file_count++] = argv[optind++];
         } else {
@@ -333,7 +333,7 @@ int cli_map(int argc, char **argv)
     if (asked) {
         free(separator);
         free(files);
-        return print_help();
+        return cli_map_print_help();
     }
     if (!status) {
         o.files = files;

@@ -7,7 +7,7 @@
 
 #include "cli/command.h"
 
-static void say(const char *sub, const char *format, va_list args, const char *after)
+static void cli_output_say(const char *sub, const char *format, va_list args, const char *after)
 {
     char line[2048];
     vsnprintf(line, sizeof line, format, args);
@@ -19,7 +19,7 @@ int cli_error(const char *sub, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    say(sub, format, args, "");
+    cli_output_say(sub, format, args, "");
     va_end(args);
     return CLI_FAILED;
 }
@@ -30,7 +30,7 @@ int cli_usage(const char *sub, const char *format, ...)
     va_list args;
     snprintf(hint, sizeof hint, "See `weft %s%s--help`.\n", sub, sub[0] ? " " : "");
     va_start(args, format);
-    say(sub, format, args, hint);
+    cli_output_say(sub, format, args, hint);
     va_end(args);
     return CLI_USAGE;
 }

@@ -69,7 +69,7 @@ static const char *left_text(uint64_t budget, uint64_t needed, char *out, size_t
     return out;
 }
 
-static int add_row(struct cli_table *t, const struct plan *p, uint64_t peers, uint64_t depth)
+static int plan_add_row(struct cli_table *t, const struct plan *p, uint64_t peers, uint64_t depth)
 {
     struct need n = compute(p, peers, depth);
     char text[6][32], left[3][48], bytes[32];
@@ -87,7 +87,7 @@ static int add_row(struct cli_table *t, const struct plan *p, uint64_t peers, ui
     return cli_table_add(t, cells);
 }
 
-static int print_table(const struct plan *p)
+static int plan_print_table(const struct plan *p)
 {
     static const struct cli_column columns[] = {{"peers", true},         {"depth", true}, {"buffers", true},        {"memory", true},
                                                 {"regions alone", true}, {"left", true},  {"regions pooled", true}, {"left", true},
@@ -96,7 +96,7 @@ static int print_table(const struct plan *p)
     int rc = t ? 0 : -ENOMEM;
     for (unsigned i = 0; rc == 0 && i < p->peer_count; i++)
         for (unsigned k = 0; rc == 0 && k < p->depth_count; k++)
-            rc = add_row(t, p, p->peers[i], p->depths[k]);
+            rc = plan_add_row(t, p, p->peers[i], p->depths[k]);
     if (rc) {
         cli_table_free(t);
         return cli_error("plan", "no memory for the table");
@@ -114,7 +114,7 @@ static json_t *side_json(uint64_t needed, uint64_t budget)
                      needed <= budget);
 }
 
-static int print_json(const struct plan *p)
+static int plan_print_json(const struct plan *p)
 {
     json_t *rows = json_array();
     for (unsigned i = 0; i < p->peer_count; i++)
@@ -264,5 +264,5 @@ int cli_plan(int argc, char **argv)
         if (rc)
             return rc;
     }
-    return as_json ? print_json(&p) : print_table(&p);
+    return as_json ? plan_print_json(&p) : plan_print_table(&p);
 }

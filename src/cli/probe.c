@@ -43,7 +43,7 @@ static const char help[] =
     "Exit status: 0; 1 if there is no such device, or it did what it should not; 2 if the command line is wrong; 128 + N\n"
     "if signal N ended it.\n";
 
-static int number(const char *option, const char *text, int low, int high, int64_t *out)
+static int probe_number(const char *option, const char *text, int low, int high, int64_t *out)
 {
     return base_parse_number(text, low, high, out) ? cli_usage("probe", "%s '%s': expected a number from %d to %d", option, text, low, high)
                                                    : 0;
@@ -54,7 +54,7 @@ static const struct kind {
     int (*run)(const struct probe *p);
 } kinds[] = {{"regions", probe_regions}, {"pool", probe_pool}, {"memory", probe_memory}, {"queue", probe_queue}, {"link", probe_link}};
 
-static const struct kind *find(const char *word)
+static const struct kind *probe_find(const char *word)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strcmp(kinds[i].name, word) == 0)
@@ -93,12 +93,12 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
                 return cli_usage("probe", "--size '%s': expected a size from 64 to 1G", optarg);
             break;
         case 'n':
-            if (number("--count", optarg, 1, 1 << 20, &n))
+            if (probe_number("--count", optarg, 1, 1 << 20, &n))
                 return CLI_USAGE;
             p->count = (uint32_t)n;
             break;
         case 'g':
-            if (number("--gid-index", optarg, -1, 255, &n))
+            if (probe_number("--gid-index", optarg, -1, 255, &n))
                 return CLI_USAGE;
             p->gid_index = (int)n;
             gid_said = true;
@@ -108,7 +108,7 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     }
     if (optind == argc)
         return cli_usage("probe", "the probe is missing: name regions, pool, memory, queue or link");
-    const struct kind *k = find(argv[optind]);
+    const struct kind *k = probe_find(argv[optind]);
     if (!k)
         return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", argv[optind]);
     if (optind + 1 < argc)

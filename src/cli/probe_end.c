@@ -107,12 +107,12 @@ int probe_end_trade(struct probe_end *e, int64_t say, int64_t *hear)
 #define LANE_DEPTH 4095u
 #define LANE_CQE   1024
 
-static enum ibv_qp_type kind_of(const struct probe_end *e)
+static enum ibv_qp_type probe_end_kind_of(const struct probe_end *e)
 {
     return e->d->traits.rc && !e->lane ? IBV_QPT_RC : IBV_QPT_UC;
 }
 
-static int make(struct probe_end *e)
+static int probe_end_make(struct probe_end *e)
 {
     const struct verbs_traits *t = &e->d->traits;
     char a[32], b[32];
@@ -133,8 +133,13 @@ static int make(struct probe_end *e)
     uint32_t depth = t->depth_unit_bytes ? (uint32_t)((e->size - 1) / t->depth_unit_bytes + 1) : 16;
     if (e->lane)
         depth = t->depth < LANE_DEPTH ? t->depth : LANE_DEPTH;
-    struct verbs_qp_options o = {
-        .type = kind_of(e), .send_cq = e->cq, .recv_cq = e->cq, .send_depth = depth, .recv_depth = depth, .sge = 1, .signal_all = true};
+    struct verbs_qp_options o = {.type = probe_end_kind_of(e),
+                                 .send_cq = e->cq,
+                                 .recv_cq = e->cq,
+                                 .send_depth = depth,
+                                 .recv_depth = depth,
+                                 .sge = 1,
+                                 .signal_all = true};
     if ((rc = verbs_qp_create(&e->q, e->d, &o)))
         return rc;
     if (!e->lane && (e->q.send_depth < depth || e->q.recv_depth < depth))
@@ -159,7 +164,7 @@ static int say_hello(struct probe_end *e, int failed)
         h.rkey = e->region.mr[0]->rkey;
         h.can_write = e->d->traits.write;
         h.can_read = e->d->traits.read;
-        h.reliable = kind_of(e) == IBV_QPT_RC;
+        h.reliable = probe_end_kind_of(e) == IBV_QPT_RC;
         h.address = e->q.here;
     }
     return move(e, &h, sizeof h, true);
@@ -201,7 +206,7 @@ static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
         return base_fail(-EPROTO, "the other end sent an invalid address");
-    if (h->reliable != (kind_of(e) == IBV_QPT_RC))
+    if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
         return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
     if (h->count != e->count || h->size != e->size)
         return base_fail(-EPROTO, "the other end chose other sizes");
@@ -225,7 +230,7 @@ int probe_end_open(struct probe_end *e, struct verbs_device *d)
         e->count = h.count;
         e->size = h.size;
     }
-    rc = make(e);
+    rc = probe_end_make(e);
     said = say_hello(e, rc);
     if (rc || said)
         return rc ? rc : said;
@@ -257,7 +262,7 @@ void probe_end_close(struct probe_end *e)
 }
 
 /* --- using it --- */
-static int complete(struct probe_end *e, int64_t timeout_ns)
+static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
 {
     struct ibv_wc wc;
     int64_t deadline = base_deadline(timeout_ns), n;
@@ -293,7 +298,7 @@ int probe_end_do(struct probe_end *e, enum ibv_wr_opcode opcode, uint32_t mine, 
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
         return base_fail(rc, "%s: a request is refused: %s", e->d->name, base_strerror(rc));
     }
-    return complete(e, 10 * SECOND);
+    return probe_end_complete(e, 10 * SECOND);
 }
 
 int probe_end_post_receive(struct probe_end *e, uint32_t mine)
@@ -310,5 +315,5 @@ int probe_end_post_receive(struct probe_end *e, uint32_t mine)
 
 int probe_end_received(struct probe_end *e, int64_t timeout_ns)
 {
-    return complete(e, timeout_ns);
+    return probe_end_complete(e, timeout_ns);
 }

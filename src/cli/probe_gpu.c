@@ -13,7 +13,7 @@ enum { DMA_BUF_FD = 1 };              /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
 #define GPU_GRAIN (UINT64_C(2) << 20) /* a dmabuf covers whole pages of the GPU */
 
 /* The function `name`, called with the types of the arguments; any failure is negative. */
-static int failed(const char *what, int code)
+static int probe_gpu_failed(const char *what, int code)
 {
     return code ? base_fail(-EIO, "%s: CUDA error %d", what, code) : 0;
 }
@@ -23,12 +23,12 @@ static void *symbol(struct probe_gpu *g, const char *name)
     return g->library ? dlsym(g->library, name) : NULL;
 }
 
-#define CALL(g, name, types, ...)                                                                     \
-    ({                                                                                                \
-        int(*call_) types;                                                                            \
-        void *at_ = symbol(g, name);                                                                  \
-        memcpy(&call_, &at_, sizeof at_);                                                             \
-        at_ ? failed(name, call_(__VA_ARGS__)) : base_fail(-ENOSYS, "CUDA's driver has no %s", name); \
+#define CALL(g, name, types, ...)                                                                               \
+    ({                                                                                                          \
+        int(*call_) types;                                                                                      \
+        void *at_ = symbol(g, name);                                                                            \
+        memcpy(&call_, &at_, sizeof at_);                                                                       \
+        at_ ? probe_gpu_failed(name, call_(__VA_ARGS__)) : base_fail(-ENOSYS, "CUDA's driver has no %s", name); \
     })
 
 int probe_gpu_open(struct probe_gpu *g)

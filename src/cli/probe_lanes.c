@@ -28,7 +28,7 @@ static struct link_result both_ways(const struct link_result of[WAYS])
 }
 
 /* The least under way of those that are nearly as fast as the fastest that lost least. */
-static uint64_t choose(const struct link_measures *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
+static uint64_t lanes_choose(const struct link_measures *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
 {
     uint64_t best = 0, least = UINT64_MAX;
     bool clean = false;
@@ -70,11 +70,11 @@ const char *link_lanes_text(const struct link_measures *l, char *out, size_t len
 
 void link_propose(struct link_measures *l)
 {
-    l->best = choose(l, UINT32_MAX, &l->lane_size[0], &l->lane_depth[0]);
+    l->best = lanes_choose(l, UINT32_MAX, &l->lane_size[0], &l->lane_depth[0]);
     if (l->lane_size[0] > 4 * SMALL)
-        choose(l, l->lane_size[0] / 4, &l->lane_size[1], &l->lane_depth[1]);
+        lanes_choose(l, l->lane_size[0] / 4, &l->lane_size[1], &l->lane_depth[1]);
     if (l->lane_size[0] > SMALL)
-        choose(l, SMALL, &l->lane_size[2], &l->lane_depth[2]);
+        lanes_choose(l, SMALL, &l->lane_size[2], &l->lane_depth[2]);
     if (l->lane_size[1] <= SMALL)
         l->lane_size[1] = 0;
     for (unsigned i = 0; i < 3 * SIZES * DEPTHS; i++) {

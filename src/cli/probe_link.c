@@ -47,7 +47,7 @@ static bool holds_sends(const struct probe_end *e)
     return e->d->traits.link == VERBS_THUNDERBOLT;
 }
 
-static uint32_t units(const struct probe_end *e, uint32_t size)
+static uint32_t link_units(const struct probe_end *e, uint32_t size)
 {
     uint32_t unit = e->d->traits.depth_unit_bytes;
     return unit ? (size + unit - 1) / unit : 1;
@@ -88,7 +88,7 @@ static bool is_whole(const uint8_t *at, uint32_t size)
     return true;
 }
 
-static int post(struct probe_end *e, bool send, uint32_t slot, uint32_t size)
+static int link_post(struct probe_end *e, bool send, uint32_t slot, uint32_t size)
 {
     uint64_t offset = (uint64_t)slot * size;
     struct ibv_sge sge = {(uintptr_t)(e->base + offset), size, verbs_lkey(&e->region, offset)};
@@ -135,7 +135,7 @@ struct intake {
 
 /* What has come; true when something has. Receives are posted again while `more`, but not on a port that is down: a driver of
  * Thunderbolt crashes then. */
-static int take(struct probe_end *e, struct intake *in, bool more, bool counts)
+static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
     int n = completions(e, slots), rc = 0;
@@ -151,7 +151,7 @@ static int take(struct probe_end *e, struct intake *in, bool more, bool counts)
             in->received++;
             in->damaged += !is_whole(e->base + (uint64_t)slots[i] * in->size, in->size);
         }
-        if (more && (rc = post(e, false, slots[i], in->size)) == 0) {
+        if (more && (rc = link_post(e, false, slots[i], in->size)) == 0) {
             in->posted++;
             in->credit++;
         }
@@ -170,7 +170,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
     int rc = 0, n;
     in->last = base_now_ns();
     while (sent < 0 || (in->received < (uint64_t)sent && base_now_ns() - in->last < QUIET)) {
-        if ((n = take(e, in, sent < 0, true)) < 0)
+        if ((n = link_take(e, in, sent < 0, true)) < 0)
             return n;
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
@@ -202,7 +202,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             rc = given_up();
         in->last = base_now_ns();
         while (!rc && in->posted && base_now_ns() - in->last < QUIET)
-            if ((n = take(e, in, false, false)) < 0)
+            if ((n = link_take(e, in, false, false)) < 0)
                 rc = n;
         if (!rc)
             rc = probe_end_say(e, in->posted);
@@ -224,15 +224,15 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
     uint32_t depth = (uint32_t)word;
     if (word <= 0 || !sensible(e, in.size, depth))
         return word == GIVEN_UP ? given_up() : base_fail(-EPROTO, "the other end sent invalid sizes");
-    uint32_t room = e->q.recv_depth / units(e, in.size);
+    uint32_t room = e->q.recv_depth / link_units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
     in.receives = in.receives < e->bytes / in.size ? in.receives : (uint32_t)(e->bytes / in.size);
-    int rc = port_up(e); /* as in take() */
+    int rc = port_up(e); /* as in link_take() */
     if (rc)
         return rc;
     in.looked = in.last = base_now_ns();
-    while (in.posted < in.receives && post(e, false, in.posted, in.size) == 0)
+    while (in.posted < in.receives && link_post(e, false, in.posted, in.size) == 0)
         in.posted++;
     in.receives = in.posted;
     rc = probe_end_say(e, in.posted);
@@ -259,7 +259,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
         while (!over && left && (holds_sends(e) || (int64_t)*sent < credit)) {
             uint32_t slot = free_slots[left - 1];
             stamp(e->base + (uint64_t)slot * size, size, *sent);
-            int rc = post(e, true, slot, size);
+            int rc = link_post(e, true, slot, size);
             if (rc == -ENOMEM && left < depth) { /* full before it should be: others have met that, too */
                 r->refused = true;
                 break;
@@ -304,7 +304,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
 }
 
 /* The receives that are left get messages until there are none. */
-static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t left)
+static int link_fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t left)
 {
     struct link_result ignored = {0};
     uint64_t sent;
@@ -322,7 +322,7 @@ static int fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t lef
     return 0;
 }
 
-static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct link_result *r)
+static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct link_result *r)
 {
     struct probe_end *e = &l->end;
     int64_t word, report[4];
@@ -347,7 +347,7 @@ static int one(struct link_probe *l, uint32_t size, uint32_t depth, struct link_
         r->bytes_per_second = (uint64_t)((double)(received - 1) * size * 1e9 / (double)report[2]);
     if (r->damaged)
         return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged", size, depth);
-    return fill(l, size, depth, report[3]);
+    return link_fill(l, size, depth, report[3]);
 }
 
 /* The same from the other end. */
@@ -377,7 +377,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
 }
 
 /* Say so; the reason stays. */
-static int give_up(struct link_probe *l, int rc)
+static int link_give_up(struct link_probe *l, int rc)
 {
     snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
     probe_end_say(&l->end, GIVEN_UP);
@@ -402,8 +402,8 @@ static int follow(struct link_probe *l)
         struct link_result r = {0};
         if (!sensible(e, size, depth))
             return base_fail(-EPROTO, "the other end sent invalid sizes");
-        if ((rc = one(l, size, depth, &r)))
-            return give_up(l, rc);
+        if ((rc = link_one(l, size, depth, &r)))
+            return link_give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
         for (unsigned i = 0; i < 4 && !rc; i++)
             rc = probe_end_say(e, report[i]);
@@ -418,7 +418,7 @@ static bool too_much(const struct link_result *r)
     return r->refused || r->lost > r->sent / LOSS_MOST;
 }
 
-static int lead(struct link_probe *l)
+static int link_lead(struct link_probe *l)
 {
     const struct probe *p = l->end.p;
     int rc = 0;
@@ -427,9 +427,9 @@ static int lead(struct link_probe *l)
             uint32_t size = l->m.sizes[i], depth = link_depths[k], frames = size / FRAME;
             struct link_result *r = l->m.results[i][k];
             if (size > l->end.size || (p->size && size != p->size) || (p->count && depth != p->count) || depth * frames > FRAMES_MOST ||
-                (uint64_t)depth * units(&l->end, size) > l->granted || (uint64_t)depth * size > l->end.bytes)
+                (uint64_t)depth * link_units(&l->end, size) > l->granted || (uint64_t)depth * size > l->end.bytes)
                 continue;
-            rc = one(l, size, depth, &r[THERE]);
+            rc = link_one(l, size, depth, &r[THERE]);
             if (!rc)
                 rc = one_back(l, size, depth, &r[BACK]);
             if (too_much(&r[THERE]) || too_much(&r[BACK]))
@@ -437,7 +437,7 @@ static int lead(struct link_probe *l)
         }
     }
     if (rc)
-        return give_up(l, rc);
+        return link_give_up(l, rc);
     probe_end_say(&l->end, 0);
     return 0;
 }
@@ -477,7 +477,7 @@ static int print_proposal(const struct link_probe *l, const char *lanes)
     return cli_flush("probe link");
 }
 
-static int report(const struct probe *p, struct link_probe *l)
+static int link_report(const struct probe *p, struct link_probe *l)
 {
     char lanes[96];
     if (!l->harm[0]) /* else what was not measured might have been better, and what was may be wrong */
@@ -494,7 +494,7 @@ static int report(const struct probe *p, struct link_probe *l)
     return status;
 }
 
-static void work(struct link_probe *l, struct verbs_device *d)
+static void link_work(struct link_probe *l, struct verbs_device *d)
 {
     struct probe_end *e = &l->end;
     int64_t theirs = 0;
@@ -510,7 +510,7 @@ static void work(struct link_probe *l, struct verbs_device *d)
         l->rc = probe_end_trade(e, mine, &theirs);
     if (!l->rc) {
         l->granted = theirs > 0 && theirs < (int64_t)mine ? (uint32_t)theirs : mine;
-        l->rc = e->leads ? lead(l) : follow(l);
+        l->rc = e->leads ? link_lead(l) : follow(l);
         /* Whatever it looked like, and whichever end saw it first. */
         if (l->rc && !cli_stopped() && port_up(e)) {
             l->rc = -ENETDOWN;
@@ -522,25 +522,25 @@ static void work(struct link_probe *l, struct verbs_device *d)
         snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
 }
 
-static void *other_end(void *arg)
+static void *link_other_end(void *arg)
 {
     struct link_probe *l = arg;
     struct verbs_device *d = probe_open(l->end.p);
     if (d)
-        work(l, d);
+        link_work(l, d);
     probe_end_close(&l->end);
     return NULL;
 }
 
-static int finish(const struct probe *p, struct link_probe *l, struct verbs_device *d)
+static int link_finish(const struct probe *p, struct link_probe *l, struct verbs_device *d)
 {
-    work(l, d);
+    link_work(l, d);
     if (l->rc == -ECONNRESET && (p->listen || p->peer))
         return probe_error(p, "%s: see its messages", l->why);
     if (l->rc && (!l->harm[0] || !l->end.leads))
         return probe_error(p, "%s%s", l->why,
                            l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to ? " (--listen and --peer do it with another host)" : "");
-    return l->end.leads ? report(p, l) : 0;
+    return l->end.leads ? link_report(p, l) : 0;
 }
 
 int probe_link(const struct probe *p)
@@ -566,7 +566,7 @@ int probe_link(const struct probe *p)
         probe_error(p, "%s", base_error());
         verbs_device_close(d);
     } else if (l[0].end.fd >= 0) {
-        rc = finish(p, &l[0], d);
+        rc = link_finish(p, &l[0], d);
         probe_end_close(&l[0].end);
     } else if (base_socketpair(fds)) {
         probe_error(p, "%s", base_error());
@@ -577,10 +577,10 @@ int probe_link(const struct probe *p)
         there.name = p->to ? p->to : name;
         l[0].end.fd = fds[0];
         l[1].end.fd = fds[1];
-        threaded = pthread_create(&thread, NULL, other_end, &l[1]) == 0;
+        threaded = pthread_create(&thread, NULL, link_other_end, &l[1]) == 0;
         if (!threaded)
             close(fds[1]);
-        rc = threaded ? finish(p, &l[0], d) : probe_error(p, "no thread for the other end");
+        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "no thread for the other end");
         if (!threaded)
             l[0].end.d = d;
         probe_end_close(&l[0].end); /* the other may wait for a word from here */

@@ -111,7 +111,7 @@ static int of_private_file(struct piece *m)
     return rc ? rc : mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 }
 
-static void give_back(struct piece *m)
+static void probe_memory_give_back(struct piece *m)
 {
     if (m->to_free)
         free(m->to_free);
@@ -176,7 +176,7 @@ static void try_kind(struct report *r, struct verbs_device *d, const struct kind
         if (rc == 0)
             verbs_unregister(&region);
     }
-    give_back(&m);
+    probe_memory_give_back(&m);
 }
 
 /* The same bytes in two regions at once. */
@@ -245,7 +245,7 @@ static void try_both(struct report *r, struct verbs_device *d, struct probe_gpu 
         if (is_region)
             verbs_unregister(&region);
     }
-    give_back(&m);
+    probe_memory_give_back(&m);
 }
 
 static void try_gpu(struct report *r, struct verbs_device *d, uint64_t bytes, char name[128])

@@ -58,7 +58,7 @@ static uint64_t guard_seed(unsigned round)
     return 2 * round + 2;
 }
 
-static void fill(struct probe_end *e, uint64_t seed)
+static void probe_pool_fill(struct probe_end *e, uint64_t seed)
 {
     uint64_t *at = (uint64_t *)(void *)e->base;
     for (uint64_t i = 0; i < e->bytes / 8; i++)
@@ -67,7 +67,7 @@ static void fill(struct probe_end *e, uint64_t seed)
 
 /* Whether the words [first, first + n) of my region are those of `seed` from `as` on; the offset of the first that is
  * not, or NOTHING. */
-static int64_t wrong(const struct probe_end *e, uint64_t first, uint64_t n, uint64_t seed, uint64_t as)
+static int64_t probe_pool_wrong(const struct probe_end *e, uint64_t first, uint64_t n, uint64_t seed, uint64_t as)
 {
     const uint64_t *at = (const uint64_t *)(const void *)e->base;
     for (uint64_t i = 0; i < n; i++)
@@ -81,8 +81,8 @@ static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b
 {
     uint64_t words = e->size / 8, first = b * words + from;
     if (b >= low && b < high)
-        return wrong(e, first, n, source_seed(round), (e->count - 1 - b) * words + from);
-    return wrong(e, first, n, guard_seed(round), first);
+        return probe_pool_wrong(e, first, n, source_seed(round), (e->count - 1 - b) * words + from);
+    return probe_pool_wrong(e, first, n, guard_seed(round), first);
 }
 
 /* Buffer b, which has just come, and the edges of its neighbours. */
@@ -177,7 +177,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     bool destination = starts == reads;
     int64_t theirs, all;
     *r = (struct result){.tried = true, .bad = NOTHING};
-    fill(e, destination ? guard_seed(round) : source_seed(round));
+    probe_pool_fill(e, destination ? guard_seed(round) : source_seed(round));
     int rc = probe_end_trade(e, round, &theirs);
     if (rc == 0 && theirs != (int64_t)round)
         rc = base_fail(-EPROTO, "the two ends do not do the same operation");
@@ -191,7 +191,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     if (destination)
         all = r->bad == NOTHING ? check_all(e, round, 0, e->count) : r->bad;
     else
-        all = wrong(e, 0, e->bytes / 8, source_seed(round), 0);
+        all = probe_pool_wrong(e, 0, e->bytes / 8, source_seed(round), 0);
     if ((rc = probe_end_trade(e, all, &theirs)))
         return rc;
     if (r->bad == NOTHING && (all != NOTHING || theirs != NOTHING)) {
@@ -226,7 +226,7 @@ static int all_rounds(struct pool *pool)
     return 0;
 }
 
-static void work(struct pool *pool, struct verbs_device *d)
+static void probe_pool_work(struct pool *pool, struct verbs_device *d)
 {
     pool->rc = probe_end_open(&pool->end, d);
     if (pool->rc == 0)
@@ -236,12 +236,12 @@ static void work(struct pool *pool, struct verbs_device *d)
 }
 
 /* --- the other end on this host --- */
-static void *other_end(void *arg)
+static void *probe_pool_other_end(void *arg)
 {
     struct pool *pool = arg;
     struct verbs_device *d = probe_open(pool->end.p);
     if (d)
-        work(pool, d);
+        probe_pool_work(pool, d);
     probe_end_close(&pool->end);
     return NULL;
 }
@@ -271,7 +271,7 @@ static void why_not(const struct pool *pool, unsigned round, char *out, size_t l
     snprintf(out, len, "not tried: %s failed, and more might do harm", before < round ? rounds[before].name : "what was before");
 }
 
-static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
+static int probe_pool_add_row(struct cli_table *t, const struct pool *pool, unsigned i)
 {
     const struct result *r = &pool->results[i];
     char buffers[48], bytes[32], lost[32], said[128];
@@ -288,7 +288,7 @@ static int add_row(struct cli_table *t, const struct pool *pool, unsigned i)
     return cli_table_add(t, cells);
 }
 
-static int report(const struct probe *p, const struct pool *pool)
+static int probe_pool_report(const struct probe *p, const struct pool *pool)
 {
     static const struct cli_column columns[] = {
         {"operation", false}, {"buffers", true}, {"bytes", true}, {"lost", true}, {"result", false}};
@@ -297,7 +297,7 @@ static int report(const struct probe *p, const struct pool *pool)
     char size[32];
     bool good = pool->rc == 0;
     for (unsigned i = 0; i < ROUNDS; i++) {
-        if (t && add_row(t, pool, i)) {
+        if (t && probe_pool_add_row(t, pool, i)) {
             cli_table_free(t);
             t = NULL;
         }
@@ -314,10 +314,10 @@ static int report(const struct probe *p, const struct pool *pool)
 }
 
 /* --- with the other end, there or here --- */
-static int lead(const struct probe *p, struct pool *pool, struct verbs_device *d)
+static int probe_pool_lead(const struct probe *p, struct pool *pool, struct verbs_device *d)
 {
-    work(pool, d);
-    return pool->rc ? probe_error(p, "%s", pool->why) : report(p, pool);
+    probe_pool_work(pool, d);
+    return pool->rc ? probe_error(p, "%s", pool->why) : probe_pool_report(p, pool);
 }
 
 static int with_thread(const struct probe *p, struct pool *pool, struct verbs_device *d)
@@ -335,12 +335,12 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     }
     pool->end.fd = fds[0];
     other.end.fd = fds[1];
-    if (pthread_create(&thread, NULL, other_end, &other)) {
+    if (pthread_create(&thread, NULL, probe_pool_other_end, &other)) {
         close(fds[1]);
         verbs_device_close(d);
         return probe_error(p, "no thread for the other end");
     }
-    int rc = lead(p, pool, d);
+    int rc = probe_pool_lead(p, pool, d);
     probe_end_close(&pool->end); /* the other may wait for a word from here */
     pthread_join(thread, NULL);
     return rc;
@@ -364,7 +364,7 @@ int probe_pool(const struct probe *p)
     if (fd < 0)
         return with_thread(p, &pool, d);
     pool.end.fd = fd;
-    int rc = lead(p, &pool, d);
+    int rc = probe_pool_lead(p, &pool, d);
     probe_end_close(&pool.end);
     return rc;
 }

@@ -37,7 +37,7 @@ struct queue_report {
     char why_not[1024]; /* the past was not tried */
 };
 
-static enum ibv_qp_type kind_of(const struct verbs_device *d)
+static enum ibv_qp_type probe_queue_kind_of(const struct verbs_device *d)
 {
     return d->traits.rc ? IBV_QPT_RC : IBV_QPT_UC;
 }
@@ -48,11 +48,11 @@ static int last_code(const struct verbs_device *d)
 }
 
 /* Asks for exactly this depth, unlike verbs_qp_create(), which asks for no more than there is. */
-static struct ibv_qp *make(const struct verbs_device *d, struct ibv_cq *cq, struct ibv_qp_init_attr *init, uint32_t depth)
+static struct ibv_qp *probe_queue_make(const struct verbs_device *d, struct ibv_cq *cq, struct ibv_qp_init_attr *init, uint32_t depth)
 {
     *init = (struct ibv_qp_init_attr){.send_cq = cq,
                                       .recv_cq = cq,
-                                      .qp_type = kind_of(d),
+                                      .qp_type = probe_queue_kind_of(d),
                                       .sq_sig_all = 1,
                                       .cap = {.max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 1, .max_recv_sge = 1}};
     errno = 0;
@@ -66,7 +66,7 @@ static void count_qps(struct queue_report *r, struct ibv_cq *cq, uint32_t most)
     struct ibv_qp **all = calloc(most, sizeof(struct ibv_qp *));
     r->qps.tried = most;
     while (all && r->qps.made < most && !cli_stopped()) {
-        struct ibv_qp *qp = make(d, cq, &init, 16);
+        struct ibv_qp *qp = probe_queue_make(d, cq, &init, 16);
         if (!qp) {
             r->qps.code = last_code(d);
             break;
@@ -104,7 +104,7 @@ static void ask_depth(struct queue_report *r, struct ibv_cq *cq, uint32_t depth)
     struct ibv_qp_attr attr = {0};
     struct ibv_qp_init_attr init, now = {0};
     *one = (struct depth){.asked = depth};
-    struct ibv_qp *qp = make(r->d, cq, &init, depth);
+    struct ibv_qp *qp = probe_queue_make(r->d, cq, &init, depth);
     if (!qp) {
         one->code = last_code(r->d);
         return;
@@ -127,7 +127,7 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
 /* --- past the depth --- */
 
 /* What a request takes of the depth: where frames are counted it has several, so that the two can be told apart. */
-static uint32_t units(const struct verbs_device *d)
+static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;
 }
@@ -138,7 +138,7 @@ static uint32_t request_bytes(const struct verbs_device *d)
 }
 
 /* One more than was granted, and no further: what is taken beyond the depth may do harm. */
-static struct past fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_t depth, bool sends, const struct ibv_sge *sge)
+static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_t depth, bool sends, const struct ibv_sge *sge)
 {
     struct past past = {.tried = true, .depth = depth};
     struct ibv_sge piece = *sge;
@@ -151,7 +151,7 @@ static struct past fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_
             past.code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, NULL);
             break;
         }
-        past.taken += units(d);
+        past.taken += probe_queue_units(d);
     }
     return past;
 }
@@ -162,7 +162,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
 {
     struct verbs_device *d = r->d;
     struct verbs_qp_options o = {
-        .type = kind_of(d), .send_cq = cq, .recv_cq = cq, .send_depth = 16, .recv_depth = 16, .sge = 1, .signal_all = true};
+        .type = probe_queue_kind_of(d), .send_cq = cq, .recv_cq = cq, .send_depth = 16, .recv_depth = 16, .sge = 1, .signal_all = true};
     struct verbs_qp one = {0}, two = {0};
     struct verbs_regions region = {0};
     void *memory = probe_map(BASE_PAGE);
@@ -170,8 +170,8 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     if (rc == 0 && (rc = verbs_qp_create(&one, d, &o)) == 0 && (rc = verbs_qp_create(&two, d, &o)) == 0 &&
         (rc = verbs_qp_connect(&one, &two.here)) == 0 && (rc = verbs_qp_connect(&two, &one.here)) == 0) {
         struct ibv_sge sge = {(uintptr_t)memory, request_bytes(d), region.mr[0]->lkey};
-        r->sends = fill(d, one.qp, one.send_depth, true, &sge);
-        r->receives = fill(d, one.qp, one.recv_depth, false, &sge);
+        r->sends = probe_queue_fill(d, one.qp, one.send_depth, true, &sge);
+        r->receives = probe_queue_fill(d, one.qp, one.recv_depth, false, &sge);
     }
     verbs_qp_destroy(&one);
     verbs_qp_destroy(&two);
@@ -197,8 +197,8 @@ static int past_there(struct queue_report *r, const struct probe *p, int fd)
         rc = probe_end_open(&e, d);
     if (rc == 0 && e.leads) {
         struct ibv_sge sge = {(uintptr_t)e.base, request_bytes(d), e.region.mr[0]->lkey};
-        r->sends = fill(d, e.q.qp, e.q.send_depth, true, &sge);
-        r->receives = fill(d, e.q.qp, e.q.recv_depth, false, &sge);
+        r->sends = probe_queue_fill(d, e.q.qp, e.q.send_depth, true, &sge);
+        r->receives = probe_queue_fill(d, e.q.qp, e.q.recv_depth, false, &sge);
     }
     if (rc == 0)
         rc = probe_end_trade(&e, 0, &word);
@@ -232,7 +232,7 @@ static json_t *report_json(const struct queue_report *r)
                      r->why_not);
 }
 
-static int add(struct cli_table *t, const char *what, uint32_t asked, const char *given, int code, const char *note)
+static int probe_queue_add(struct cli_table *t, const char *what, uint32_t asked, const char *given, int code, const char *note)
 {
     char asks[16], then[256];
     snprintf(asks, sizeof asks, "%u", asked);
@@ -246,7 +246,7 @@ static int add_count(struct cli_table *t, const char *what, const struct count *
 {
     char made[16];
     snprintf(made, sizeof made, "%u", c->made);
-    return add(t, what, c->tried, made, c->code, c->code ? "" : "none refused");
+    return probe_queue_add(t, what, c->tried, made, c->code, c->code ? "" : "none refused");
 }
 
 static int add_past(struct cli_table *t, const char *what, const struct queue_report *r, const struct past *x)
@@ -257,8 +257,8 @@ static int add_past(struct cli_table *t, const char *what, const struct queue_re
         return cli_table_add(t, cells);
     }
     snprintf(taken, sizeof taken, "%u", x->taken);
-    return add(t, what, x->depth + units(r->d), taken, x->code,
-               x->taken > x->depth ? "accepted beyond the depth: never rely on that, it may be lost or do harm" : "");
+    return probe_queue_add(t, what, x->depth + probe_queue_units(r->d), taken, x->code,
+                           x->taken > x->depth ? "accepted beyond the depth: never rely on that, it may be lost or do harm" : "");
 }
 
 static struct cli_table *report_table(const struct queue_report *r)
@@ -277,12 +277,13 @@ static struct cli_table *report_table(const struct queue_report *r)
             snprintf(given, sizeof given, "%u", one->send);
         else if (one->code == 0)
             snprintf(given, sizeof given, "%u, %u", one->send, one->receive);
-        rc = add(t, r->d->traits.depth_unit_bytes ? "depth, in frames" : "depth, in requests", one->asked, given, one->code, "");
+        rc =
+            probe_queue_add(t, r->d->traits.depth_unit_bytes ? "depth, in frames" : "depth, in requests", one->asked, given, one->code, "");
     }
     if (rc == 0)
-        rc = add_past(t, units(r->d) > 1 ? "frames posted in sends" : "sends posted", r, &r->sends);
+        rc = add_past(t, probe_queue_units(r->d) > 1 ? "frames posted in sends" : "sends posted", r, &r->sends);
     if (rc == 0)
-        rc = add_past(t, units(r->d) > 1 ? "frames posted in receives" : "receives posted", r, &r->receives);
+        rc = add_past(t, probe_queue_units(r->d) > 1 ? "frames posted in receives" : "receives posted", r, &r->receives);
     if (rc) {
         cli_table_free(t);
         t = NULL;

@@ -35,7 +35,7 @@ static bool key_is_new(struct trial *t, uint32_t lkey)
     return is_new;
 }
 
-static void give_back(struct trial *t, uint32_t down_to)
+static void probe_regions_give_back(struct trial *t, uint32_t down_to)
 {
     while (t->count > down_to) {
         verbs_unregister(&t->regions[--t->count]);
@@ -88,7 +88,7 @@ static void try_all(struct trial *t)
     /* What is given back must be there again. */
     int code = t->code;
     int64_t ns = t->ns;
-    give_back(t, t->count - 1);
+    probe_regions_give_back(t, t->count - 1);
     t->again = more(t, false) == 0;
     t->code = code;
     t->ns = ns;
@@ -96,7 +96,7 @@ static void try_all(struct trial *t)
         snprintf(t->harm, sizeof t->harm, "a region that was freed cannot be registered again");
 }
 
-static int report(const struct probe *p, const struct trial *t)
+static int probe_regions_report(const struct probe *p, const struct trial *t)
 {
     static const struct cli_column columns[] = {{"device", false}, {"regions", true},   {"of", true},
                                                 {"each", true},    {"time each", true}, {"then", false}};
@@ -139,11 +139,11 @@ int probe_regions(const struct probe *p)
         if (t.count == 0 && t.code)
             rc = probe_error(p, "%s", base_error()); /* not one */
         else if (!cli_stopped())
-            rc = report(p, &t);
+            rc = probe_regions_report(p, &t);
     } else {
         probe_error(p, "no memory for %u regions", t.most);
     }
-    give_back(&t, 0);
+    probe_regions_give_back(&t, 0);
     free(t.regions);
     free(t.memory);
     free(t.keys);

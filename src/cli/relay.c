@@ -15,14 +15,14 @@
  * alone, so it must not be made non-blocking. */
 #define WRITE_MAX 4096u
 
-static void give_up(struct relay_out *o, int error)
+static void relay_give_up(struct relay_out *o, int error)
 {
     o->broken = true; /* the launcher closes what feeds it, so that the nodes see it too */
     o->error = error;
     o->start = o->end = 0;
 }
 
-static void append(struct relay_out *o, const char *bytes, size_t len)
+static void relay_append(struct relay_out *o, const char *bytes, size_t len)
 {
     if (o->room - o->end < len && o->start) {
         memmove(o->data, o->data + o->start, relay_waiting(o));
@@ -33,7 +33,7 @@ static void append(struct relay_out *o, const char *bytes, size_t len)
         size_t room = 2 * (o->end + len);
         char *more = realloc(o->data, room);
         if (!more) {
-            give_up(o, ENOMEM);
+            relay_give_up(o, ENOMEM);
             return;
         }
         o->data = more;
@@ -46,20 +46,20 @@ static void append(struct relay_out *o, const char *bytes, size_t len)
 void relay_say(struct relay_out *o, const char *text, size_t len)
 {
     if (!o->broken)
-        append(o, text, len);
+        relay_append(o, text, len);
 }
 
-static void emit(struct relay_in *in, const char *line, size_t len)
+static void relay_emit(struct relay_in *in, const char *line, size_t len)
 {
     char tag[16];
     struct relay_out *o = in->to;
     int n = snprintf(tag, sizeof tag, "[%u] ", in->node);
     if (!o->broken)
-        append(o, tag, (size_t)n);
+        relay_append(o, tag, (size_t)n);
     if (!o->broken)
-        append(o, line, len);
+        relay_append(o, line, len);
     if (!o->broken && (len == 0 || line[len - 1] != '\n'))
-        append(o, "\n", 1);
+        relay_append(o, "\n", 1);
 }
 
 int relay_read(struct relay_in *in)
@@ -89,13 +89,13 @@ int relay_read(struct relay_in *in)
     in->drained += (size_t)n;
     for (char *nl; (nl = memchr(in->line + seen, '\n', in->len - seen)); seen = begin) {
         size_t end = (size_t)(nl - in->line) + 1;
-        emit(in, in->line + begin, end - begin);
+        relay_emit(in, in->line + begin, end - begin);
         begin = end;
     }
     memmove(in->line, in->line + begin, in->len - begin);
     in->len -= begin;
     if (in->len >= RELAY_LINE_MAX) {
-        emit(in, in->line, in->len);
+        relay_emit(in, in->line, in->len);
         in->len = 0;
     }
     return 1;
@@ -104,7 +104,7 @@ int relay_read(struct relay_in *in)
 void relay_close(struct relay_in *in)
 {
     if (in->len)
-        emit(in, in->line, in->len);
+        relay_emit(in, in->line, in->len);
     free(in->line);
     in->line = NULL;
     in->len = in->room = 0;
@@ -124,7 +124,7 @@ void relay_write(struct relay_out *o)
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             return;
         if (n < 0) {
-            give_up(o, errno);
+            relay_give_up(o, errno);
             return;
         }
         o->start += (size_t)n;

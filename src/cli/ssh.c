@@ -119,7 +119,7 @@ void ssh_command_free(struct ssh_command *c)
 
 static int signal_pipe[2] = {-1, -1};
 
-static void on_signal(int sig)
+static void on_ssh_signal(int sig)
 {
     int error = errno;
     uint8_t byte = (uint8_t)sig;
@@ -128,7 +128,7 @@ static void on_signal(int sig)
     errno = error;
 }
 
-static int read_all(void *buf, size_t len)
+static int ssh_read_all(void *buf, size_t len)
 {
     for (uint8_t *p = buf; len;) {
         ssize_t n = read(STDIN_FILENO, p, len);
@@ -160,7 +160,7 @@ static char *take_strings(char *at, char **list, uint32_t count)
 static int read_job(struct job *job)
 {
     struct order o;
-    int rc = read_all(&o, sizeof o);
+    int rc = ssh_read_all(&o, sizeof o);
     if (rc || memcmp(o.magic, order_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_ORDER_MAX || o.argc == 0 ||
         o.argc > o.bytes || o.envc > o.bytes)
         return base_fail(rc ? rc : -EPROTO, "no order came over standard input (--as-node is how weft run starts nodes over ssh; "
@@ -168,7 +168,7 @@ static int read_job(struct job *job)
     job->text = malloc(o.bytes);
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the order");
-    if ((rc = read_all(job->text, o.bytes)))
+    if ((rc = ssh_read_all(job->text, o.bytes)))
         return base_fail(rc, "the order is incomplete");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
@@ -254,7 +254,7 @@ int ssh_serve(void)
         cli_error("run", "on %s the directory %s cannot be entered: %s", host, job.dir, base_strerror(error));
         goto out;
     }
-    struct sigaction act = {.sa_handler = on_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+    struct sigaction act = {.sa_handler = on_ssh_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     static const int caught[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE};
     struct base_dispositions before;
     sigfillset(&act.sa_mask);

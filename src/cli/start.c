@@ -201,7 +201,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
 }
 
 /* What a node on another machine needs before it is started: ssh's command line, and its order in the pipe. */
-static int prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
+static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
     char dir[4096], number[32], guard[FAB_GUARD_MAX + 16], *order = NULL;
     const char *env[160] = {number, s->size, s->coord};
@@ -252,7 +252,7 @@ int launch_start_node(struct launcher *s, uint32_t rank)
         rc = base_pipe(f.err, 0);
     if (rc)
         goto failed;
-    if (machine && prepare_remote(s, rank, &f)) {
+    if (machine && start_prepare_remote(s, rank, &f)) {
         launch_say(s, "node %u: %s", rank, base_error());
         goto cleanup;
     }

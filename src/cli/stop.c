@@ -10,7 +10,7 @@
 
 static volatile sig_atomic_t stop;
 
-static void on_signal(int number)
+static void on_stop_signal(int number)
 {
     stop = number;
 }
@@ -18,7 +18,7 @@ static void on_signal(int number)
 void cli_catch_signals(void)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction a = {.sa_handler = on_stop_signal, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&a.sa_mask);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         sigaction(numbers[i], &a, NULL);

@@ -43,7 +43,7 @@ struct options {
     int64_t time_ns;
 };
 
-static int take_option(int c, struct options *o, struct launch *l)
+static int topo_take_option(int c, struct options *o, struct launch *l)
 {
     int64_t n;
     switch (c) {
@@ -71,7 +71,7 @@ static int take_option(int c, struct options *o, struct launch *l)
     }
 }
 
-static int start(struct launch *l, int argc, char **argv)
+static int topo_start(struct launch *l, int argc, char **argv)
 {
     struct hosts hosts = {.count = 0};
     struct emulation e;
@@ -131,12 +131,12 @@ int cli_topo(int argc, char **argv)
             fputs(help, stdout);
             return cli_flush("topo");
         }
-        if ((status = take_option(c, &o, &l)))
+        if ((status = topo_take_option(c, &o, &l)))
             return status;
     }
     if (optind < argc)
         return cli_usage("topo", "unexpected '%s'", argv[optind]);
     if (!o.time_ns)
         o.time_ns = o.format == TOPO_MATRIX ? WEFT_MS : 50 * WEFT_MS;
-    return as_node ? topo_node(o.format, o.time_ns, hosts_file(l.hostfile)) : start(&l, argc, argv);
+    return as_node ? topo_node(o.format, o.time_ns, hosts_file(l.hostfile)) : topo_start(&l, argc, argv);
 }

@@ -11,7 +11,7 @@
 #include "cli/topo.h"
 #include "cluster/cluster.h"
 
-static const struct topo_link *link_of(const struct topo *t, uint32_t from, uint32_t to)
+static const struct topo_link *topo_matrix_link_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     return &t->links[(uint64_t)from * t->size + to];
 }
@@ -19,23 +19,23 @@ static const struct topo_link *link_of(const struct topo *t, uint32_t from, uint
 /* Length of the device's name that leads directly from one node to another; 0: none does, or only the memory of the machine. */
 static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
 {
-    const weft_link_stats *there = &link_of(t, from, to)->stats, *back = &link_of(t, to, from)->stats;
+    const weft_link_stats *there = &topo_matrix_link_of(t, from, to)->stats, *back = &topo_matrix_link_of(t, to, from)->stats;
     return from != to && there->via == to && back->via == from ? strcspn(there->devices, ",") : 0;
 }
 
 static bool several(const struct topo *t, uint32_t from, uint32_t to)
 {
-    return device_of(t, from, to) && strchr(link_of(t, from, to)->stats.devices, ',');
+    return device_of(t, from, to) && strchr(topo_matrix_link_of(t, from, to)->stats.devices, ',');
 }
 
 /* Is there a matrix, and the same at both ends? Says where it had to choose. */
-static int look(const struct topo *t)
+static int topo_matrix_look(const struct topo *t)
 {
     uint32_t pairs = 0, a = 0, b = 0;
     bool any = false;
     for (uint32_t i = 0; i < t->size; i++)
         for (uint32_t k = i + 1; k < t->size; k++) {
-            const weft_link_stats *there = &link_of(t, i, k)->stats, *back = &link_of(t, k, i)->stats;
+            const weft_link_stats *there = &topo_matrix_link_of(t, i, k)->stats, *back = &topo_matrix_link_of(t, k, i)->stats;
             if (there->cables != back->cables || !device_of(t, i, k) != !device_of(t, k, i))
                 return cli_error(
                     "topo", "a cable between nodes %u and %u was unplugged or plugged in meanwhile: there is no matrix; try again", i, k);
@@ -52,7 +52,8 @@ static int look(const struct topo *t)
         fprintf(stderr,
                 "weft topo: several devices lead from one node to the other in %u pair%s, nodes %u (%s) and %u (%s) first; MLX's hostfile "
                 "has one for a pair: the first is taken\n",
-                pairs, pairs == 1 ? "" : "s", a, link_of(t, a, b)->stats.devices, b, link_of(t, b, a)->stats.devices);
+                pairs, pairs == 1 ? "" : "s", a, topo_matrix_link_of(t, a, b)->stats.devices, b,
+                topo_matrix_link_of(t, b, a)->stats.devices);
     return 0;
 }
 
@@ -84,7 +85,7 @@ static json_t *host_json(const struct topo *t, const struct cluster_hostfile *h,
         json_array_append_new(ips, own);
     for (uint32_t i = 0; i < t->size; i++) {
         size_t n = device_of(t, node, i);
-        json_t *device = n ? json_stringn(link_of(t, node, i)->stats.devices, n) : json_null();
+        json_t *device = n ? json_stringn(topo_matrix_link_of(t, node, i)->stats.devices, n) : json_null();
         json_array_append_new(rdma, device ? device : json_string("?")); /* bytes of another machine's: JSON takes only UTF-8 */
     }
     json_t *ssh = json_string(said && said->ssh ? said->ssh : t->nodes[node].host[0] ? t->nodes[node].host : "localhost");
@@ -94,7 +95,7 @@ static json_t *host_json(const struct topo *t, const struct cluster_hostfile *h,
 int topo_matrix(const struct topo *t, const char *hostfile)
 {
     struct cluster_hostfile *h = NULL;
-    int status = look(t);
+    int status = topo_matrix_look(t);
     if (!status && hostfile && cluster_hostfile_read(&h, hostfile))
         status = cli_error("topo", "%s", base_error());
     if (!status && h && h->count != t->size)

@@ -55,7 +55,7 @@ static int by_value(const void *a, const void *b)
 }
 
 /* Numbers of a pair are of this one alone, so that nothing has to be reset. */
-static uint64_t number(const struct measurer *m, uint32_t from, uint32_t to, uint32_t k)
+static uint64_t topo_node_number(const struct measurer *m, uint32_t from, uint32_t to, uint32_t k)
 {
     return ((uint64_t)from * m->size + to + 1) << 32 | k;
 }
@@ -94,7 +94,7 @@ static int ways(const struct measurer *m)
     return rc;
 }
 
-static int tell(struct measurer *m, uint32_t peer, uint64_t value)
+static int topo_node_tell(struct measurer *m, uint32_t peer, uint64_t value)
 {
     uint32_t i = m->told % NUMBERS;
     int rc = m->told >= NUMBERS ? weft_wait(m->w, &m->ops[i], PATIENCE) : 0;
@@ -146,11 +146,11 @@ static int round_trips(struct measurer *m, uint32_t peer, int64_t *median)
     int64_t end = 0;
     uint32_t count = 0;
     for (uint32_t k = 0; k < WARM + FLOOR || (k < WARM + SAMPLES && base_now_ns() < end); k++) {
-        uint64_t value = number(m, m->rank, peer, k);
+        uint64_t value = topo_node_number(m, m->rank, peer, k);
         if (k == WARM)
             end = base_now_ns() + m->time_ns;
         int64_t before = base_now_ns();
-        int rc = tell(m, peer, value);
+        int rc = topo_node_tell(m, peer, value);
         if (!rc)
             rc = await(m, peer, value);
         if (!rc && k >= WARM)
@@ -185,9 +185,9 @@ static int blocks(struct measurer *m, uint32_t peer, uint64_t *bytes_per_second)
 }
 
 /* The other end of a measure. */
-static int answer(struct measurer *m, uint32_t leader)
+static int topo_node_answer(struct measurer *m, uint32_t leader)
 {
-    uint64_t seen = 0, last = number(m, leader, m->rank, LAST);
+    uint64_t seen = 0, last = topo_node_number(m, leader, m->rank, LAST);
     int64_t deadline = base_deadline(2 * m->time_ns + PATIENCE), since = base_now_ns();
     uint32_t turns = 0;
     int rc = 0;
@@ -196,7 +196,7 @@ static int answer(struct measurer *m, uint32_t leader)
         if (now == last)
             return told(m);
         if (now != seen && now >> 32 == last >> 32) {
-            rc = tell(m, leader, now);
+            rc = topo_node_tell(m, leader, now);
             seen = now;
             since = base_now_ns();
         }
@@ -207,7 +207,7 @@ static int answer(struct measurer *m, uint32_t leader)
     return rc == -ENETDOWN ? 0 : rc; /* this measure is over; who leads says why */
 }
 
-static void lead(struct measurer *m, uint32_t peer, struct topo_link *link)
+static void topo_node_lead(struct measurer *m, uint32_t peer, struct topo_link *link)
 {
     int rc = round_trips(m, peer, &link->round_trip_ns), err = told(m);
     rc = rc ? rc : err;
@@ -216,7 +216,7 @@ static void lead(struct measurer *m, uint32_t peer, struct topo_link *link)
     link->measured = rc == 0;
     if (rc)
         snprintf(link->why, sizeof link->why, "%.*s", (int)sizeof link->why - 1, base_error());
-    tell(m, peer, number(m, m->rank, peer, LAST));
+    topo_node_tell(m, peer, topo_node_number(m, m->rank, peer, LAST));
     told(m);
 }
 
@@ -230,9 +230,9 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
             if (!rc)
                 rc = weft_barrier(m->w, 2 * m->time_ns + 2 * PATIENCE);
             if (!rc && from == m->rank)
-                lead(m, to, &links[to]);
+                topo_node_lead(m, to, &links[to]);
             else if (!rc && to == m->rank)
-                rc = answer(m, from);
+                rc = topo_node_answer(m, from);
             if (rc)
                 return rc;
         }
@@ -242,7 +242,7 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
 
 /* --- what this node is --- */
 
-static void describe(struct topo_node *n)
+static void topo_node_describe(struct topo_node *n)
 {
     struct verbs_device *all;
     uint32_t count = 0;
@@ -269,7 +269,7 @@ static void describe(struct topo_node *n)
 
 /* --- what has come from the others; their bytes are looked at before they are used --- */
 
-static void check(struct topo_node *nodes, struct topo_link *links, uint32_t size)
+static void topo_node_check(struct topo_node *nodes, struct topo_link *links, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++) {
         struct topo_node *n = &nodes[i];
@@ -322,7 +322,7 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
     struct topo_node *nodes = (struct topo_node *)(void *)at;
     struct topo_link *links = (struct topo_link *)(void *)(at + links_at(m->size));
     bool whole = true;
-    check(nodes, links, m->size);
+    topo_node_check(nodes, links, m->size);
     for (uint32_t i = 0; i < m->size; i++)
         for (uint32_t k = 0; k < m->size; k++) {
             struct topo_link *l = &links[(uint64_t)i * m->size + k];
@@ -383,7 +383,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     struct topo_link *links = NULL;
     cli_catch_signals();
     cluster_stopped = cli_stopped;
-    describe(&node);
+    topo_node_describe(&node);
     int rc = weft_open(&m.w, NULL), status = CLI_FAILED;
     if (rc)
         return stopped_with_others() ? 128 + cli_stopped() : cli_error("topo", "%s", base_error());

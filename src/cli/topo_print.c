@@ -8,7 +8,7 @@
 
 #include "cli/topo.h"
 
-static const struct topo_link *link_of(const struct topo *t, uint32_t from, uint32_t to)
+static const struct topo_link *topo_print_link_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     return &t->links[(uint64_t)from * t->size + to];
 }
@@ -64,9 +64,9 @@ static const char *dash(const char *text)
 static void middle_text(const struct topo *t, uint32_t a, uint32_t b, char *time, char *rate, size_t len)
 {
     char there[32], back[32];
-    time_text(link_of(t, a, b), time, len);
-    rate_text(link_of(t, a, b), there, sizeof there);
-    rate_text(link_of(t, b, a), back, sizeof back);
+    time_text(topo_print_link_of(t, a, b), time, len);
+    rate_text(topo_print_link_of(t, a, b), there, sizeof there);
+    rate_text(topo_print_link_of(t, b, a), back, sizeof back);
     if (strcmp(there, back) == 0)
         snprintf(rate, len, "%s", there);
     else if (strcmp(strchr(there, ' ') ? strchr(there, ' ') : "", strchr(back, ' ') ? strchr(back, ' ') : "") == 0)
@@ -116,7 +116,7 @@ static struct cli_table *link_table(const struct topo *t)
     int rc = table ? 0 : -ENOMEM;
     for (uint32_t i = 0; i < t->size * t->size && !rc; i++) {
         uint32_t from = i / t->size, to = i % t->size;
-        const struct topo_link *l = link_of(t, from, to);
+        const struct topo_link *l = topo_print_link_of(t, from, to);
         char a[16], b[16], way[32], time[32], rate[32], retransmits[32], repairs[32];
         if (from == to)
             continue;
@@ -194,7 +194,7 @@ static json_t *link_json(const struct topo_link *l, uint32_t from, uint32_t to)
                      (json_int_t)s->bulk_repairs);
 }
 
-static int print_json(const struct topo *t)
+static int topo_print_json(const struct topo *t)
 {
     json_t *nodes = json_array(), *links = json_array();
     for (uint32_t i = 0; i < t->size; i++)
@@ -228,7 +228,7 @@ static int print_dot(const struct topo *t)
     }
     for (uint32_t a = 0; a < t->size; a++) {
         for (uint32_t b = a + 1; b < t->size; b++) {
-            const struct topo_link *l = link_of(t, a, b);
+            const struct topo_link *l = topo_print_link_of(t, a, b);
             middle_text(t, a, b, time, rate, sizeof time);
             printf("    n%u -- n%u [label=\"%s, %s\\n%s\"", a, b, l->stats.transport, time, rate);
             if (!direct(l, b))
@@ -239,7 +239,7 @@ static int print_dot(const struct topo *t)
                 printf(", taillabel=\"");
                 dot_text(l->stats.devices);
                 printf("\", headlabel=\"");
-                dot_text(link_of(t, b, a)->stats.devices);
+                dot_text(topo_print_link_of(t, b, a)->stats.devices);
                 putchar('"');
             }
             puts("]");
@@ -274,7 +274,7 @@ static struct place place_of(const struct topo *t, uint32_t node, double radius,
 
 static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radius, double middle)
 {
-    const struct topo_link *l = link_of(t, a, b);
+    const struct topo_link *l = topo_print_link_of(t, a, b);
     struct place p = place_of(t, a, radius, middle), q = place_of(t, b, radius, middle);
     bool way = direct(l, b);
     char time[96], rate[96];
@@ -301,7 +301,7 @@ static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radiu
         printf("<text x=\"%.1f\" y=\"%.1f\" class=\"device\">", p.x + (q.x - p.x) * 0.2, p.y + (q.y - p.y) * 0.2);
         xml_text(l->stats.devices);
         printf("</text><text x=\"%.1f\" y=\"%.1f\" class=\"device\">", q.x + (p.x - q.x) * 0.2, q.y + (p.y - q.y) * 0.2);
-        xml_text(link_of(t, b, a)->stats.devices);
+        xml_text(topo_print_link_of(t, b, a)->stats.devices);
         puts("</text>");
     }
 }
@@ -319,7 +319,7 @@ static int print_svg(const struct topo *t)
     for (int pass = 0; pass < 2; pass++) /* dashed ones below */
         for (uint32_t a = 0; a < t->size; a++)
             for (uint32_t b = a + 1; b < t->size; b++)
-                if (direct(link_of(t, a, b), b) == (pass == 1))
+                if (direct(topo_print_link_of(t, a, b), b) == (pass == 1))
                     draw_link(t, a, b, radius, middle);
     for (uint32_t i = 0; i < t->size; i++) {
         struct place p = place_of(t, i, radius, middle);
@@ -336,7 +336,7 @@ static int print_svg(const struct topo *t)
 int topo_print(const struct topo *t, enum topo_format format)
 {
     switch (format) {
-    case TOPO_JSON: return print_json(t);
+    case TOPO_JSON: return topo_print_json(t);
     case TOPO_DOT: return print_dot(t);
     case TOPO_SVG: return print_svg(t);
     default: return print_tables(t);

@@ -39,7 +39,7 @@ static void step_back(struct reader *r)
     r->path.depth--;
 }
 
-static const char *describe(const json_t *v, char *buf, size_t len)
+static const char *hostfile_describe(const json_t *v, char *buf, size_t len)
 {
     switch (v ? (int)json_typeof(v) : -1) {
     case JSON_OBJECT: snprintf(buf, len, "an object"); break;
@@ -63,7 +63,7 @@ static int expected(struct reader *r, const char *what, const json_t *found)
 {
     char place[256], text[128];
     return base_fail(-EINVAL, "%s:%u: %s: expected %s, found %s", r->name, position_line(r->text, r->len, &r->path),
-                     position_name(&r->path, place, sizeof place), what, describe(found, text, sizeof text));
+                     position_name(&r->path, place, sizeof place), what, hostfile_describe(found, text, sizeof text));
 }
 
 static int out_of_memory(const struct reader *r)
@@ -127,7 +127,7 @@ static int read_ips(struct reader *r, const json_t *list, struct cluster_host *h
 }
 
 /* A row of the device matrix: the devices of machine `me` towards each of `machines`. */
-static int read_devices(struct reader *r, const json_t *list, struct cluster_host *h, size_t me, size_t machines)
+static int hostfile_read_devices(struct reader *r, const json_t *list, struct cluster_host *h, size_t me, size_t machines)
 {
     char what[96];
     if (!json_is_array(list))
@@ -225,7 +225,7 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
 
     const json_t *rdma = json_object_get(v, "rdma");
     step_key(r, "rdma");
-    if (rdma && (rc = read_devices(r, rdma, h, me, machines)))
+    if (rdma && (rc = hostfile_read_devices(r, rdma, h, me, machines)))
         return rc;
     step_back(r);
 
@@ -242,7 +242,7 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
 }
 
 /* Room for the entries of the file. */
-static int begin(struct reader *r, const json_t *list)
+static int hostfile_begin(struct reader *r, const json_t *list)
 {
     size_t n = json_array_size(list);
     if (!json_is_array(list) || n == 0 || n > WEFT_MAX_NODES)
@@ -257,7 +257,7 @@ static int begin(struct reader *r, const json_t *list)
 
 static int read_hosts(struct reader *r, const json_t *list, bool own)
 {
-    int rc = begin(r, list);
+    int rc = hostfile_begin(r, list);
     json_t *v;
     size_t i;
     if (rc)
@@ -350,7 +350,7 @@ static int read_own(struct reader *r, json_t *root)
 /* MLX's ring: each rank's listening addresses. The ports are those of MLX's own sockets, so only hosts are kept. */
 static int read_ring(struct reader *r, const json_t *root)
 {
-    int rc = begin(r, root);
+    int rc = hostfile_begin(r, root);
     const json_t *rank, *v;
     size_t i, k;
     if (rc)
@@ -386,7 +386,7 @@ static int read_ring(struct reader *r, const json_t *root)
 
 static int read_matrix(struct reader *r, const json_t *root)
 {
-    int rc = begin(r, root);
+    int rc = hostfile_begin(r, root);
     const json_t *row;
     size_t i;
     if (rc)
@@ -397,7 +397,7 @@ static int read_matrix(struct reader *r, const json_t *root)
         step_index(r, i);
         if (json_is_array(row) && json_array_size(row) == 0)
             return expected(r, "one device or null for each host", row);
-        if ((rc = read_devices(r, row, &r->out->hosts[i], i, r->out->machines)))
+        if ((rc = hostfile_read_devices(r, row, &r->out->hosts[i], i, r->out->machines)))
             return rc;
         step_back(r);
     }

@@ -56,7 +56,7 @@ int join_hub_add(struct join *j, int fd, uint32_t rank)
 }
 
 /* Node `rank` has failed: node 0 tells all others. */
-static int failed(struct join *j, uint32_t rank, const char *text)
+static int hub_failed(struct join *j, uint32_t rank, const char *text)
 {
     for (uint32_t i = 0; j->w->rank == 0 && i < j->hub_count; i++)
         if (j->hubs[i].rank != rank)
@@ -66,14 +66,14 @@ static int failed(struct join *j, uint32_t rank, const char *text)
 }
 
 /* Something has come from there. */
-static int hear(struct join *j, struct join_hub *h)
+static int hub_hear(struct join *j, struct join_hub *h)
 {
     struct wire_news m;
     uint8_t right[WIRE_MAC];
     int rc = join_read(h->fd, &m, sizeof m, base_deadline(CAUSE_WAIT));
     if (rc) {
         hang_up(h);
-        return failed(j, h->rank, "it ended");
+        return hub_failed(j, h->rank, "it ended");
     }
     message_mac(right, j, &m);
     bool sense = m.magic == WIRE_MAGIC && sodium_memcmp(right, m.mac, WIRE_MAC) == 0 && m.rank < j->w->size && m.rank != j->w->rank &&
@@ -83,7 +83,7 @@ static int hear(struct join *j, struct join_hub *h)
         return 0;
     }
     hang_up(h);
-    return sense && m.error ? failed(j, m.rank, m.text) : failed(j, h->rank, "it sent an invalid message");
+    return sense && m.error ? hub_failed(j, m.rank, m.text) : hub_failed(j, h->rank, "it sent an invalid message");
 }
 
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)
@@ -102,7 +102,7 @@ int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t unt
     if (got < 0 && errno != EINTR)
         return base_fail(-errno, "waiting for the other nodes: %s", base_strerror(errno));
     for (uint32_t i = 0; got > 0 && i < j->hub_count; i++) {
-        rc = j->fds[count + i].revents ? hear(j, &j->hubs[i]) : 0;
+        rc = j->fds[count + i].revents ? hub_hear(j, &j->hubs[i]) : 0;
         if (rc)
             return rc;
     }
@@ -135,7 +135,7 @@ static int wait_for_all(struct join *j)
             char text[160];
             snprintf(text, sizeof text, "it did not connect with all others within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT",
                      (double)j->settings->join_timeout_ns / 1e9);
-            failed(j, who, text);
+            hub_failed(j, who, text);
             rc = base_fail(-ETIMEDOUT, "node %u (pid %u on %s): %s", who, j->cards[who].pid, j->cards[who].host, text);
         }
     }
@@ -145,7 +145,7 @@ static int wait_for_all(struct join *j)
 }
 
 /* The others: until node 0 says that they have. It gives up at its own deadline, and says so. */
-static int wait_for_word(struct join *j)
+static int hub_wait_for_word(struct join *j)
 {
     struct join_hub *h = &j->hubs[0];
     int ready, rc = 0;
@@ -166,7 +166,7 @@ int join_hub_end(struct join *j, int rc)
     bool follows = rc == -ECONNRESET || rc == -EPIPE; /* of another's failure, perhaps: that one says more */
     int ready, cause = 0;
     if (rc == 0)
-        rc = j->w->rank == 0 ? wait_for_all(j) : wait_for_word(j);
+        rc = j->w->rank == 0 ? wait_for_all(j) : hub_wait_for_word(j);
     if (rc && !j->told && j->hub_count) {
         char own[WIRE_REASON];
         snprintf(own, sizeof own, "%s", base_error());

@@ -106,7 +106,7 @@ static int answer_send(const struct join *j, const struct guest *g, struct wire_
     return rc || !a->count ? rc : join_write(g->fd, j->cards, a->count * sizeof *j->cards, deadline);
 }
 
-static void refuse(const struct join *j, const struct guest *g, int error, const char *text)
+static void join_refuse(const struct join *j, const struct guest *g, int error, const char *text)
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
     snprintf(a.text, sizeof a.text, "%s", text);
@@ -150,12 +150,12 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
         g->stage = SEATED;
         return true;
     }
-    refuse(j, g, EINVAL, text);
+    join_refuse(j, g, EINVAL, text);
     return false;
 }
 
 /* Take what has come. False: close. */
-static bool hear(struct join *j, struct guest *g, struct turned_away *t)
+static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
 {
     void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
     size_t want = g->stage == WAIT_HELLO ? sizeof g->hello : sizeof g->proof;
@@ -216,7 +216,7 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
 {
     for (uint32_t i = 0; i < guests; i++)
         if (g[i].stage == SEATED)
-            refuse(j, &g[i], error, text);
+            join_refuse(j, &g[i], error, text);
     return base_fail(-error, "%s", text);
 }
 
@@ -331,7 +331,7 @@ static int coordinate(struct join *j)
         if (poll(fds, guests + 1, ms > 1000 ? 1000 : (int)ms) <= 0)
             continue;
         for (uint32_t i = guests; i-- > 0;) {
-            if (!fds[1 + i].revents || hear(j, &g[i], &away))
+            if (!fds[1 + i].revents || join_hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
             g[i] = g[--guests]; /* the last one was looked at already */

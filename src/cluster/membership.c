@@ -11,13 +11,13 @@ struct listener {
     void *arg;
 };
 
-static void tell(struct weft_node *w, uint32_t node, bool died, void *arg)
+static void membership_tell(struct weft_node *w, uint32_t node, bool died, void *arg)
 {
     struct listener *l = arg;
     l->fn(w, weft_epoch(w), node, died, l->arg);
 }
 
-static void forget(struct weft_node *w, void *arg)
+static void membership_forget(struct weft_node *w, void *arg)
 {
     (void)w;
     free(arg);
@@ -31,7 +31,7 @@ int weft_on_change(weft_node *w, weft_member_fn fn, void *arg)
     if (!l)
         return base_fail(-ENOMEM, "no memory for a membership callback");
     *l = (struct listener){fn, arg};
-    int rc = fab_hook(w, &(struct fab_hook){.gone = tell, .close = forget, .arg = l});
+    int rc = fab_hook(w, &(struct fab_hook){.gone = membership_tell, .close = membership_forget, .arg = l});
     if (rc)
         free(l);
     return rc;

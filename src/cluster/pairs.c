@@ -18,7 +18,7 @@
 #define CALL_WAIT  (500 * WEFT_MS) /* then it is asked whether the other is still to come */
 #define CALL_AGAIN (50 * WEFT_MS)  /* after it has closed our connection */
 
-static bool is_here(const struct join *j, uint32_t node)
+static bool pairs_is_here(const struct join *j, uint32_t node)
 {
     return memcmp(j->cards[node].host_id, j->w->host_id, sizeof j->w->host_id) == 0;
 }
@@ -86,7 +86,7 @@ static const char *address_of(const struct join *j, uint32_t node, char *buf, si
 {
     const struct wire_card *c = &j->cards[node];
     const char *end = strchr(c->away, ']');
-    if (is_here(j, node))
+    if (pairs_is_here(j, node))
         return c->side;
     if (strncasecmp(c->away, "[fe80:", 6) != 0 || !end || strchr(c->away, '%'))
         return c->away;
@@ -110,7 +110,7 @@ static int dial(struct join *j, uint32_t node, int64_t until)
     return fd < 0 ? base_context(fd, "side connection to node %u", node) : fd;
 }
 
-static int call(struct join *j, uint32_t node)
+static int pairs_call(struct join *j, uint32_t node)
 {
     struct wire_token mine, theirs, right;
     int pid = 0, fd, rc;
@@ -221,7 +221,7 @@ static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
 
 /* One step of the side connections to us: all are heard at once, so who says nothing holds up nobody. *node: the one that has connected,
  * if one has. */
-static int answer(struct join *j, struct callers *cs, uint32_t *node)
+static int pairs_answer(struct join *j, struct callers *cs, uint32_t *node)
 {
     int ready, rc = wait_for_callers(j, cs, &ready);
     if (rc)
@@ -274,7 +274,7 @@ static int answer_all(struct join *j)
     int rc = cs.list && cs.fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", j->w->size);
     for (uint32_t left = j->w->size - 1 - j->w->rank; left > 0 && !rc;) {
         uint32_t node = j->w->size;
-        rc = answer(j, &cs, &node);
+        rc = pairs_answer(j, &cs, &node);
         if (!j->told && (rc == -ETIMEDOUT || rc == -ECONNRESET || rc == -EPIPE))
             rc = say_who_is_missing(j, rc);
         left -= node < j->w->size;
@@ -293,7 +293,7 @@ static uint32_t processors_here(const struct join *j)
     uint32_t n = 0;
     for (uint32_t i = 0; i < j->w->size; i++)
         for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
-            if (is_here(j, i))
+            if (pairs_is_here(j, i))
                 all[k] |= j->cards[i].cpus[k];
     for (uint32_t k = 0; k < BASE_CPU_WORDS; k++)
         n += (uint32_t)__builtin_popcountll(all[k]);
@@ -307,7 +307,7 @@ int join_pairs(struct join *j)
         if (i == w->rank)
             continue;
         const struct wire_card *c = &j->cards[i];
-        if (!is_here(j, i) && !c->away[0])
+        if (!pairs_is_here(j, i) && !c->away[0])
             return base_fail(-EHOSTUNREACH,
                              "node %u (on %s) is on another host or in another container, and node 0 listens at "
                              "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT",
@@ -320,8 +320,8 @@ int join_pairs(struct join *j)
                              i, c->host);
         if (!fab_choose(w, c->host_id))
             return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
-        w->size_here += is_here(j, i);
-        if (is_here(j, i))
+        w->size_here += pairs_is_here(j, i);
+        if (pairs_is_here(j, i))
             continue;
         /* The longer of both, so that neither waits for more than the other sends. */
         int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
@@ -334,7 +334,7 @@ int join_pairs(struct join *j)
         return begun;
     double limit = (double)j->settings->join_timeout_ns / 1e9;
     for (uint32_t i = 0; i < w->rank; i++) {
-        int rc = call(j, i);
+        int rc = pairs_call(j, i);
         if (rc == -ETIMEDOUT)
             return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", i, limit);
         if (rc)

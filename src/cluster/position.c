@@ -56,7 +56,7 @@ static void skip_value(struct cursor *c)
 
 /* From a container's start to the value that `step` names; false when it is not there. A key that the text writes
  * with escapes is not recognised: the container's line is then good enough. */
-static bool enter(struct cursor *c, const struct position_step *step)
+static bool position_enter(struct cursor *c, const struct position_step *step)
 {
     if (c->at >= c->end || *c->at != (step->key ? '{' : '['))
         return false;
@@ -93,7 +93,7 @@ unsigned position_line(const char *text, size_t len, const struct position_path 
     struct cursor c = {text, text + len};
     skip_space(&c);
     const char *found = c.at;
-    for (unsigned i = 0; i < path->depth && enter(&c, &path->steps[i]); i++)
+    for (unsigned i = 0; i < path->depth && position_enter(&c, &path->steps[i]); i++)
         found = c.at;
     unsigned line = 1;
     for (const char *p = text; p < found; p++)

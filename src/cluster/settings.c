@@ -18,7 +18,7 @@ void settings_take(struct found *f, const char *text, enum cluster_source source
     snprintf(f->from, sizeof f->from, "%s%s%s", where, what ? " " : "", what ? what : "");
 }
 
-static void take_option(struct found *f, const char *text)
+static void settings_take_option(struct found *f, const char *text)
 {
     settings_take(f, text, CLUSTER_OPTION, "option", NULL);
 }
@@ -26,7 +26,7 @@ static void take_option(struct found *f, const char *text)
 static void take_number(struct found *f, long long value, const char *unit)
 {
     snprintf(f->own, sizeof f->own, "%lld%s", value, unit);
-    take_option(f, f->own);
+    settings_take_option(f, f->own);
 }
 
 static void from_config(struct found *found, const weft_config *c)
@@ -36,21 +36,21 @@ static void from_config(struct found *found, const weft_config *c)
         take_number(&found[SIZE], c->size, "");
     }
     if (c->coord)
-        take_option(&found[COORD], c->coord);
+        settings_take_option(&found[COORD], c->coord);
     if (c->hostfile)
-        take_option(&found[HOSTFILE], c->hostfile);
+        settings_take_option(&found[HOSTFILE], c->hostfile);
     if (c->secret)
-        take_option(&found[SECRET_TEXT], c->secret);
+        settings_take_option(&found[SECRET_TEXT], c->secret);
     if (c->transport)
-        take_option(&found[TRANSPORT], c->transport);
+        settings_take_option(&found[TRANSPORT], c->transport);
     if (c->pool_bytes) {
         snprintf(found[POOL].own, sizeof found[POOL].own, "%llu", (unsigned long long)c->pool_bytes);
-        take_option(&found[POOL], found[POOL].own);
+        settings_take_option(&found[POOL], found[POOL].own);
     }
     if (c->pool_flags) {
-        take_option(&found[POOL_HUGE], c->pool_flags & WEFT_POOL_HUGE ? "yes" : "no");
-        take_option(&found[POOL_LOCK], c->pool_flags & WEFT_POOL_LOCK ? "yes" : "no");
-        take_option(&found[POOL_PREFAULT], c->pool_flags & WEFT_POOL_PREFAULT ? "yes" : "no");
+        settings_take_option(&found[POOL_HUGE], c->pool_flags & WEFT_POOL_HUGE ? "yes" : "no");
+        settings_take_option(&found[POOL_LOCK], c->pool_flags & WEFT_POOL_LOCK ? "yes" : "no");
+        settings_take_option(&found[POOL_PREFAULT], c->pool_flags & WEFT_POOL_PREFAULT ? "yes" : "no");
     }
     if (c->deadline_ns)
         take_number(&found[DEADLINE], c->deadline_ns, "ns");

@@ -30,7 +30,7 @@ __attribute__((target("avx2"))) static const uint8_t *find_avx2(const uint8_t *h
 }
 #endif
 
-static const uint8_t *find(const uint8_t *hay, size_t len, const uint8_t *text, size_t n)
+static const uint8_t *grep_find(const uint8_t *hay, size_t len, const uint8_t *text, size_t n)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2"))
@@ -39,7 +39,7 @@ static const uint8_t *find(const uint8_t *hay, size_t len, const uint8_t *text, 
     return memmem(hay, len, text, n);
 }
 
-static int run(const weft_span *in, const char *arg, weft_out *out)
+static int grep_run(const weft_span *in, const char *arg, weft_out *out)
 {
     const uint8_t *text = (const uint8_t *)arg;
     size_t n = arg ? strlen(arg) : 0;
@@ -48,7 +48,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
     if (memchr(text, '\n', n))
         return base_fail(-EINVAL, "kernel grep: the text has a newline, which no line contains");
     const uint8_t *p = in->bytes, *end = p + in->len, *hit;
-    while (p < end && (hit = find(p, (size_t)(end - p), text, n))) {
+    while (p < end && (hit = grep_find(p, (size_t)(end - p), text, n))) {
         const uint8_t *line = hit;
         while (line > p && line[-1] != '\n')
             line--;
@@ -70,5 +70,5 @@ const weft_kernel kernel_grep = {
     .help = "the lines that contain TEXT, as grep -F prints them",
     .takes_arg = true,
     .whole_lines = true,
-    .run = run,
+    .run = grep_run,
 };

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <xxhash.h>
 
-static int run(const weft_span *in, const char *arg, weft_out *out)
+static int hash_run(const weft_span *in, const char *arg, weft_out *out)
 {
     (void)arg;
     char line[80];
@@ -20,5 +20,5 @@ const weft_kernel kernel_xxh64 = {
     .bytes = sizeof(weft_kernel),
     .name = "xxh64",
     .help = "the XXH64 hash of each piece: 'offset length hash'",
-    .run = run,
+    .run = hash_run,
 };

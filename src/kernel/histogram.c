@@ -9,7 +9,7 @@
 
 #define LANES 4 /* tables: neighbouring equal bytes then do not wait for each other's store */
 
-static int run(const weft_span *in, const char *arg, weft_out *out)
+static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
 {
     (void)arg;
     uint64_t total[256] = {0};
@@ -42,7 +42,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
     return weft_out_write(out, total, sizeof total);
 }
 
-static int fold(void *state, const void *output, size_t len)
+static int histogram_fold(void *state, const void *output, size_t len)
 {
     uint64_t *sum = state, total[256];
     if (len != sizeof total)
@@ -53,7 +53,7 @@ static int fold(void *state, const void *output, size_t len)
     return 0;
 }
 
-static int finish(const void *state, weft_out *out)
+static int histogram_finish(const void *state, weft_out *out)
 {
     const uint64_t *sum = state;
     for (unsigned b = 0; b < 256; b++) {
@@ -70,8 +70,8 @@ const weft_kernel kernel_histogram = {
     .bytes = sizeof(weft_kernel),
     .name = "histogram",
     .help = "how often each byte value occurs: 'byte count', a line each",
-    .run = run,
+    .run = histogram_run,
     .state_bytes = 256 * sizeof(uint64_t),
-    .fold = fold,
-    .finish = finish,
+    .fold = histogram_fold,
+    .finish = histogram_finish,
 };

@@ -27,7 +27,7 @@ static const weft_kernel *at(size_t i)
 }
 
 /* Fields of the first version are all there; of what a later one has, a kernel built earlier has none. */
-static int check(const weft_kernel *k)
+static int kernel_check(const weft_kernel *k)
 {
     if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish || k->bytes > BYTES_MAX)
         return base_fail(-EINVAL, "a kernel whose field bytes is %zu: set it to sizeof(weft_kernel)", k->bytes);
@@ -40,7 +40,7 @@ static int check(const weft_kernel *k)
 
 int weft_kernel_register(const weft_kernel *kernel)
 {
-    int rc = check(kernel);
+    int rc = kernel_check(kernel);
     if (rc)
         return rc;
     base_spin_lock(&adding);
@@ -68,7 +68,7 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
     if (!object)
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());
     const weft_kernel *k = dlsym(object, name);
-    int rc = k ? check(k)
+    int rc = k ? kernel_check(k)
                : base_fail(-ENOENT, "%s defines no kernel of that name that can be seen: WEFT_API extern const weft_kernel %s", file, name);
     if (rc) {
         dlclose(object);

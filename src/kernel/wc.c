@@ -133,7 +133,7 @@ __attribute__((target("avx2,popcnt"))) static void count_avx2(struct wc_count *o
 
 #endif
 
-static void count(struct wc_count *n, const uint8_t *p, size_t len, bool printable)
+static void wc_count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("popcnt")) {
@@ -148,12 +148,12 @@ static void count(struct wc_count *n, const uint8_t *p, size_t len, bool printab
     count_bytes(n, p, len, printable);
 }
 
-static int run(const weft_span *in, const char *arg, weft_out *out)
+static int wc_run(const weft_span *in, const char *arg, weft_out *out)
 {
     (void)arg;
     const bool printable = WEFT_WC_PRINTABLE;
     struct wc_count n = {0};
-    count(&n, in->bytes, in->len, printable);
+    wc_count_bytes(&n, in->bytes, in->len, printable);
     struct wc_piece piece = {.lines = n.lines, .bytes = in->len, .ended = n.ended, .start = in->offset == 0, .tail = n.carry};
     size_t i = 0;
     for (; i < in->len && !is_space(in->bytes[i]); i++)
@@ -162,7 +162,7 @@ static int run(const weft_span *in, const char *arg, weft_out *out)
     return weft_out_write(out, &piece, sizeof piece);
 }
 
-static int fold(void *state, const void *output, size_t len)
+static int wc_fold(void *state, const void *output, size_t len)
 {
     struct wc_state *s = state;
     struct wc_piece piece;
@@ -185,7 +185,7 @@ static int fold(void *state, const void *output, size_t len)
     return 0;
 }
 
-static int finish(const void *state, weft_out *out)
+static int wc_finish(const void *state, weft_out *out)
 {
     const struct wc_state *s = state;
     char line[80];
@@ -198,8 +198,8 @@ const weft_kernel kernel_wc = {
     .bytes = sizeof(weft_kernel),
     .name = "wc",
     .help = "lines, words and bytes, as wc prints them in the C locale",
-    .run = run,
+    .run = wc_run,
     .state_bytes = sizeof(struct wc_state),
-    .fold = fold,
-    .finish = finish,
+    .fold = wc_fold,
+    .finish = wc_finish,
 };

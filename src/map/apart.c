@@ -96,7 +96,7 @@ static int give_order(struct map_job *job)
     return rc;
 }
 
-static void on_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_apart_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch;
     struct map_job *job = arg;
@@ -119,7 +119,7 @@ int map_apart_start(struct map_job *job)
     sigaddset(&told, SIGUSR2);
     pthread_sigmask(SIG_UNBLOCK, &told, NULL);
     weft_config config = {.bytes = sizeof config, .pool_bytes = job->pool_bytes};
-    rc = map_node_open(job, &config, on_member);
+    rc = map_node_open(job, &config, on_apart_member);
     atomic_store_explicit(&joined, true, memory_order_relaxed);
     map_nodes_prepare_owner(job);
     if (rc || (rc = map_queue_open(job)))

@@ -27,7 +27,7 @@ struct running {
     enum map_kind failed; /* why the piece fails though the command does not; MAP_OK: it does not */
 };
 
-static void shut(int *fd)
+static void command_shut(int *fd)
 {
     if (*fd >= 0)
         close(*fd);
@@ -110,7 +110,7 @@ static int feed(struct running *r)
                              (unsigned long long)in->length);
         }
     }
-    shut(&r->fds[OUR_IN]);
+    command_shut(&r->fds[OUR_IN]);
     return 0;
 }
 
@@ -134,7 +134,7 @@ static int take_output(struct running *r, bool may_wait)
             if ((size_t)n < room)
                 return 0; /* most likely empty now; poll will tell */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
-            shut(&r->fds[OUR_OUT]);
+            command_shut(&r->fds[OUR_OUT]);
             return 0;
         } else if (errno == EAGAIN) {
             return 0;
@@ -152,7 +152,7 @@ static void take_errors(struct running *r)
         for (ssize_t i = 0; i < n; i++, e->total++)
             e->bytes[e->total < half ? e->total : half + (e->total - half) % half] = some[i];
         if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN))
-            shut(&r->fds[OUR_ERR]);
+            command_shut(&r->fds[OUR_ERR]);
         if (n >= 0 ? (size_t)n < sizeof some : errno != EINTR)
             return;
     }
@@ -175,7 +175,7 @@ size_t map_errors_text(const struct map_errors *e, char *text)
 }
 
 /* The process has ended: what it wrote is all in the pipes. Others may hold them open, and are not waited for. */
-static int drain(struct running *r)
+static int command_drain(struct running *r)
 {
     int rc = 0;
     for (uint64_t before = UINT64_MAX; !rc && r->fds[OUR_OUT] >= 0 && before != r->slot->capture.total;) {
@@ -221,7 +221,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
             rc = feed(r);
         if ((n > 0 && p[3].revents) || r->fds[PROCESS] < 0) {
             if (base_process_ended(r->pid, info))
-                return rc ? rc : drain(r);
+                return rc ? rc : command_drain(r);
         }
         now = base_now_ns();
         if (!killed && now >= deadline) {
@@ -241,7 +241,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
             killed = true;
         }
         if (rc) /* nobody reads on: only its end is waited for */
-            shut(&r->fds[OUR_OUT]), shut(&r->fds[OUR_IN]);
+            command_shut(&r->fds[OUR_OUT]), command_shut(&r->fds[OUR_IN]);
     }
 }
 
@@ -277,9 +277,9 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
             if (!atomic_load_explicit(&job->board->stopped, memory_order_seq_cst))
                 kill(-r.pid, SIGCONT);
         }
-        shut(&r.fds[THEIR_IN]);
-        shut(&r.fds[THEIR_OUT]);
-        shut(&r.fds[THEIR_ERR]);
+        command_shut(&r.fds[THEIR_IN]);
+        command_shut(&r.fds[THEIR_OUT]);
+        command_shut(&r.fds[THEIR_ERR]);
         r.fds[PROCESS] = base_watch_process(r.pid);
         siginfo_t info;
         bool timed_out = false;
@@ -300,5 +300,5 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     }
 out:
     for (int i = 0; i < FDS; i++)
-        shut(&r.fds[i]);
+        command_shut(&r.fds[i]);
 }

@@ -14,7 +14,7 @@
 
 #define GATHER_BYTES (256u << 10)
 
-static int refused(const struct map_emit *e, int error, const char *what)
+static int emit_refused(const struct map_emit *e, int error, const char *what)
 {
     return base_fail(-error, "cannot %s %s: %s", what, e->name, base_strerror(error));
 }
@@ -41,7 +41,7 @@ static int open_nameless(struct map_emit *e)
     snprintf(path, len, "%s/.weft-map-XXXXXX", directory);
     e->fd = mkostemp(path, O_CLOEXEC);
     if (e->fd < 0) {
-        int rc = refused(e, errno, "make");
+        int rc = emit_refused(e, errno, "make");
         free(path);
         return rc;
     }
@@ -85,21 +85,21 @@ int map_emit_open(struct map_emit *e, const char *path)
         return base_fail(-ENOMEM, "no memory for the output");
     if (!path) {
         e->fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
-        return e->fd < 0 ? refused(e, errno, "write to") : 0;
+        return e->fd < 0 ? emit_refused(e, errno, "write to") : 0;
     }
     bool exists = stat(path, &st) == 0;
     if (exists && S_ISDIR(st.st_mode))
-        return refused(e, EISDIR, "write to");
+        return emit_refused(e, EISDIR, "write to");
     if (exists && !S_ISREG(st.st_mode)) { /* a device, a pipe: there is nothing to rename */
         e->fd = open(path, O_WRONLY | O_CLOEXEC);
-        return e->fd < 0 ? refused(e, errno, "open") : 0;
+        return e->fd < 0 ? emit_refused(e, errno, "open") : 0;
     }
     if (exists && access(path, W_OK))
-        return refused(e, errno, "write to");
+        return emit_refused(e, errno, "write to");
     e->exists = exists;
     e->final_path = exists ? realpath(path, NULL) : behind_links(path); /* a link keeps pointing at it */
     if (!e->final_path)
-        return refused(e, errno, "open");
+        return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
     if (!rc && exists) { /* owner first: a change of it takes bits off the mode. Who may not give files away owns the new one */
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
@@ -124,7 +124,7 @@ static int write_all(struct map_emit *e, const uint8_t *p, size_t len)
             continue;
         }
         if (n <= 0)
-            return refused(e, n < 0 ? errno : ENOSPC, "write to");
+            return emit_refused(e, n < 0 ? errno : ENOSPC, "write to");
         p += n;
         len -= (size_t)n;
         e->bytes += (uint64_t)n;
@@ -169,10 +169,10 @@ int map_emit_close(struct map_emit *e)
         unlink(path);
         e->temporary_path = path; /* from here on a signal removes it */
         if (linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW))
-            rc = refused(e, errno, "name");
+            rc = emit_refused(e, errno, "name");
     }
     if (!rc && e->final_path && rename(e->temporary_path, e->final_path))
-        rc = refused(e, errno, "name");
+        rc = emit_refused(e, errno, "name");
     if (!rc) {
         free(e->temporary_path);
         e->temporary_path = NULL;
@@ -180,7 +180,7 @@ int map_emit_close(struct map_emit *e)
         e->fd = -1;
         /* Some file systems tell only now that there was no room. */
         if (close(fd) && errno != EINTR)
-            rc = refused(e, errno, "write to");
+            rc = emit_refused(e, errno, "write to");
     }
     map_emit_abandon(e);
     return rc;

@@ -30,7 +30,7 @@ static void on_worker_signal(int sig)
     _exit(1);
 }
 
-static void on_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_forks_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch;
     struct map_job *job = arg;
@@ -52,7 +52,7 @@ static int open_fork(struct map_job *job, int64_t timeout_ns)
                           .size = job->nodes,
                           .pool_bytes = job->pool_bytes,
                           .join_timeout_ns = timeout_ns};
-    int rc = map_node_open(job, &config, on_member);
+    int rc = map_node_open(job, &config, on_forks_member);
     if (!rc && (rc = map_queue_open(job))) {
         weft_close(job->w);
         job->w = NULL;

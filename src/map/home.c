@@ -81,7 +81,7 @@ void home_free(struct map_owner *o)
     o->home = NULL;
 }
 
-static int wrong(const struct record *r)
+static int home_wrong(const struct record *r)
 {
     return base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent", r->worker);
 }
@@ -89,7 +89,7 @@ static int wrong(const struct record *r)
 int home_expect(struct map_owner *o, struct record *r)
 {
     if (r->result_len < sizeof(struct map_outcome) || r->result_len > OWNER_OUTCOME_MAX)
-        return wrong(r);
+        return home_wrong(r);
     r->coming = calloc(1, sizeof *r->coming);
     if (!r->coming)
         return base_fail(-ENOMEM, "no memory for outputs of other nodes");
@@ -130,12 +130,12 @@ static bool has_turn(const struct map_owner *o, const struct record *r)
     return r->piece.number == o->job->low || o->job->options->unordered;
 }
 
-static bool has_room(const struct map_owner *o, uint64_t bytes)
+static bool home_has_room(const struct map_owner *o, uint64_t bytes)
 {
     return o->held + bytes <= o->job->pool_bytes / 2;
 }
 
-static weft_gaddr word_of(const struct home *h, const struct move *m)
+static weft_gaddr home_word_of(const struct home *h, const struct move *m)
 {
     return h->words + (uint64_t)(m - h->moves) * sizeof(uint64_t);
 }
@@ -168,7 +168,7 @@ static int place_part(struct map_owner *o, struct record *r, struct move *m, wef
     }
     m->part = c->parts;
     c->home[m->part] = (struct map_part){0};
-    if (has_room(o, m->len) && weft_alloc(o->job->w, m->len, at) == 0) {
+    if (home_has_room(o, m->len) && weft_alloc(o->job->w, m->len, at) == 0) {
         hold(o, r, m->len);
         c->home[m->part] = (struct map_part){*at, m->len};
         m->to = weft_ptr(o->job->w, *at, m->len);
@@ -181,7 +181,7 @@ static int start_move(struct map_owner *o, struct move *m)
 {
     int rc;
     if (m->asked) {
-        struct map_ask ask = {.what = MAP_ASK_SPILL, .offset = m->source, .len = m->len, .to = m->at, .word = word_of(o->home, m)};
+        struct map_ask ask = {.what = MAP_ASK_SPILL, .offset = m->source, .len = m->len, .to = m->at, .word = home_word_of(o->home, m)};
         rc = map_ask(o->job, m->r->worker, &ask);
     } else {
         rc = weft_get(o->job->w, m->to, m->source, m->len, &m->op);
@@ -206,7 +206,7 @@ static int next_move(struct map_owner *o, struct record *r)
         source = r->result;
         len = r->result_len;
         m->asked = r->status == MAP_STATUS_SPILLED;
-        if (c->from == len || (!c->oc && !has_turn(o, r) && !has_room(o, len)))
+        if (c->from == len || (!c->oc && !has_turn(o, r) && !home_has_room(o, len)))
             return 0;
         if (!c->oc) {
             if (!(c->oc = malloc(len)))
@@ -265,7 +265,7 @@ static int move_result(struct map_owner *o, struct move *m)
         return m->held_up ? -EINPROGRESS : rc;
     }
     bool there = weft_alive(o->job->w, m->r->worker); /* first: what it has put before its death is seen then */
-    const _Atomic uint64_t *word = weft_ptr(o->job->w, word_of(o->home, m), sizeof *word);
+    const _Atomic uint64_t *word = weft_ptr(o->job->w, home_word_of(o->home, m), sizeof *word);
     /* Pairs with the signal of the node's carrier: the bytes are there when the word is. */
     int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
@@ -276,7 +276,7 @@ static int plan(struct record *r)
 {
     struct coming *c = r->coming;
     if (owner_check_outcome(c->oc, r->result_len))
-        return wrong(r);
+        return home_wrong(r);
     c->planned = true;
     c->from = 0;
     return 0;
@@ -357,7 +357,7 @@ static int run_again(struct map_owner *o, struct record *r)
 }
 
 /* Nothing of it is on its way. 1: that was a step. */
-static int look_at(struct map_owner *o, struct record *r, int *status)
+static int home_look_at(struct map_owner *o, struct record *r, int *status)
 {
     struct coming *c = r->coming;
     int rc;
@@ -404,7 +404,7 @@ int home_step(struct map_owner *o, int *status)
         while ((rc = next_move(o, r)) == 1)
             steps++;
         if (!rc && !r->coming->moves)
-            rc = look_at(o, r, status);
+            rc = home_look_at(o, r, status);
         if (rc < 0)
             return rc;
         steps += rc;
@@ -433,7 +433,7 @@ void home_wait(struct map_owner *o)
     if (m->held_up)
         base_sleep_ns(WAIT_NS);
     else if (m->asked)
-        weft_wait_until(o->job->w, word_of(o->home, m), WEFT_NE, 0, &seen, WAIT_NS);
+        weft_wait_until(o->job->w, home_word_of(o->home, m), WEFT_NE, 0, &seen, WAIT_NS);
     else
         weft_wait(o->job->w, &m->op, WAIT_NS);
 }

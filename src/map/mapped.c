@@ -31,7 +31,7 @@ static void on_bus(int sig, siginfo_t *info, void *context)
     m->cut = 1;
 }
 
-static void handle(void)
+static void mapped_handle(void)
 {
     struct sigaction sa = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigemptyset(&sa.sa_mask);
@@ -46,7 +46,7 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
         return base_fail(-errno, "cannot look at the input: %s", base_strerror(errno));
     if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
         return base_fail(-ENODATA, "the input ends before the piece does: it was truncated meanwhile");
-    pthread_once(&handled, handle);
+    pthread_once(&handled, mapped_handle);
     sigset_t bus;
     sigemptyset(&bus);
     sigaddset(&bus, SIGBUS);

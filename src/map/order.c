@@ -68,7 +68,7 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     return 0;
 }
 
-static char *take(char *at, char **list, uint32_t count)
+static char *order_take(char *at, char **list, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         list[i] = at;
@@ -101,9 +101,9 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
         return base_fail(-ENOMEM, "no memory for the order of node 0");
     }
     char *kernel[2] = {NULL, NULL};
-    text = take(text, kernel, h.kernel);
-    text = take(text, o->argv, h.argc);
-    take(text, o->name, h.names);
+    text = order_take(text, kernel, h.kernel);
+    text = order_take(text, o->argv, h.argc);
+    order_take(text, o->name, h.names);
     o->kernel = kernel[0];
     o->kernel_file = kernel[1];
     o->slots = h.slots;

@@ -146,7 +146,7 @@ int map_choose_kernel(struct map_job *job)
     return base_fail(-EINVAL, "there is no kernel '%s'; there are %s, and --kernel-from has those of shared objects", name, names);
 }
 
-static int prepare(struct map_job *job)
+static int job_prepare(struct map_job *job)
 {
     const struct map_options *o = job->options;
     unsigned cpus = base_cpus();
@@ -197,7 +197,7 @@ static int prepare(struct map_job *job)
 int map_plan(const struct map_options *options, uint64_t *pool_bytes)
 {
     struct map_job job = {.options = options};
-    int rc = prepare(&job);
+    int rc = job_prepare(&job);
     *pool_bytes = job.pool_bytes;
     if (rc)
         map_say(&job, "%s%s", weft_error(), rc == -EINVAL ? "\nSee `weft map --help`." : "");
@@ -219,7 +219,7 @@ int map_run(const struct map_options *options)
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->changed, NULL);
 
-    rc = prepare(job);
+    rc = job_prepare(job);
     if (rc == -EINVAL) {
         map_say(job, "%s\nSee `weft map --help`.", weft_error());
         rc = 0;

@@ -37,7 +37,7 @@ void map_scratch_close(struct map_scratch *s)
     s->fd = -1;
 }
 
-static int refused(const struct map_scratch *s, int error, const char *what)
+static int scratch_refused(const struct map_scratch *s, int error, const char *what)
 {
     return base_fail(-error, "cannot %s a temporary file in %s: %s%s", what, s->directory, base_strerror(error),
                      error == ENOSPC || error == EDQUOT ? "; set TMPDIR to a directory with more room"
@@ -48,14 +48,14 @@ static int refused(const struct map_scratch *s, int error, const char *what)
 int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len)
 {
     if (s->fd < 0)
-        return refused(s, s->error, "make");
+        return scratch_refused(s, s->error, "make");
     const char *p = bytes;
     while (len) {
         ssize_t n = pwrite(s->fd, p, len, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return refused(s, n < 0 ? errno : ENOSPC, "write");
+            return scratch_refused(s, n < 0 ? errno : ENOSPC, "write");
         p += n;
         offset += (uint64_t)n;
         len -= (size_t)n;
@@ -82,7 +82,7 @@ int map_read_at(int fd, uint64_t offset, void *bytes, size_t len)
 int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len)
 {
     int rc = map_read_at(s->fd, offset, bytes, len);
-    return rc ? refused(s, rc == -ENODATA ? EIO : -rc, "read") : 0;
+    return rc ? scratch_refused(s, rc == -ENODATA ? EIO : -rc, "read") : 0;
 }
 
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len)

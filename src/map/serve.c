@@ -25,7 +25,7 @@ struct following {
 
 static struct map_job *serving; /* a signal handler has no argument of ours */
 
-static int make(struct map_job *job)
+static int serve_make(struct map_job *job)
 {
     struct following *f = job->following = calloc(1, sizeof *f);
     if (!f)
@@ -36,7 +36,7 @@ static int make(struct map_job *job)
     return map_guardian_start(job, MAP_SLOTS_MAX);
 }
 
-static void unmake(struct map_job *job)
+static void serve_unmake(struct map_job *job)
 {
     struct following *f = job->following;
     map_guardian_end(job);
@@ -65,7 +65,7 @@ static void on_end(int sig)
 }
 
 /* Without the owner there is nothing to do. */
-static void on_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+static void on_serve_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)died;
     struct map_job *job = arg;
@@ -170,11 +170,11 @@ static int follow_order(struct map_job *job)
     return 0;
 }
 
-static int serve(struct map_job *job)
+static int serve_run(struct map_job *job)
 {
     int rc = map_board_create(job, MAP_SLOTS_MAX);
     if (!rc)
-        rc = make(job);
+        rc = serve_make(job);
     if (!rc)
         rc = map_environment_save(true);
     if (rc)
@@ -189,7 +189,7 @@ static int serve(struct map_job *job)
     base_process_null(2); /* else the reader of the output would wait for this node too */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
-    if ((rc = map_node_open(job, &config, on_member)))
+    if ((rc = map_node_open(job, &config, on_serve_member)))
         return rc;
     map_on_signal(SIGTERM, on_end);
     map_on_signal(SIGHUP, on_end);
@@ -221,7 +221,7 @@ int map_serve(void)
     job->apart = true;
     job->rank = rank ? (uint32_t)strtoul(rank, NULL, 10) : 0;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
-    int rc = job->rank ? serve(job) : base_fail(-EINVAL, "WEFT_RANK is not set: --as-node is how the launcher starts nodes");
+    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "WEFT_RANK is not set: --as-node is how the launcher starts nodes");
     if (rc) {
         /* An owner that has ended says why itself, and whoever started it says so when it was killed. */
         if (!job->w || weft_alive(job->w, 0))
@@ -234,7 +234,7 @@ int map_serve(void)
     weft_close(job->w);
     serving = NULL; /* we are the only thread by now: a signal finds the job, or nothing */
     map_scratch_close(&job->spill);
-    unmake(job);
+    serve_unmake(job);
     map_board_destroy(job);
     free(job->inputs);
     free(job);

@@ -101,7 +101,7 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
 }
 
 /* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
-static const uint8_t *load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
+static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
     int64_t next = base_now_ns() + job->renew_ns;
@@ -143,7 +143,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
 {
     struct map_job *job = slot->job;
     struct map_mapped mapped = {0};
-    const uint8_t *bytes = load(slot, in, &mapped);
+    const uint8_t *bytes = worker_load(slot, in, &mapped);
     if (!bytes) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
@@ -201,7 +201,7 @@ static void give_away(struct map_job *job, const weft_lease *claim)
 /* A piece that has failed on this node is better tried on another: it is given back, after other work has been claimed
  * in its place, for the queue hands out first what has waited longest. With no other work, wait a little for the
  * others, longer each time. False: nothing is claimed now. */
-static bool choose(struct map_job *job, weft_lease *claim)
+static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     if (suits(job, claim))
         return true;
@@ -350,7 +350,7 @@ static void *slot_main(void *arg)
                 base_log(BASE_LOG_INFO, "weft map: slot %u: %s", slot->index, weft_error());
             break;
         }
-        if (!choose(job, &claim))
+        if (!worker_choose(job, &claim))
             continue;
         start_another(job);
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);

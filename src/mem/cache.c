@@ -103,7 +103,7 @@ uint64_t cache_blocks(const struct mem_pool *p, uint32_t class)
 
 /* --- caches come and go --- */
 
-static void release(struct mem_cache *c)
+static void cache_release(struct mem_cache *c)
 {
     for (uint32_t i = 0; i < CLASSES; i++)
         free(c->stack[i].first);
@@ -134,7 +134,7 @@ static void thread_ends(void *unused)
             unlink_from_pool(p, c);
             base_spin_unlock(&p->lock);
         }
-        release(c);
+        cache_release(c);
     }
     here.cache = NULL;
     here.pool_id = 0;
@@ -155,7 +155,7 @@ static void prune(void)
             at = &c->mine;
         } else {
             *at = c->mine;
-            release(c);
+            cache_release(c);
         }
     }
 }
@@ -219,7 +219,7 @@ static struct mem_cache *cache_here(struct mem_pool *p)
 }
 
 /* Let a stack hold more, if the bounds allow; under pool->lock. */
-static void grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
+static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
 {
     struct stack *s = &c->stack[class];
     uint64_t size = p->class[class].size;
@@ -306,7 +306,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
         base_spin_lock(&p->lock);
         uint32_t got = 0;
         if (s) {
-            grow(p, c, class);
+            cache_grow(p, c, class);
             uint32_t room = (uint32_t)(s->limit - s->first);
             if (room) {
                 got = slab_take(p, class, s->first, (room + 1) / 2, room);
@@ -409,7 +409,7 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* Why an offset is no live buffer. It cannot be told from a buffer that another thread frees at this moment.
  */
-static BASE_COLD int refuse(struct mem_pool *p, uint64_t offset)
+static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
     if (e < p->heap || e >= p->extents)
@@ -461,7 +461,7 @@ static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t off
         }
         base_spin_unlock(&p->lock);
     }
-    return live ? 0 : refuse(p, offset);
+    return live ? 0 : cache_refuse(p, offset);
 }
 
 /* The mark is live; the stack is full or another pool was used last. */
@@ -472,7 +472,7 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
     struct stack *s = c ? &c->stack[class] : NULL;
     if (s && top_of(s) == s->limit) {
         base_spin_lock(&p->lock);
-        grow(p, c, class);
+        cache_grow(p, c, class);
         if (top_of(s) == s->limit)
             give_oldest(p, s, ((size_t)(s->limit - s->first) + 1) / 2);
         base_spin_unlock(&p->lock);
@@ -492,7 +492,7 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
 static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
-    /* acquire: pairs with the release in make(), slab.c. An offset may have come here by way of another process, which
+    /* acquire: pairs with the release in slab_make(). An offset may have come here by way of another process, which
      * orders as well, but where nothing that looks at this one can see it. */
     return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_acquire) : 0;
 }
@@ -504,10 +504,10 @@ int mem_free(struct mem_pool *p, uint64_t offset)
         return free_large(p, offset);
     uint32_t granule = granule_of(tag, offset);
     if (BASE_UNLIKELY(granule >= MEM_EXTENT_BYTES))
-        return refuse(p, offset);
+        return cache_refuse(p, offset);
     mem_mark *mark = mark_of(tag, granule);
     if (BASE_UNLIKELY(!atomic_load_explicit(mark, memory_order_relaxed)))
-        return refuse(p, offset);
+        return cache_refuse(p, offset);
     uint32_t class = (uint32_t)(tag >> TAG_CLASS_SHIFT) & 0xff;
     if (BASE_LIKELY(here.pool_id == p->id)) {
         struct stack *s = &here.cache->stack[class];

@@ -21,7 +21,7 @@ static void *reserve(uint64_t bytes)
     return m == MAP_FAILED ? NULL : m;
 }
 
-static int check_size(uint64_t bytes, bool huge)
+static int pool_check_size(uint64_t bytes, bool huge)
 {
     char want[32], have[32], whole[32];
     base_format_bytes(bytes, want, sizeof want);
@@ -103,11 +103,11 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
     /* Look at the size before it is rounded: the largest numbers would wrap. */
-    int rc = check_size(o->bytes, o->huge);
+    int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;
     uint64_t bytes = base_round_up(o->bytes, unit);
-    rc = check_size(bytes, o->huge);
+    rc = pool_check_size(bytes, o->huge);
     if (rc)
         return rc;
     uint64_t least = heap + MEM_EXTENT_BYTES;

@@ -101,7 +101,7 @@ static void recycle(struct mem_pool *p, uint32_t grain, struct mem_slab *s)
     *bin = s;
 }
 
-static bool make(struct mem_pool *p, uint32_t class)
+static bool slab_make(struct mem_pool *p, uint32_t class)
 {
     struct mem_class *c = &p->class[class];
     uint32_t extents = c->extents, first = run_take(p, extents, 1);
@@ -139,7 +139,7 @@ static bool make(struct mem_pool *p, uint32_t class)
     return true;
 }
 
-static void unmake(struct mem_pool *p, struct mem_slab *s)
+static void slab_unmake(struct mem_pool *p, struct mem_slab *s)
 {
     struct mem_class *c = &p->class[s->class];
     unlink_slab(c, s);
@@ -157,7 +157,7 @@ uint32_t slab_take(struct mem_pool *p, uint32_t class, struct mem_block *into, u
     struct mem_class *c = &p->class[class];
     uint32_t got = 0;
     while (got < want) {
-        if (!c->slabs && (got || !make(p, class)))
+        if (!c->slabs && (got || !slab_make(p, class)))
             break;
         struct mem_slab *s = c->slabs;
         if (s->unused == s->blocks)
@@ -204,7 +204,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     if (s->unused++ == 0)
         link_slab(c, s);
     if (s->unused == s->blocks && ++c->spare > 1)
-        unmake(p, s);
+        slab_unmake(p, s);
 }
 
 void slab_trim(struct mem_pool *p)
@@ -213,7 +213,7 @@ void slab_trim(struct mem_pool *p)
         for (struct mem_slab *s = p->class[i].slabs, *next; s && p->class[i].spare; s = next) {
             next = s->next;
             if (s->unused == s->blocks)
-                unmake(p, s);
+                slab_unmake(p, s);
         }
     }
 }

@@ -6,7 +6,7 @@
 
 #include <fcntl.h>
 
-static int refused(const struct verbs_device *d, const char *what, uint32_t entries)
+static int cq_refused(const struct verbs_device *d, const char *what, uint32_t entries)
 {
     int raw, code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     return base_fail(code, "device %s: cannot make a completion %s for %u entries: errno %d (%s)", d->name, what, entries, raw,
@@ -19,11 +19,11 @@ int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struc
     errno = 0;
     *channel = d->lib->create_comp_channel(d->context);
     if (!*channel)
-        return refused(d, "channel", entries);
+        return cq_refused(d, "channel", entries);
     fcntl((*channel)->fd, F_SETFL, fcntl((*channel)->fd, F_GETFL) | O_NONBLOCK);
     errno = 0;
     *cq = d->lib->create_cq(d->context, (int)entries, NULL, *channel, 0);
-    return *cq ? 0 : refused(d, "queue", entries);
+    return *cq ? 0 : cq_refused(d, "queue", entries);
 }
 
 void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d)

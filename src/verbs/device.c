@@ -30,8 +30,8 @@ static double gbits_of(const struct ibv_port_attr *p)
 }
 
 /* `usable` and the sentence; the code is passed on. */
-static int judge(struct verbs_device *d, int code, const char *format, ...) BASE_PRINTF(3, 4);
-static int judge(struct verbs_device *d, int code, const char *format, ...)
+static int device_judge(struct verbs_device *d, int code, const char *format, ...) BASE_PRINTF(3, 4);
+static int device_judge(struct verbs_device *d, int code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -103,13 +103,13 @@ static const char *state_text(enum ibv_port_state state)
     }
 }
 
-static int query_port(struct verbs_device *d)
+static int device_query_port(struct verbs_device *d)
 {
     memset(&d->port_attr, 0, sizeof d->port_attr); /* this call fills an older, shorter structure */
     int rc = d->lib->query_port(d->context, d->port, &d->port_attr), raw;
     if (rc) {
         int code = verbs_code(rc, false, &raw);
-        return judge(d, code, "port %u cannot be queried: errno %d (%s)", d->port, raw, base_strerror(code));
+        return device_judge(d, code, "port %u cannot be queried: errno %d (%s)", d->port, raw, base_strerror(code));
     }
     return 0;
 }
@@ -119,12 +119,12 @@ static int judge_port(struct verbs_device *d)
     if (d->port_attr.state == IBV_PORT_ACTIVE)
         return 0;
     if (d->traits.link == VERBS_THUNDERBOLT)
-        return judge(d, -ENETDOWN,
-                     "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
-                     "Recovery, then a restart), or one end is Thunderbolt 4",
-                     d->port, state_text(d->port_attr.state));
-    return judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
-                 d->interface[0] ? ": is there a cable, and is this interface up: " : "", d->interface);
+        return device_judge(d, -ENETDOWN,
+                            "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
+                            "Recovery, then a restart), or one end is Thunderbolt 4",
+                            d->port, state_text(d->port_attr.state));
+    return device_judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
+                        d->interface[0] ? ": is there a cable, and is this interface up: " : "", d->interface);
 }
 
 bool verbs_port_up(struct verbs_device *d)
@@ -134,22 +134,22 @@ bool verbs_port_up(struct verbs_device *d)
 }
 
 /* Looks at a device that is open, for the first time or again. */
-static int look(struct verbs_device *d, int transport, int wanted_gid)
+static int device_look(struct verbs_device *d, int transport, int wanted_gid)
 {
-    int rc = query_port(d);
+    int rc = device_query_port(d);
     if (rc)
         return rc;
     verbs_traits_from(&d->traits, transport, &d->attr, &d->port_attr, d->lib->reg_dmabuf_mr != NULL);
     d->gbits = gbits_of(&d->port_attr);
     if ((rc = read_gids(d)))
-        return judge(d, rc, "no memory for its GID table");
+        return device_judge(d, rc, "no memory for its GID table");
     if (!d->traits.rc && !d->traits.uc)
-        return judge(d, -EOPNOTSUPP, "it has neither reliable nor unreliable connections (RC, UC)");
+        return device_judge(d, -EOPNOTSUPP, "it has neither reliable nor unreliable connections (RC, UC)");
     if ((rc = judge_port(d)))
         return rc;
     rc = verbs_choose_gid(&d->chosen, d->gids, d->gid_count, wanted_gid, d->traits.link == VERBS_INFINIBAND, d->name, d->interface);
     if (rc)
-        return judge(d, rc, "%.*s", (int)sizeof d->why_not - 1, base_error());
+        return device_judge(d, rc, "%.*s", (int)sizeof d->why_not - 1, base_error());
     d->why_not[0] = '\0';
     return d->usable = 0;
 }
@@ -157,11 +157,11 @@ static int look(struct verbs_device *d, int transport, int wanted_gid)
 int verbs_device_again(struct verbs_device *d, int wanted_gid)
 {
     if (d->context && !d->pd)
-        look(d, (int)d->context->device->transport_type, wanted_gid);
+        device_look(d, (int)d->context->device->transport_type, wanted_gid);
     return d->usable;
 }
 
-static void release(struct verbs_device *d)
+static void device_release(struct verbs_device *d)
 {
     if (d->pd)
         d->lib->dealloc_pd(d->pd);
@@ -181,20 +181,20 @@ static void visit(struct verbs_device *d, const struct verbs_library *lib, struc
     d->context = (errno = 0, lib->open_device(device));
     if (!d->context) {
         int code = verbs_code(0, false, &raw);
-        judge(d, code, "cannot be opened: errno %d (%s)%s", raw, base_strerror(code),
-              code == -EACCES || code == -EPERM ? "; /dev/infiniband/uverbs* must be open to you" : "");
+        device_judge(d, code, "cannot be opened: errno %d (%s)%s", raw, base_strerror(code),
+                     code == -EACCES || code == -EPERM ? "; /dev/infiniband/uverbs* must be open to you" : "");
         return;
     }
     if ((rc = lib->query_device(d->context, &d->attr))) {
         int code = verbs_code(rc, false, &raw);
-        judge(d, code, "cannot be queried: errno %d (%s)", raw, base_strerror(code));
+        device_judge(d, code, "cannot be queried: errno %d (%s)", raw, base_strerror(code));
         return;
     }
     if (d->attr.phys_port_cnt > 1) {
         size_t n = strnlen(d->name, sizeof d->name - 5);
         snprintf(d->name + n, sizeof d->name - n, ":%u", port);
     }
-    look(d, (int)device->transport_type, wanted_gid);
+    device_look(d, (int)device->transport_type, wanted_gid);
 }
 
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
@@ -241,7 +241,7 @@ int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid)
 void verbs_devices_close(struct verbs_device *devices, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        release(&devices[i]);
+        device_release(&devices[i]);
     free(devices);
 }
 
@@ -252,7 +252,7 @@ static const char *before_reason(const struct verbs_device *d, char *text, size_
     return text;
 }
 
-static int refused(const struct verbs_device *d, int code)
+static int device_refused(const struct verbs_device *d, int code)
 {
     char name[sizeof d->name + 3];
     return base_fail(code, "%s%s", before_reason(d, name, sizeof name), d->why_not);
@@ -304,7 +304,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
     } else if (!found) {
         rc = none(all, count, name);
     } else if (found->usable) {
-        rc = refused(found, found->usable);
+        rc = device_refused(found, found->usable);
     } else {
         rc = base_fail(-ENOMEM, "no memory for a device");
     }
@@ -345,9 +345,9 @@ int verbs_device_use(struct verbs_device *d)
     if (d->pd)
         return 0;
     if (d->usable)
-        return refused(d, d->usable);
-    if ((rc = query_port(d)) || (rc = judge_port(d))) /* it may have changed since it was opened */
-        return refused(d, rc);
+        return device_refused(d, d->usable);
+    if ((rc = device_query_port(d)) || (rc = judge_port(d))) /* it may have changed since it was opened */
+        return device_refused(d, rc);
     errno = 0;
     d->pd = d->lib->alloc_pd(d->context);
     if (d->pd)
@@ -365,6 +365,6 @@ void verbs_device_close(struct verbs_device *d)
 {
     if (!d)
         return;
-    release(d);
+    device_release(d);
     free(d);
 }

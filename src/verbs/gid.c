@@ -31,7 +31,7 @@ static bool ipv4_mapped(const union ibv_gid *gid)
 }
 
 /* Set, and not half set: a prefix whose interface part is zero, or an IPv4 address of zero. */
-static bool is_set(const union ibv_gid *gid)
+static bool gid_is_set(const union ibv_gid *gid)
 {
     bool mapped_nothing = all_zero(gid->raw, 10) && all_zero(gid->raw + 12, 4);
     return !all_zero(gid->raw + 8, 8) && !mapped_nothing;
@@ -57,7 +57,7 @@ static unsigned rank(const struct verbs_gid *g)
     return r;
 }
 
-static void print_table(char *out, size_t len, const struct verbs_gid *table, uint32_t count)
+static void gid_print_table(char *out, size_t len, const struct verbs_gid *table, uint32_t count)
 {
     size_t n = 0;
     uint32_t shown = 0, set = 0;
@@ -80,14 +80,15 @@ static void print_table(char *out, size_t len, const struct verbs_gid *table, ui
 }
 
 /* `wanted`: the entry that was asked for. Where another one is set, an address of the interface is not what is missing. */
-static int refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface, int wanted)
+static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
+                      int wanted)
 {
     char seen[600];
     const char *i = interface && *interface ? interface : "INTERFACE";
     bool others = false;
-    print_table(seen, sizeof seen, table, count);
+    gid_print_table(seen, sizeof seen, table, count);
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
-        others = others || is_set(&table[k].raw);
+        others = others || gid_is_set(&table[k].raw);
     if (others)
         return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or none: then weft chooses", device,
                          what, seen);
@@ -105,7 +106,7 @@ static int refuse(const struct verbs_gid *table, uint32_t count, const char *wha
 #endif
 }
 
-static void take(struct verbs_choice *out, const struct verbs_gid *g, const char *why)
+static void gid_take(struct verbs_choice *out, const struct verbs_gid *g, const char *why)
 {
     out->gid = *g;
     snprintf(out->why, sizeof out->why, "%s, index %u%s", why, g->index, kind_text(g->kind));
@@ -127,15 +128,15 @@ int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, ui
     for (uint32_t i = 0; i < count; i++) {
         if (wanted >= 0 && table[i].index != (uint32_t)wanted)
             continue;
-        if (is_set(&table[i].raw) && (!best || rank(&table[i]) < rank(best)))
+        if (gid_is_set(&table[i].raw) && (!best || rank(&table[i]) < rank(best)))
             best = &table[i];
     }
     if (!best && wanted >= 0) {
         snprintf(what, sizeof what, "GID index %d, which was asked for, is not set", wanted);
-        return refuse(table, count, what, device, interface, wanted);
+        return gid_refuse(table, count, what, device, interface, wanted);
     }
     if (!best)
-        return refuse(table, count, "no usable GID", device, interface, wanted);
-    take(out, best, wanted >= 0 ? "asked for" : ipv4_mapped(&best->raw) ? "IPv4-mapped" : "no IPv4-mapped entry; first that is set");
+        return gid_refuse(table, count, "no usable GID", device, interface, wanted);
+    gid_take(out, best, wanted >= 0 ? "asked for" : ipv4_mapped(&best->raw) ? "IPv4-mapped" : "no IPv4-mapped entry; first that is set");
     return 0;
 }

@@ -36,7 +36,7 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
     atomic_store_explicit(&g->page->up[c->id], c->dead ? 0 : up, memory_order_relaxed);
 }
 
-static void tell(struct completions *c)
+static void mover_tell(struct completions *c)
 {
     /* Before this, entries were written (release). The program writes `armed`, then looks at `in` again: both sequentially
      * consistent, so either it sees them, or this sees that it wants to be told. */
@@ -71,11 +71,11 @@ static uint32_t move_completions(struct guard *g, struct completions *c)
             c, &(struct guard_completion){
                    .wr_id = wc[i].wr_id, .status = wc[i].status, .opcode = wc[i].opcode, .bytes = wc[i].byte_len, .qp_num = wc[i].qp_num});
     if (got > 0)
-        tell(c);
+        mover_tell(c);
     return got > 0 ? (uint32_t)got : 0;
 }
 
-static int post(struct pair *p, uint32_t which, const struct guard_request *r, struct ibv_sge *sge)
+static int mover_post(struct pair *p, uint32_t which, const struct guard_request *r, struct ibv_sge *sge)
 {
     if (which) {
         struct ibv_recv_wr *bad, wr = {.wr_id = r->wr_id, .sg_list = sge, .num_sge = 1};
@@ -90,7 +90,7 @@ static int post(struct pair *p, uint32_t which, const struct guard_request *r, s
 static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
 {
     struct queue *q = &p->q[which];
-    uint32_t n = 0, in = atomic_load_explicit(&q->ring->in, memory_order_acquire); /* pairs with the release in post() of guard_verbs.c */
+    uint32_t n = 0, in = atomic_load_explicit(&q->ring->in, memory_order_acquire); /* pairs with the release in guarded_post() */
     if (in - q->mine > q->count) {
         g->broken = "a work queue with more requests than it has room for";
         return 0;
@@ -106,7 +106,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         int err = EFAULT;
         if (m && r.address >= m->at && r.bytes <= m->bytes && r.address - m->at <= m->bytes - r.bytes) {
             struct ibv_sge sge = {.addr = (uintptr_t)m->here + (r.address - m->at), .length = r.bytes, .lkey = m->real->lkey};
-            err = post(p, which, &r, &sge);
+            err = mover_post(p, which, &r, &sge);
         }
         if (err == ENOMEM)
             break; /* its queue is full: again when something has left it */
@@ -115,7 +115,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
                 break;
             put_completion(p->cq[which],
                            &(struct guard_completion){.wr_id = r.wr_id, .status = IBV_WC_LOC_QP_OP_ERR, .qp_num = p->real->qp_num});
-            tell(p->cq[which]);
+            mover_tell(p->cq[which]);
         }
         q->mine++;
     }

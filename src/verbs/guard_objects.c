@@ -20,7 +20,7 @@ static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct do
 /* --- tables --- */
 
 /* A new, empty one. NULL: no memory. */
-static void *make(struct guard *g, enum kind kind, uint32_t *id)
+static void *objects_make(struct guard *g, enum kind kind, uint32_t *id)
 {
     struct table *t = &g->table[kind];
     uint32_t i = 0;
@@ -41,7 +41,7 @@ static void *make(struct guard *g, enum kind kind, uint32_t *id)
     return t->at[i];
 }
 
-static void drop(struct guard *g, enum kind kind, const void *one)
+static void objects_drop(struct guard *g, enum kind kind, const void *one)
 {
     struct table *t = &g->table[kind];
     for (uint32_t i = 0; i < t->top; i++)
@@ -92,7 +92,7 @@ static uint32_t power_of_two(uint32_t n)
 
 /* --- calls --- */
 
-static int failed(void)
+static int objects_failed(void)
 {
     return errno ? errno : EIO;
 }
@@ -105,7 +105,7 @@ static int share(struct guard *g, const struct guard_call *c, int fd)
     void *p = mmap(NULL, c->b, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
         return errno;
-    struct share *s = make(g, SHARE, &id);
+    struct share *s = objects_make(g, SHARE, &id);
     if (!s) {
         munmap(p, c->b);
         return ENOMEM;
@@ -120,7 +120,7 @@ static int list(struct guard *g, const struct guard_call *c, struct guard_answer
     if (!g->list)
         g->list = g->lib->get_device_list(&g->listed);
     if (!g->list)
-        return failed();
+        return objects_failed();
     a->a = (uint64_t)g->listed;
     if (c->object < (uint32_t)g->listed) {
         struct ibv_device *d = g->list[c->object];
@@ -131,13 +131,13 @@ static int list(struct guard *g, const struct guard_call *c, struct guard_answer
     return 0;
 }
 
-static int open_device(struct guard *g, uint32_t index, struct guard_answer *a)
+static int objects_open_device(struct guard *g, uint32_t index, struct guard_answer *a)
 {
     if (!g->list || index >= (uint32_t)g->listed)
         return ENODEV;
-    struct context *c = make(g, CONTEXT, &a->object);
+    struct context *c = objects_make(g, CONTEXT, &a->object);
     if (!c || a->object >= GUARD_CONTEXTS) {
-        drop(g, CONTEXT, c);
+        objects_drop(g, CONTEXT, c);
         return ENOMEM;
     }
     errno = 0;
@@ -145,12 +145,12 @@ static int open_device(struct guard *g, uint32_t index, struct guard_answer *a)
     c->real = g->lib->open_device(g->list[index]);
     if (c->real)
         return 0;
-    int error = failed();
-    drop(g, CONTEXT, c);
+    int error = objects_failed();
+    objects_drop(g, CONTEXT, c);
     return error;
 }
 
-static int query_port(struct guard *g, struct context *c, uint64_t port, struct guard_answer *a)
+static int objects_query_port(struct guard *g, struct context *c, uint64_t port, struct guard_answer *a)
 {
     if (port < 1 || port > UINT8_MAX)
         return EINVAL;
@@ -161,7 +161,7 @@ static int query_port(struct guard *g, struct context *c, uint64_t port, struct 
         if (c->dead)
             a->port_attr.state = IBV_PORT_DOWN;
     }
-    return rc > 0 ? rc : rc ? failed() : 0;
+    return rc > 0 ? rc : rc ? objects_failed() : 0;
 }
 
 static int register_memory(struct guard *g, const struct guard_call *c, struct domain *d, struct guard_answer *a)
@@ -174,7 +174,7 @@ static int register_memory(struct guard *g, const struct guard_call *c, struct d
     }
     if (!s)
         return EFAULT;
-    struct region *m = make(g, REGION, &a->object);
+    struct region *m = objects_make(g, REGION, &a->object);
     if (!m)
         return ENOMEM;
     *m = (struct region){.domain = d, .at = c->a, .bytes = c->b, .here = s->here + (c->a - s->at)};
@@ -182,15 +182,15 @@ static int register_memory(struct guard *g, const struct guard_call *c, struct d
     m->real = g->lib->reg_mr(d->real, m->here, c->b, (int)c->c);
     if (m->real)
         return 0;
-    int error = failed();
-    drop(g, REGION, m);
+    int error = objects_failed();
+    objects_drop(g, REGION, m);
     return error;
 }
 
 static int create_channel(struct guard *g, struct context *c, struct guard_answer *a, int *fd)
 {
     int ends[2];
-    struct channel *ch = make(g, CHANNEL, &a->object);
+    struct channel *ch = objects_make(g, CHANNEL, &a->object);
     if (!ch)
         return ENOMEM;
     int rc = base_pipe(ends, O_NONBLOCK);
@@ -204,36 +204,36 @@ static int create_channel(struct guard *g, struct context *c, struct guard_answe
         *fd = ends[0];
         return 0;
     }
-    int error = rc ? -rc : failed();
+    int error = rc ? -rc : objects_failed();
     if (!rc) {
         close(ends[0]);
         close(ends[1]);
     }
-    drop(g, CHANNEL, ch);
+    objects_drop(g, CHANNEL, ch);
     return error;
 }
 
-static int create_cq(struct guard *g, const struct guard_call *call, struct context *c, struct guard_answer *a, int *fd)
+static int objects_create_cq(struct guard *g, const struct guard_call *call, struct context *c, struct guard_answer *a, int *fd)
 {
     struct channel *ch = guard_find(g, CHANNEL, call->b);
     if (!ch || ch->context != c || call->a == 0 || call->a > ENTRIES_MAX)
         return EINVAL;
-    struct completions *q = make(g, COMPLETIONS, &a->object);
+    struct completions *q = objects_make(g, COMPLETIONS, &a->object);
     if (!q)
         return ENOMEM;
     *q = (struct completions){.context = c, .channel = ch};
     errno = 0;
     q->real = g->lib->create_cq(c->real, (int)call->a, NULL, ch->real, 0);
     if (!q->real) {
-        int error = failed();
-        drop(g, COMPLETIONS, q);
+        int error = objects_failed();
+        objects_drop(g, COMPLETIONS, q);
         return error;
     }
     q->q.count = power_of_two((uint32_t)(q->real->cqe > (int)call->a ? q->real->cqe : (int)call->a));
     int error = -make_queues(&q->q, 1, sizeof(struct guard_completion), fd);
     if (error) {
         g->lib->destroy_cq(q->real);
-        drop(g, COMPLETIONS, q);
+        objects_drop(g, COMPLETIONS, q);
         return error;
     }
     a->a = q->q.count;
@@ -241,12 +241,12 @@ static int create_cq(struct guard *g, const struct guard_call *call, struct cont
     return 0;
 }
 
-static int create_qp(struct guard *g, const struct guard_call *call, struct domain *d, struct guard_answer *a, int *fd)
+static int objects_create_qp(struct guard *g, const struct guard_call *call, struct domain *d, struct guard_answer *a, int *fd)
 {
     struct completions *send = guard_find(g, COMPLETIONS, call->a), *receive = guard_find(g, COMPLETIONS, call->b);
     if (!send || !receive || send->context != d->context || receive->context != d->context)
         return EINVAL;
-    struct pair *p = make(g, PAIR, &a->object);
+    struct pair *p = objects_make(g, PAIR, &a->object);
     if (!p)
         return ENOMEM;
     struct ibv_qp_init_attr init = {.send_cq = send->real,
@@ -258,7 +258,7 @@ static int create_qp(struct guard *g, const struct guard_call *call, struct doma
     init.cap.max_inline_data = 0;
     errno = 0;
     p->real = g->lib->create_qp(d->real, &init);
-    int error = p->real ? 0 : failed();
+    int error = p->real ? 0 : objects_failed();
     if (!error) {
         /* A device may grant more than it says here, and tell when it is asked again: nobody should have to wait for the ring. */
         p->q[0].count = power_of_two(2 * init.cap.max_send_wr + 2);
@@ -268,7 +268,7 @@ static int create_qp(struct guard *g, const struct guard_call *call, struct doma
     if (error) {
         if (p->real)
             g->lib->destroy_qp(p->real);
-        drop(g, PAIR, p);
+        objects_drop(g, PAIR, p);
         return error;
     }
     p->context = d->context;
@@ -350,24 +350,24 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
     default: break;
     }
     if (rc)
-        return rc > 0 ? rc : failed();
-    drop(g, kind, one);
+        return rc > 0 ? rc : objects_failed();
+    objects_drop(g, kind, one);
     return 0;
 }
 
-static int query_qp(struct guard *g, const struct guard_call *c, struct pair *p, struct guard_answer *a)
+static int objects_query_qp(struct guard *g, const struct guard_call *c, struct pair *p, struct guard_answer *a)
 {
     int rc = g->lib->query_qp(p->real, &a->qp.attr, (int)c->a, &a->qp.init);
     a->qp.init.qp_context = NULL;
     a->qp.init.send_cq = a->qp.init.recv_cq = NULL;
-    return rc > 0 ? rc : rc ? failed() : 0;
+    return rc > 0 ? rc : rc ? objects_failed() : 0;
 }
 
-static int modify_qp(struct guard *g, const struct guard_call *c, struct pair *p)
+static int objects_modify_qp(struct guard *g, const struct guard_call *c, struct pair *p)
 {
     struct ibv_qp_attr attr = c->attr;
     int rc = g->lib->modify_qp(p->real, &attr, (int)c->a);
-    return rc > 0 ? rc : rc ? failed() : 0;
+    return rc > 0 ? rc : rc ? objects_failed() : 0;
 }
 
 static int gid_entry(struct guard *g, const struct guard_call *c, struct context *x, struct guard_answer *a)
@@ -379,7 +379,7 @@ static int gid_entry(struct guard *g, const struct guard_call *c, struct context
     int rc = g->lib->query_gid_ex(x->real, (uint32_t)c->a, (uint32_t)c->b, &entry, 0, sizeof entry);
     a->gid_entry.kind = entry.gid_type;
     a->gid_entry.interface = entry.ndev_ifindex;
-    return rc > 0 ? rc : rc ? failed() : 0;
+    return rc > 0 ? rc : rc ? objects_failed() : 0;
 #else
     (void)g, (void)c, (void)x, (void)a;
     return EOPNOTSUPP;
@@ -393,23 +393,25 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
         return EINVAL;
     switch (c->verb) {
     case GUARD_CLOSE: return guard_destroy(g, CONTEXT, x);
-    case GUARD_QUERY_DEVICE: rc = g->lib->query_device(x->real, &a->device_attr); return rc > 0 ? rc : rc ? failed() : 0;
-    case GUARD_QUERY_PORT: return query_port(g, x, c->a, a);
-    case GUARD_QUERY_GID: rc = g->lib->query_gid(x->real, (uint8_t)c->a, (int)c->b, &a->gid); return rc > 0 ? rc : rc ? failed() : 0;
+    case GUARD_QUERY_DEVICE: rc = g->lib->query_device(x->real, &a->device_attr); return rc > 0 ? rc : rc ? objects_failed() : 0;
+    case GUARD_QUERY_PORT: return objects_query_port(g, x, c->a, a);
+    case GUARD_QUERY_GID:
+        rc = g->lib->query_gid(x->real, (uint8_t)c->a, (int)c->b, &a->gid);
+        return rc > 0 ? rc : rc ? objects_failed() : 0;
     case GUARD_QUERY_GID_EX: return gid_entry(g, c, x, a);
     case GUARD_ALLOC_PD: {
-        struct domain *d = make(g, DOMAIN, &a->object);
+        struct domain *d = objects_make(g, DOMAIN, &a->object);
         if (!d)
             return ENOMEM;
         errno = 0;
         *d = (struct domain){.context = x, .real = g->lib->alloc_pd(x->real)};
-        rc = d->real ? 0 : failed();
+        rc = d->real ? 0 : objects_failed();
         if (rc)
-            drop(g, DOMAIN, d);
+            objects_drop(g, DOMAIN, d);
         return rc;
     }
     case GUARD_CREATE_CHANNEL: return create_channel(g, x, a, &fd[0]);
-    default: return create_cq(g, c, x, a, &fd[0]);
+    default: return objects_create_cq(g, c, x, a, &fd[0]);
     }
 }
 
@@ -433,11 +435,11 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     switch (c->verb) {
     case GUARD_SHARE: return share(g, c, fd[0]);
     case GUARD_LIST: return list(g, c, a);
-    case GUARD_OPEN: return open_device(g, c->object, a);
+    case GUARD_OPEN: return objects_open_device(g, c->object, a);
     case GUARD_REG_MR: return d ? register_memory(g, c, d, a) : EINVAL;
-    case GUARD_CREATE_QP: return d ? create_qp(g, c, d, a, &fd[0]) : EINVAL;
-    case GUARD_QUERY_QP: return p ? query_qp(g, c, p, a) : EINVAL;
-    case GUARD_MODIFY_QP: return p ? modify_qp(g, c, p) : EINVAL;
+    case GUARD_CREATE_QP: return d ? objects_create_qp(g, c, d, a, &fd[0]) : EINVAL;
+    case GUARD_QUERY_QP: return p ? objects_query_qp(g, c, p, a) : EINVAL;
+    case GUARD_MODIFY_QP: return p ? objects_modify_qp(g, c, p) : EINVAL;
     case GUARD_CLOSE:
     case GUARD_QUERY_DEVICE:
     case GUARD_QUERY_PORT:

@@ -51,7 +51,7 @@ static bool serve_one(struct guard *g, bool *some)
 /* --- the process --- */
 
 /* Everything, in the order that devices wish: queue pairs, regions, completion queues, channels, domains, contexts. */
-static void give_back(struct guard *g)
+static void guard_give_back(struct guard *g)
 {
     static const enum kind order[] = {PAIR, REGION, COMPLETIONS, CHANNEL, DOMAIN, CONTEXT};
     uint32_t n = 0, domains = 0;
@@ -106,7 +106,7 @@ static bool program_ended(const struct guard *g)
     return g->program >= 0 && poll(&end, 1, 0) > 0;
 }
 
-static void serve(struct guard *g)
+static void guard_run(struct guard *g)
 {
     int64_t active = 0, served = 0, looked = 0;
     for (;;) {
@@ -139,7 +139,7 @@ static void serve(struct guard *g)
     }
 }
 
-static int start(struct guard *g)
+static int guard_start(struct guard *g)
 {
     unsigned uid;
     int pid = 0, page = base_memory_fd("weft-guard-page", base_round_up(sizeof *g->page, BASE_PAGE), false);
@@ -175,14 +175,14 @@ int verbs_guard_serve(void)
     base_log_name("guard");
     int rc = verbs_load(&g.lib);
     if (!rc)
-        rc = start(&g);
+        rc = guard_start(&g);
     if (rc) {
         const int32_t error = -rc;
         (void)!write(g.fd, &error, sizeof error);
         return rc;
     }
-    serve(&g);
-    give_back(&g);
+    guard_run(&g);
+    guard_give_back(&g);
     close(g.fd);
     return 0;
 }

@@ -71,7 +71,7 @@ static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 }
 
 /* `bytes` of zeros for what this call makes in the guard; NULL with errno. */
-static void *make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
+static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);
     int error = o ? guard_ask(g, c, a, fd, false) : ENOMEM;
@@ -108,7 +108,7 @@ static void ring_bell(struct verbs_guard *g)
         (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been told; gone: that is no end for the program */
 }
 
-static int post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, const struct ibv_sge *sge, int count, uint32_t flags)
+static int guarded_post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, const struct ibv_sge *sge, int count, uint32_t flags)
 {
     if (count != 1)
         return EINVAL;
@@ -129,13 +129,13 @@ static int post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, const st
     return fits ? 0 : ENOMEM;
 }
 
-static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+static int guarded_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct pair *p = (struct pair *)(void *)qp;
     for (; wr; wr = wr->next) {
         int err = wr->opcode != IBV_WR_SEND || wr->send_flags & IBV_SEND_INLINE
                       ? EOPNOTSUPP
-                      : post(of(qp->context)->g, &p->q[0], wr->wr_id, wr->sg_list, wr->num_sge, wr->send_flags);
+                      : guarded_post(of(qp->context)->g, &p->q[0], wr->wr_id, wr->sg_list, wr->num_sge, wr->send_flags);
         if (err) {
             *bad = wr;
             return err;
@@ -144,11 +144,11 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     return 0;
 }
 
-static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+static int guarded_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     struct pair *p = (struct pair *)(void *)qp;
     for (; wr; wr = wr->next) {
-        int err = post(of(qp->context)->g, &p->q[1], wr->wr_id, wr->sg_list, wr->num_sge, 0);
+        int err = guarded_post(of(qp->context)->g, &p->q[1], wr->wr_id, wr->sg_list, wr->num_sge, 0);
         if (err) {
             *bad = wr;
             return err;
@@ -157,7 +157,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
     return 0;
 }
 
-static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
+static int guarded_poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
 {
     struct queue *q = &((struct completions *)(void *)cq)->q;
     int n = 0;
@@ -179,10 +179,10 @@ static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
     return n;
 }
 
-static int req_notify_cq(struct ibv_cq *cq, int solicited)
+static int guarded_req_notify_cq(struct ibv_cq *cq, int solicited)
 {
     (void)solicited;
-    /* seq_cst: the caller polls once more after this; see tell() in guard_move.c */
+    /* seq_cst: the caller polls once more after this; see mover_tell() in guard_move.c */
     atomic_store_explicit(&((struct completions *)(void *)cq)->q.ring->armed, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     return 0;
@@ -190,30 +190,30 @@ static int req_notify_cq(struct ibv_cq *cq, int solicited)
 
 /* --- the table of verbs --- */
 
-static const char *get_device_name(struct ibv_device *device)
+static const char *guarded_get_device_name(struct ibv_device *device)
 {
     return device->name;
 }
 
-static struct ibv_context *open_device(struct ibv_device *device)
+static struct ibv_context *guarded_open_device(struct ibv_device *device)
 {
     struct guard_device *d = (struct guard_device *)(void *)device;
     struct guard_answer a;
-    struct context *c = make(d->g, &(struct guard_call){.verb = GUARD_OPEN, .object = d->index}, &a, NULL, sizeof *c);
+    struct context *c = guarded_make(d->g, &(struct guard_call){.verb = GUARD_OPEN, .object = d->index}, &a, NULL, sizeof *c);
     if (!c)
         return NULL;
     c->g = d->g;
     c->id = a.object < GUARD_CONTEXTS ? a.object : 0;
     c->base.device = device;
-    c->base.ops.poll_cq = poll_cq;
-    c->base.ops.req_notify_cq = req_notify_cq;
-    c->base.ops.post_send = post_send;
-    c->base.ops.post_recv = post_recv;
+    c->base.ops.poll_cq = guarded_poll_cq;
+    c->base.ops.req_notify_cq = guarded_req_notify_cq;
+    c->base.ops.post_send = guarded_post_send;
+    c->base.ops.post_recv = guarded_post_recv;
     c->base.cmd_fd = c->base.async_fd = -1;
     return &c->base;
 }
 
-static int close_device(struct ibv_context *context)
+static int guarded_close_device(struct ibv_context *context)
 {
     struct context *c = of(context);
     int rc = destroy(c->g, GUARD_CLOSE, c->id);
@@ -221,7 +221,7 @@ static int close_device(struct ibv_context *context)
     return rc;
 }
 
-static int query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+static int guarded_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 {
     struct guard_answer a;
     int rc = guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_QUERY_DEVICE, .object = of(context)->id}, &a, NULL, false);
@@ -231,7 +231,7 @@ static int query_device(struct ibv_context *context, struct ibv_device_attr *att
 }
 
 /* Asked often, and before anything is posted: the guard is asked only when the page says that something has changed. */
-static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
+static int guarded_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
 {
     struct context *c = of(context);
     struct guard_answer a;
@@ -261,7 +261,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
     return 0;
 }
 
-static int query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+static int guarded_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
 {
     struct guard_answer a;
     int rc =
@@ -273,8 +273,8 @@ static int query_gid(struct ibv_context *context, uint8_t port, int index, union
 }
 
 #if !defined(__APPLE__)
-static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
-                        size_t size)
+static int guarded_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
+                                size_t size)
 {
     struct guard_answer a;
     (void)flags, (void)size;
@@ -288,10 +288,11 @@ static int query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t ind
 }
 #endif
 
-static struct ibv_pd *alloc_pd(struct ibv_context *context)
+static struct ibv_pd *guarded_alloc_pd(struct ibv_context *context)
 {
     struct guard_answer a;
-    struct object *o = make(of(context)->g, &(struct guard_call){.verb = GUARD_ALLOC_PD, .object = of(context)->id}, &a, NULL, sizeof *o);
+    struct object *o =
+        guarded_make(of(context)->g, &(struct guard_call){.verb = GUARD_ALLOC_PD, .object = of(context)->id}, &a, NULL, sizeof *o);
     if (!o)
         return NULL;
     o->pd.context = context;
@@ -299,19 +300,19 @@ static struct ibv_pd *alloc_pd(struct ibv_context *context)
     return &o->pd;
 }
 
-static int dealloc_pd(struct ibv_pd *pd)
+static int guarded_dealloc_pd(struct ibv_pd *pd)
 {
     int rc = destroy(of(pd->context)->g, GUARD_DEALLOC_PD, ((struct object *)(void *)pd)->id);
     free(pd);
     return rc;
 }
 
-static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t bytes, int access)
+static struct ibv_mr *guarded_reg_mr(struct ibv_pd *pd, void *address, size_t bytes, int access)
 {
     struct guard_answer a;
     struct guard_call c = {
         .verb = GUARD_REG_MR, .object = ((struct object *)(void *)pd)->id, .a = (uintptr_t)address, .b = bytes, .c = (uint64_t)access};
-    struct object *o = make(of(pd->context)->g, &c, &a, NULL, sizeof *o);
+    struct object *o = guarded_make(of(pd->context)->g, &c, &a, NULL, sizeof *o);
     if (!o)
         return NULL;
     o->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = address, .length = bytes, .lkey = a.object, .rkey = a.object};
@@ -319,7 +320,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *address, size_t bytes, int
     return &o->mr;
 }
 
-static int dereg_mr(struct ibv_mr *mr)
+static int guarded_dereg_mr(struct ibv_mr *mr)
 {
     int rc = destroy(of(mr->context)->g, GUARD_DEREG_MR, ((struct object *)(void *)mr)->id);
     if (!rc)
@@ -327,12 +328,12 @@ static int dereg_mr(struct ibv_mr *mr)
     return rc;
 }
 
-static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
+static struct ibv_comp_channel *guarded_create_comp_channel(struct ibv_context *context)
 {
     struct guard_answer a;
     int fd = -1;
     struct channel *ch =
-        make(of(context)->g, &(struct guard_call){.verb = GUARD_CREATE_CHANNEL, .object = of(context)->id}, &a, &fd, sizeof *ch);
+        guarded_make(of(context)->g, &(struct guard_call){.verb = GUARD_CREATE_CHANNEL, .object = of(context)->id}, &a, &fd, sizeof *ch);
     if (!ch)
         return NULL;
     ch->base.context = context;
@@ -341,7 +342,7 @@ static struct ibv_comp_channel *create_comp_channel(struct ibv_context *context)
     return &ch->base;
 }
 
-static int destroy_comp_channel(struct ibv_comp_channel *channel)
+static int guarded_destroy_comp_channel(struct ibv_comp_channel *channel)
 {
     int rc = destroy(of(channel->context)->g, GUARD_DESTROY_CHANNEL, ((struct channel *)(void *)channel)->id);
     if (rc)
@@ -351,7 +352,7 @@ static int destroy_comp_channel(struct ibv_comp_channel *channel)
     return 0;
 }
 
-static int get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **context)
+static int guarded_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **context)
 {
     struct channel *ch = (struct channel *)(void *)channel;
     struct verbs_guard *g = of(channel->context)->g;
@@ -369,12 +370,13 @@ static int get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, vo
     return 0;
 }
 
-static void ack_cq_events(struct ibv_cq *cq, unsigned count)
+static void guarded_ack_cq_events(struct ibv_cq *cq, unsigned count)
 {
     (void)cq, (void)count;
 }
 
-static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *cq_context, struct ibv_comp_channel *channel, int vector)
+static struct ibv_cq *guarded_create_cq(struct ibv_context *context, int entries, void *cq_context, struct ibv_comp_channel *channel,
+                                        int vector)
 {
     struct guard_answer a;
     struct channel *ch = (struct channel *)(void *)channel;
@@ -385,7 +387,7 @@ static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *
         return NULL;
     }
     struct guard_call c = {.verb = GUARD_CREATE_CQ, .object = of(context)->id, .a = (uint64_t)entries, .b = ch->id};
-    struct completions *q = make(of(context)->g, &c, &a, &fd, sizeof *q);
+    struct completions *q = guarded_make(of(context)->g, &c, &a, &fd, sizeof *q);
     if (!q)
         return NULL;
     q->q.count = (uint32_t)a.a;
@@ -405,7 +407,7 @@ static struct ibv_cq *create_cq(struct ibv_context *context, int entries, void *
     return &q->base;
 }
 
-static int destroy_cq(struct ibv_cq *cq)
+static int guarded_destroy_cq(struct ibv_cq *cq)
 {
     struct completions *q = (struct completions *)(void *)cq;
     int rc = destroy(of(cq->context)->g, GUARD_DESTROY_CQ, q->id);
@@ -418,7 +420,7 @@ static int destroy_cq(struct ibv_cq *cq)
     return 0;
 }
 
-static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+static struct ibv_qp *guarded_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
     struct guard_answer a;
     struct verbs_guard *g = of(pd->context)->g;
@@ -430,7 +432,7 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init
     c.init.cap = init->cap;
     c.init.qp_type = init->qp_type;
     c.init.sq_sig_all = init->sq_sig_all;
-    struct pair *p = make(g, &c, &a, &fd, sizeof *p);
+    struct pair *p = guarded_make(g, &c, &a, &fd, sizeof *p);
     if (!p)
         return NULL;
     p->id = a.object;
@@ -453,7 +455,7 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init
     return &p->base;
 }
 
-static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
+static int guarded_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
     struct guard_answer a;
     int rc = guard_ask(of(qp->context)->g,
@@ -468,7 +470,7 @@ static int query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struc
     return rc;
 }
 
-static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+static int guarded_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
     return guard_ask(
         of(qp->context)->g,
@@ -476,7 +478,7 @@ static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
         NULL, false);
 }
 
-static int destroy_qp(struct ibv_qp *qp)
+static int guarded_destroy_qp(struct ibv_qp *qp)
 {
     struct pair *p = (struct pair *)(void *)qp;
     int rc = destroy(of(qp->context)->g, GUARD_DESTROY_QP, p->id);
@@ -495,30 +497,30 @@ int guard_fill_verbs(struct verbs_guard *g)
     if (rc)
         return rc;
     g->lib = (struct verbs_library){
-        .get_device_name = get_device_name,
-        .open_device = open_device,
-        .close_device = close_device,
-        .query_device = query_device,
-        .query_port = query_port,
-        .query_gid = query_gid,
-        .alloc_pd = alloc_pd,
-        .dealloc_pd = dealloc_pd,
-        .reg_mr = reg_mr,
-        .dereg_mr = dereg_mr,
-        .create_comp_channel = create_comp_channel,
-        .destroy_comp_channel = destroy_comp_channel,
-        .get_cq_event = get_cq_event,
-        .ack_cq_events = ack_cq_events,
-        .create_cq = create_cq,
-        .destroy_cq = destroy_cq,
-        .create_qp = create_qp,
-        .query_qp = query_qp,
-        .modify_qp = modify_qp,
-        .destroy_qp = destroy_qp,
+        .get_device_name = guarded_get_device_name,
+        .open_device = guarded_open_device,
+        .close_device = guarded_close_device,
+        .query_device = guarded_query_device,
+        .query_port = guarded_query_port,
+        .query_gid = guarded_query_gid,
+        .alloc_pd = guarded_alloc_pd,
+        .dealloc_pd = guarded_dealloc_pd,
+        .reg_mr = guarded_reg_mr,
+        .dereg_mr = guarded_dereg_mr,
+        .create_comp_channel = guarded_create_comp_channel,
+        .destroy_comp_channel = guarded_destroy_comp_channel,
+        .get_cq_event = guarded_get_cq_event,
+        .ack_cq_events = guarded_ack_cq_events,
+        .create_cq = guarded_create_cq,
+        .destroy_cq = guarded_destroy_cq,
+        .create_qp = guarded_create_qp,
+        .query_qp = guarded_query_qp,
+        .modify_qp = guarded_modify_qp,
+        .destroy_qp = guarded_destroy_qp,
         .wc_status_str = real->wc_status_str,
     };
 #if !defined(__APPLE__)
-    g->lib.query_gid_ex = real->query_gid_ex ? query_gid_ex : NULL;
+    g->lib.query_gid_ex = real->query_gid_ex ? guarded_query_gid_ex : NULL;
 #endif
     memcpy(g->lib.path, real->path, sizeof g->lib.path);
     return 0;

@@ -69,7 +69,7 @@ static struct verbs_library library; /* under the lock until it is loaded; then 
 static bool loaded;
 
 /* Pointers to functions go through bytes: ISO C knows no conversion from what dlsym() gives. */
-static int fill(struct verbs_library *to, void *handle)
+static int library_fill(struct verbs_library *to, void *handle)
 {
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
@@ -80,7 +80,7 @@ static int fill(struct verbs_library *to, void *handle)
     return 0;
 }
 
-static int load(void)
+static int library_load(void)
 {
     struct verbs_library l = {0};
     const char *chosen = getenv("WEFT_VERBS_LIBRARY");
@@ -111,7 +111,7 @@ static int load(void)
     }
     if (!handle)
         return base_fail(-ENOENT, "no verbs library (tried %s: %s); " WHO_HAS_IT, tried, first);
-    int rc = fill(&l, handle);
+    int rc = library_fill(&l, handle);
     if (rc) {
         dlclose(handle);
         return rc;
@@ -123,7 +123,7 @@ static int load(void)
 int verbs_load(const struct verbs_library **out)
 {
     pthread_mutex_lock(&lock);
-    int rc = loaded ? 0 : load();
+    int rc = loaded ? 0 : library_load();
     if (rc == 0) {
         loaded = true;
         *out = &library;

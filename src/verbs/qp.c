@@ -19,7 +19,7 @@ static const char *type_text(enum ibv_qp_type type)
     }
 }
 
-static bool thunderbolt(const struct verbs_device *d)
+static bool qp_thunderbolt(const struct verbs_device *d)
 {
     return d->traits.link == VERBS_THUNDERBOLT;
 }
@@ -27,7 +27,7 @@ static bool thunderbolt(const struct verbs_device *d)
 /* --- making --- */
 static int cannot_create(const struct verbs_device *d, const struct verbs_qp_options *o)
 {
-    int raw, code = verbs_code(0, thunderbolt(d), &raw);
+    int raw, code = verbs_code(0, qp_thunderbolt(d), &raw);
     const char *meaning = "";
     char text[160];
     if (code == -EBUSY || code == -ENOMEM || code == -ENOSPC) {
@@ -41,25 +41,25 @@ static int cannot_create(const struct verbs_device *d, const struct verbs_qp_opt
                      o->recv_depth, raw, base_strerror(code), meaning);
 }
 
-static uint32_t at_most(uint32_t n, uint32_t limit)
+static uint32_t qp_at_most(uint32_t n, uint32_t limit)
 {
     return limit && n > limit ? limit : n;
 }
 
 /* How much data a request can carry inline is told by no query. What is refused is asked for again with less. */
-static struct ibv_qp *make(const struct verbs_device *d, const struct verbs_qp_options *o, struct ibv_qp_init_attr *init)
+static struct ibv_qp *qp_make(const struct verbs_device *d, const struct verbs_qp_options *o, struct ibv_qp_init_attr *init)
 {
-    uint32_t data = at_most(o->inline_bytes, d->traits.inline_bytes);
+    uint32_t data = qp_at_most(o->inline_bytes, d->traits.inline_bytes);
     if (d->traits.inline_bytes == 0)
         data = 0;
     for (;;) {
         *init = (struct ibv_qp_init_attr){
             .send_cq = o->send_cq,
             .recv_cq = o->recv_cq,
-            .cap = {.max_send_wr = at_most(o->send_depth, d->traits.depth),
-                    .max_recv_wr = o->srq ? 0 : at_most(o->recv_depth, d->traits.depth),
-                    .max_send_sge = at_most(o->sge ? o->sge : 1, d->traits.sge),
-                    .max_recv_sge = o->srq ? 0 : at_most(o->sge ? o->sge : 1, d->traits.sge),
+            .cap = {.max_send_wr = qp_at_most(o->send_depth, d->traits.depth),
+                    .max_recv_wr = o->srq ? 0 : qp_at_most(o->recv_depth, d->traits.depth),
+                    .max_send_sge = qp_at_most(o->sge ? o->sge : 1, d->traits.sge),
+                    .max_recv_sge = o->srq ? 0 : qp_at_most(o->sge ? o->sge : 1, d->traits.sge),
                     .max_inline_data = data},
             .qp_type = o->type,
             .sq_sig_all = o->signal_all,
@@ -86,7 +86,7 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
         attr.qp_access_flags &= ~(unsigned)IBV_ACCESS_REMOTE_ATOMIC;
     int rc = d->lib->modify_qp(q->qp, &attr, mask);
     if (rc) {
-        rc = verbs_code(rc, thunderbolt(d), &raw);
+        rc = verbs_code(rc, qp_thunderbolt(d), &raw);
         return base_fail(rc, "%s port %u: queue pair 0x%06x does not reach INIT: errno %d (%s)", d->name, d->port, q->qp->qp_num, raw,
                          base_strerror(rc));
     }
@@ -139,7 +139,7 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
     int rc = base_random(&psn, sizeof psn);
     if (rc)
         return rc;
-    q.qp = make(d, options, &made);
+    q.qp = qp_make(d, options, &made);
     if (!q.qp)
         return cannot_create(d, options);
     if ((rc = to_init(&q, options->type))) {
@@ -195,7 +195,7 @@ static const char *meaning_of(int code)
 static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, const char *step, int returned)
 {
     char here[48], there[48];
-    int raw, code = verbs_code(returned, thunderbolt(q->device), &raw);
+    int raw, code = verbs_code(returned, qp_thunderbolt(q->device), &raw);
     const struct verbs_address *a = &q->here;
     union ibv_gid from, to;
     memcpy(from.raw, a->gid, sizeof from.raw);
@@ -229,7 +229,7 @@ static int to_rtr(struct verbs_qp *q, const struct verbs_address *peer, bool rel
         attr.ah_attr.is_global = 1;
         memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
         attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry that the peer was told */
-        attr.ah_attr.grh.hop_limit = thunderbolt(q->device) ? 1 : 64;
+        attr.ah_attr.grh.hop_limit = qp_thunderbolt(q->device) ? 1 : 64;
     }
     if (reliable)
         mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
@@ -267,7 +267,7 @@ int verbs_qp_stop(struct verbs_qp *q)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     int rc = q->qp ? q->device->lib->modify_qp(q->qp, &attr, IBV_QP_STATE) : 0;
-    return rc ? verbs_code(rc, thunderbolt(q->device), NULL) : 0;
+    return rc ? verbs_code(rc, qp_thunderbolt(q->device), NULL) : 0;
 }
 
 /* Straight from its state: on a Thunderbolt device a queue pair that went to the error state first makes every later
@@ -279,7 +279,7 @@ void verbs_qp_destroy(struct verbs_qp *q)
         return;
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
-        int code = verbs_code(rc, thunderbolt(q->device), &raw);
+        int code = verbs_code(rc, qp_thunderbolt(q->device), &raw);
         base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be destroyed: errno %d (%s)", q->device->name, q->here.qpn, raw,
                  base_strerror(code));
     }

@@ -56,7 +56,7 @@ struct source {
     uint64_t offset; /* in it */
 };
 
-static struct ibv_mr *ask(const struct verbs_regions *r, const struct source *s, uint64_t at, uint64_t bytes, int access)
+static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct source *s, uint64_t at, uint64_t bytes, int access)
 {
     const struct verbs_device *d = r->device;
     return s->fd < 0 ? d->lib->reg_mr(d->pd, r->base + at, bytes, access)
@@ -64,15 +64,15 @@ static struct ibv_mr *ask(const struct verbs_regions *r, const struct source *s,
 }
 
 /* One piece. Which flags the device takes is found out with the first. */
-static struct ibv_mr *one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
+static struct ibv_mr *region_one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
 {
     const struct verbs_device *d = r->device;
     uint64_t at = (uint64_t)i * r->segment_bytes;
     errno = 0;
-    struct ibv_mr *mr = ask(r, s, at, bytes, r->access);
+    struct ibv_mr *mr = region_ask(r, s, at, bytes, r->access);
     if (!mr && i == 0 && d->traits.access_else) {
         int first = errno;
-        mr = ask(r, s, at, bytes, d->traits.access_else);
+        mr = region_ask(r, s, at, bytes, d->traits.access_else);
         if (mr)
             r->access = d->traits.access_else;
         else
@@ -105,7 +105,7 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
     for (; r.count < needed; r.count++) {
         uint64_t left = bytes - r.count * r.segment_bytes;
         uint64_t length = left < r.segment_bytes ? left : r.segment_bytes;
-        r.mr[r.count] = one(&r, s, r.count, length);
+        r.mr[r.count] = region_one(&r, s, r.count, length);
         if (!r.mr[r.count]) {
             int rc = explain(d, s->fd >= 0, length, r.count, (uint32_t)needed);
             verbs_unregister(&r);

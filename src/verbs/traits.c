@@ -11,7 +11,7 @@ enum { THUNDERBOLT = 100 }; /* transport_type, in no header */
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
 /* Limits come as int. */
-static uint32_t at_most(int said, uint32_t limit)
+static uint32_t traits_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
 }
@@ -19,11 +19,11 @@ static uint32_t at_most(int said, uint32_t limit)
 /* Where 0 means that the device did not say. */
 static uint32_t else_at_most(int said, uint32_t limit)
 {
-    return said <= 0 ? limit : at_most(said, limit);
+    return said <= 0 ? limit : traits_at_most(said, limit);
 }
 
 /* Published of Apple's device up to macOS 26.4; what it says of itself is wrong in places. */
-static void thunderbolt(struct verbs_traits *t, const struct ibv_device_attr *d)
+static void traits_thunderbolt(struct verbs_traits *t, const struct ibv_device_attr *d)
 {
     t->link = VERBS_THUNDERBOLT;
     t->uc = true;
@@ -55,20 +55,20 @@ static void infiniband(struct verbs_traits *t, const struct ibv_port_attr *port)
 static void others_limits(struct verbs_traits *t, const struct ibv_device_attr *d, const struct ibv_port_attr *port)
 {
     t->srq = d->max_srq > 0 && d->max_srq_wr > 0;
-    t->srq_depth = t->srq ? at_most(d->max_srq_wr, UINT32_MAX) : 0;
+    t->srq_depth = t->srq ? traits_at_most(d->max_srq_wr, UINT32_MAX) : 0;
     t->atomics = t->rc && d->atomic_cap != IBV_ATOMIC_NONE;
     t->atomics_with_cpu = t->rc && d->atomic_cap == IBV_ATOMIC_GLOB;
-    t->qps = at_most(d->max_qp, UINT32_MAX);
-    t->pds = at_most(d->max_pd, UINT32_MAX);
-    t->regions = at_most(d->max_mr, UINT32_MAX);
-    t->cqe = at_most(d->max_cqe, UINT32_MAX);
+    t->qps = traits_at_most(d->max_qp, UINT32_MAX);
+    t->pds = traits_at_most(d->max_pd, UINT32_MAX);
+    t->regions = traits_at_most(d->max_mr, UINT32_MAX);
+    t->cqe = traits_at_most(d->max_cqe, UINT32_MAX);
     t->region_bytes = d->max_mr_size && d->max_mr_size < VERBS_SEGMENT ? d->max_mr_size : VERBS_SEGMENT;
-    t->depth = at_most(d->max_qp_wr, UINT32_MAX);
+    t->depth = traits_at_most(d->max_qp_wr, UINT32_MAX);
     t->message_bytes = port->max_msg_sz ? port->max_msg_sz : UINT32_C(1) << 30;
-    t->sge = at_most(d->max_sge, UINT32_MAX);
+    t->sge = traits_at_most(d->max_sge, UINT32_MAX);
     t->inline_bytes = 256; /* nothing tells it; verbs_qp_create() takes less when that is refused */
     int as_target = d->max_qp_rd_atom, as_source = d->max_qp_init_rd_atom;
-    t->rd_atomic = at_most(as_source < as_target && as_source > 0 ? as_source : as_target, UINT8_MAX);
+    t->rd_atomic = traits_at_most(as_source < as_target && as_source > 0 ? as_source : as_target, UINT8_MAX);
     t->heap = true;
     t->access = IBV_ACCESS_LOCAL_WRITE;
     if (t->write || t->read)
@@ -81,7 +81,7 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
 {
     struct verbs_traits t = {.link = VERBS_OTHER};
     if (transport == THUNDERBOLT) {
-        thunderbolt(&t, device);
+        traits_thunderbolt(&t, device);
     } else {
         switch (transport) {
         case IBV_TRANSPORT_IB: infiniband(&t, port); break;
@@ -91,9 +91,9 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
         others_limits(&t, device, port);
     }
     t.dmabuf = has_dmabuf;
-    t.cqs = at_most(device->max_cq, UINT32_MAX);
+    t.cqs = traits_at_most(device->max_cq, UINT32_MAX);
     t.pkeys = port->pkey_tbl_len;
-    t.gids = at_most(port->gid_tbl_len, UINT32_MAX);
+    t.gids = traits_at_most(port->gid_tbl_len, UINT32_MAX);
     t.mtu = port->active_mtu >= IBV_MTU_256 && port->active_mtu <= IBV_MTU_4096 ? port->active_mtu : IBV_MTU_1024;
     *out = t;
 }

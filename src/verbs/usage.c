@@ -88,7 +88,7 @@ static bool one_device(const uint8_t *at, const uint8_t *end, const char *device
     return true;
 }
 
-static int ask(int fd)
+static int usage_ask(int fd)
 {
     struct nlmsghdr h = {.nlmsg_len = sizeof h,
                          .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP,
@@ -100,7 +100,7 @@ static int ask(int fd)
 }
 
 /* All messages of the answer; 1 when the device was among them. */
-static int hear(int fd, const char *device, struct verbs_usage *out)
+static int usage_hear(int fd, const char *device, struct verbs_usage *out)
 {
     _Alignas(struct nlmsghdr) uint8_t buffer[16384];
     bool found = false;
@@ -126,19 +126,19 @@ static int hear(int fd, const char *device, struct verbs_usage *out)
     }
 }
 
-static int count(const char *device, struct verbs_usage *out)
+static int usage_count(const char *device, struct verbs_usage *out)
 {
     int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_RDMA);
     if (fd < 0)
         return -ENOTSUP;
-    int rc = ask(fd);
+    int rc = usage_ask(fd);
     if (rc == 0)
-        rc = hear(fd, device, out);
+        rc = usage_hear(fd, device, out);
     close(fd);
     return rc == 1 ? 0 : -ENOTSUP;
 }
 #else
-static int count(const char *device, struct verbs_usage *out)
+static int usage_count(const char *device, struct verbs_usage *out)
 {
     (void)device, (void)out;
     return -ENOTSUP;
@@ -155,7 +155,7 @@ int verbs_usage(const char *device, struct verbs_usage *out)
         return -ENOTSUP;
     memcpy(plain, device, n);
     plain[n] = '\0';
-    int rc = count(plain, out);
+    int rc = usage_count(plain, out);
     if (rc)
         *out = unknown;
     return rc;

@@ -430,7 +430,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             f.fails = (command & 224) == 224;
         }
     }
-    give_back(&g);
+    guard_give_back(&g);
     must(f.alive == 0);
     for (uint32_t i = 0; i < g.table[SHARE].top; i++) {
         struct share *s = guard_find(&g, SHARE, i);
