@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-static BASE_COLD int refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
+static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     unsigned long long a = addr, offset = weft_gaddr_offset(addr), n = bytes;
@@ -31,11 +31,11 @@ int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
     if (BASE_UNLIKELY(node >= w->size || weft_gaddr_space(addr) != 0))
-        return base_failure(refuse(w, addr, bytes));
+        return base_failure(fabric_refuse(w, addr, bytes));
     struct fab_link *l = &w->links[node];
     if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < w->heap_offset ||
                       offset > l->pool_bytes || bytes > l->pool_bytes - offset))
-        return base_failure(refuse(w, addr, bytes));
+        return base_failure(fabric_refuse(w, addr, bytes));
     *link = l;
     return 0;
 }
@@ -327,7 +327,7 @@ static BASE_COLD void say_word(const struct fab_patience *p, weft_gaddr word, ui
     fab_patience_say(p, what, whom);
 }
 
-static int wait_for_word(struct word_wait *c, weft_gaddr word)
+static int fabric_wait_for_word(struct word_wait *c, weft_gaddr word)
 {
     struct fab_patience *p = &c->patience;
     for (;;) {
@@ -357,7 +357,7 @@ int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value,
     struct word_wait c = {.word = (const uint64_t *)(const void *)(w->pool_base + weft_gaddr_offset(word)), .value = value, .cmp = cmp};
     if (!compare(&c)) {
         fab_patience_begin(&c.patience, w, FAB_ANY, timeout_ns);
-        rc = wait_for_word(&c, word);
+        rc = fabric_wait_for_word(&c, word);
     }
     if (seen)
         *seen = c.seen;

@@ -21,7 +21,7 @@ static bool ended(const struct fab_now *n)
     return __atomic_load_n(&n->op.status, __ATOMIC_ACQUIRE) != 1; /* pairs with fab_complete() */
 }
 
-static struct fab_now *take(struct weft_node *w)
+static struct fab_now *now_take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
@@ -36,7 +36,7 @@ static struct fab_now *take(struct weft_node *w)
     return n;
 }
 
-static void give(struct weft_node *w, struct fab_now *n)
+static void now_give(struct weft_node *w, struct fab_now *n)
 {
     base_spin_lock(&w->now_lock);
     n->next = w->now;
@@ -60,17 +60,17 @@ bool fab_at_once(const struct weft_node *w, weft_gaddr where)
     return !t || t->at_once;
 }
 
-static int begin(struct weft_node *w, struct fab_now **n)
+static int now_begin(struct weft_node *w, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a handler must not wait, or the messages it waits for would not arrive: nothing was started");
-    *n = take(w);
+    *n = now_take(w);
     return *n ? 0 : -ENOMEM;
 }
 
 /* `rc`: of the call that started it. */
-static int end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
+static int now_end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
         n->op.status = rc; /* it was not */
@@ -95,13 +95,13 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
         return 0;
     }
     struct fab_now *n;
-    int rc = begin(w, &n);
+    int rc = now_begin(w, &n);
     if (rc)
         return rc;
-    rc = end(w, n, l->transport->get(w, l, n->bytes, offset, sizeof *value, &n->op), timeout_ns);
+    rc = now_end(w, n, l->transport->get(w, l, n->bytes, offset, sizeof *value, &n->op), timeout_ns);
     if (rc == 0)
         memcpy(value, n->bytes, sizeof *value);
-    give(w, n);
+    now_give(w, n);
     return rc;
 }
 
@@ -110,15 +110,15 @@ int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len)
     if (fab_at_once(w, dst))
         return weft_put(w, dst, src, len, NULL);
     struct fab_now *n;
-    int rc = begin(w, &n);
+    int rc = now_begin(w, &n);
     if (rc)
         return rc;
     if (len <= sizeof n->bytes && !in_pool(w, src)) {
         memcpy(n->bytes, src, len);
         src = n->bytes;
     }
-    rc = end(w, n, weft_put(w, dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
-    give(w, n);
+    rc = now_end(w, n, weft_put(w, dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
+    now_give(w, n);
     return rc;
 }
 
@@ -127,14 +127,14 @@ int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len)
     if (fab_at_once(w, src))
         return weft_get(w, dst, src, len, NULL);
     struct fab_now *n;
-    int rc = begin(w, &n);
+    int rc = now_begin(w, &n);
     if (rc)
         return rc;
     bool little = len <= sizeof n->bytes && !in_pool(w, dst);
-    rc = end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
+    rc = now_end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
     if (rc == 0 && little)
         memcpy(dst, n->bytes, len);
-    give(w, n);
+    now_give(w, n);
     return rc;
 }
 
@@ -144,7 +144,7 @@ static int atomic_now(weft_node *w, enum fab_atomic what, weft_gaddr word, uint6
     weft_op *op = NULL;
     uint64_t *to = old;
     if (!fab_at_once(w, word)) {
-        int rc = begin(w, &n);
+        int rc = now_begin(w, &n);
         if (rc)
             return rc;
         op = &n->op;
@@ -154,23 +154,23 @@ static int atomic_now(weft_node *w, enum fab_atomic what, weft_gaddr word, uint6
              : what == FAB_SWAP ? weft_swap(w, word, a, to, op)
                                 : weft_compare_swap(w, word, a, b, to, op);
     if (n) {
-        rc = end(w, n, rc, WEFT_TIMEOUT_DEFAULT);
+        rc = now_end(w, n, rc, WEFT_TIMEOUT_DEFAULT);
         if (rc == 0 && old)
             *old = n->old;
-        give(w, n);
+        now_give(w, n);
     }
     return rc;
 }
 
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **out)
 {
-    struct fab_now *n = take(w);
+    struct fab_now *n = now_take(w);
     if (!n)
         return -ENOMEM;
     int rc = weft_compare_swap(w, word, expected, desired, &n->old, &n->op);
     if (rc) {
         n->op.status = rc; /* it was not started */
-        give(w, n);
+        now_give(w, n);
         return rc;
     }
     *out = n;
@@ -193,7 +193,7 @@ int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int
 
 void fab_swap_leave(struct weft_node *w, struct fab_now **swap)
 {
-    give(w, *swap);
+    now_give(w, *swap);
     *swap = NULL;
 }
 

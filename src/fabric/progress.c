@@ -112,7 +112,7 @@ static void give_up_broken(struct weft_node *w)
     }
 }
 
-static int64_t ticks(struct weft_node *w)
+static int64_t progress_ticks(struct weft_node *w)
 {
     int64_t next = fab_run_ticks(w);
     return next < NAP_MS * WEFT_MS ? next : NAP_MS * WEFT_MS;
@@ -129,7 +129,7 @@ static void *progress_thread(void *arg)
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t now = base_now_ns();
         if (!busy || now - ticked >= (next < TICK_NS ? next : TICK_NS)) {
-            next = ticks(w);
+            next = progress_ticks(w);
             ticked = now;
         }
         /* Not what a thread that waits has been doing since the last look: it would go to sleep, and be woken for each step. */
@@ -147,7 +147,7 @@ static void *progress_thread(void *arg)
             continue;
         }
         if (ticked != now) /* what came may have made something due */
-            next = ticks(w);
+            next = progress_ticks(w);
         next = judge < next ? judge : next;
         give_up_broken(w);
         int timeout_ms = (int)((next + 999999) / 1000000);

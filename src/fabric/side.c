@@ -140,7 +140,7 @@ bool fab_side_pending(struct fab_link *l)
 /* --- in --- */
 
 /* What has come; the bytes are the peer's, so anything may be. False: they make no sense. */
-static bool take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
+static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         struct fab_side *s = l->side;
@@ -202,7 +202,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             return more ? more : why; /* the last message may have said more */
         }
         l->silent_ns = l->unanswered_ns = 0;
-        if (!take(w, l, bytes, (size_t)n)) {
+        if (!side_take(w, l, bytes, (size_t)n)) {
             *died = true;
             return "it sent an invalid message over the side connection";
         }

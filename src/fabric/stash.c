@@ -15,7 +15,7 @@ struct stashed {
     _Alignas(8) uint8_t body[]; /* header, then payload, which starts at header_len rounded up to 8 */
 };
 
-static size_t payload_at(size_t header_len)
+static size_t stash_payload_at(size_t header_len)
 {
     return (header_len + 7u) & ~(size_t)7u;
 }
@@ -45,7 +45,7 @@ void stash_clear(struct stash *s)
 static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                                 size_t payload_len)
 {
-    size_t at = payload_at(header_len);
+    size_t at = stash_payload_at(header_len);
     struct stashed *copy = malloc(sizeof *copy + at + payload_len);
     if (!copy) {
         base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it for its handler", s->from);
@@ -74,7 +74,7 @@ int stash_retry(struct weft_node *w, struct stash *s)
     int n = 0;
     for (; s->first; n++, forget_first(s)) {
         struct stashed *m = s->first;
-        if (fab_deliver(w, s->from, m->id, m->body, m->header_len, m->body + payload_at(m->header_len), m->payload_len))
+        if (fab_deliver(w, s->from, m->id, m->body, m->header_len, m->body + stash_payload_at(m->header_len), m->payload_len))
             continue;
         int64_t waits = base_now_ns() - m->since;
         if (waits >= w->options.deadline_ns) {

@@ -69,7 +69,7 @@ inline nudge_a()
     fi
 }
 
-/* drain(), with the send lock */
+/* shm_message_drain(), with the send lock */
 inline drain()
 {
     asked = false;
@@ -81,7 +81,7 @@ inline drain()
     od
 }
 
-/* take(), with the lock of who looks: some of what is there */
+/* shm_message_take(), with the lock of who looks: some of what is there */
 inline take()
 {
     took = false;

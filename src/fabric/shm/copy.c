@@ -161,7 +161,7 @@ static const struct copy_way *guess(size_t len)
     return way;
 }
 
-static void tell(unsigned class, const uint64_t ns[COPY_WAYS_MAX], const struct copy_way *way)
+static void copy_tell(unsigned class, const uint64_t ns[COPY_WAYS_MAX], const struct copy_way *way)
 {
     char text[512] = "", size[32];
     int at = 0;
@@ -183,7 +183,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
     const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {
         way = &copy_ways[copy_choose(ns)];
-        tell(class, ns, way);
+        copy_tell(class, ns, way);
     }
     atomic_store_explicit(&classes[class].way, way, memory_order_relaxed);
     return way;

@@ -90,7 +90,7 @@ static void *help(void *arg)
         int64_t until = base_now_ns() + t->spin_ns;
         while (atomic_load_explicit(&t->calls, memory_order_relaxed) == seen && base_now_ns() < until)
             base_relax();
-        /* seq_cst, with call(): either it sees a sleeper, or we see its call and do not sleep */
+        /* seq_cst, with team_call(): either it sees a sleeper, or we see its call and do not sleep */
         atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&t->calls, memory_order_seq_cst) == seen)
             base_futex_wait(&t->calls, seen, SLEEP_NS);
@@ -98,7 +98,7 @@ static void *help(void *arg)
     }
 }
 
-static void call(struct copy_team *t)
+static void team_call(struct copy_team *t)
 {
     /* seq_cst, with help(); release within it: what is to be done before the call */
     atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
@@ -123,14 +123,14 @@ void copy_team_free(struct copy_team *t)
     if (!t)
         return;
     atomic_store_explicit(&t->end, true, memory_order_release); /* pairs with the acquire in help() */
-    call(t);
+    team_call(t);
     for (uint32_t i = 0; i < t->started; i++)
         pthread_join(t->threads[i], NULL);
     free(t);
 }
 
 /* Under the lock: what cannot be started is not tried again, the others do its share. */
-static BASE_COLD void start(struct copy_team *t)
+static BASE_COLD void team_start(struct copy_team *t)
 {
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
         t->started++;
@@ -147,7 +147,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
         return;
     }
     if (BASE_UNLIKELY(t->started < t->helpers))
-        start(t);
+        team_start(t);
     size_t piece = base_round_up(len / ((t->helpers + 1) * PIECES_EACH), PIECE_PAGES);
     piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
     uint32_t pieces = (uint32_t)((len + piece - 1) / piece);
@@ -161,7 +161,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
     atomic_store_explicit(&t->pieces, pieces, memory_order_relaxed);
     atomic_store_explicit(&t->done, 0, memory_order_relaxed);
     atomic_store_explicit(&t->ticket, number << 32 | pieces, memory_order_release); /* pairs with the acquire in copy_piece() */
-    call(t);
+    team_call(t);
     while (copy_piece(t))
         ;
     int64_t until = 0;

@@ -16,7 +16,7 @@ static bool always(void)
     return true;
 }
 
-static void library(uint8_t *dst, const uint8_t *src, size_t len)
+static void copy_by_library(uint8_t *dst, const uint8_t *src, size_t len)
 {
     memcpy(dst, src, len);
 }
@@ -130,7 +130,7 @@ AVX512 static void avx512_stream_pages(uint8_t *dst, const uint8_t *src, size_t 
 }
 
 const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
-    {"memcpy", always, library, false},
+    {"memcpy", always, copy_by_library, false},
     {"rep movsb", always, string_move, false},
     {"AVX2", has_avx2, avx2, false},
     {"AVX-512 non-temporal, four pages", has_avx512, avx512_stream_pages, true},
@@ -190,7 +190,7 @@ static void neon_stream_pages(uint8_t *dst, const uint8_t *src, size_t len)
 }
 
 const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
-    {"memcpy", always, library, false},
+    {"memcpy", always, copy_by_library, false},
     {"NEON", always, neon, false},
     {"NEON non-temporal, four pages", always, neon_stream_pages, true},
     {"NEON non-temporal", always, neon_stream, true},
@@ -199,7 +199,7 @@ const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
 #else
 
 const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
-    {"memcpy", always, library, false},
+    {"memcpy", always, copy_by_library, false},
 };
 
 #endif

@@ -59,11 +59,11 @@ static inline void nudge(struct weft_node *w, struct shm_link *s)
 static void ask_for_room(struct shm_link *s)
 {
     atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in take() */
+    atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in shm_message_take() */
 }
 
-static int keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                weft_op *op)
+static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                            weft_op *op)
 {
     size_t at = ring_payload_at((uint32_t)header_len), bytes = sizeof(struct kept) + at + payload_len;
     if (atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed) + bytes > BACKLOG_MAX)
@@ -87,7 +87,7 @@ static int keep(struct shm_link *s, uint32_t id, const void *header, size_t head
 }
 
 /* Send what was kept, as far as there is room; how many went. With send_lock. */
-static int drain(struct shm_link *s)
+static int shm_message_drain(struct shm_link *s)
 {
     int n = 0;
     bool asked = false;
@@ -116,7 +116,7 @@ static int drain(struct shm_link *s)
     return n;
 }
 
-static bool has_room(void *arg)
+static bool shm_message_has_room(void *arg)
 {
     struct shm_link *s = arg;
     return atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed) < BACKLOG_WAIT ||
@@ -126,8 +126,8 @@ static bool has_room(void *arg)
 static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                                const void *payload, size_t payload_len, weft_op *op)
 {
-    if (!fab_in_handler() && !has_room(s)) {
-        int rc = fab_wait_for_room(w, has_room, s);
+    if (!fab_in_handler() && !shm_message_has_room(s)) {
+        int rc = fab_wait_for_room(w, shm_message_has_room, s);
         if (rc == -EAGAIN)
             return rc;
         if (rc)
@@ -135,9 +135,9 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
                              (unsigned long long)atomic_load(&s->backlog_bytes));
     }
     base_spin_lock(&s->send_lock);
-    int rc = keep(s, id, header, header_len, payload, payload_len, op);
+    int rc = shm_message_keep(s, id, header, header_len, payload, payload_len, op);
     if (rc == 0)
-        drain(s); /* room may have come in between */
+        shm_message_drain(s); /* room may have come in between */
     base_spin_unlock(&s->send_lock);
     if (rc == 0 && atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE)
         shm_fail_backlog(s, -ECONNRESET); /* it went just before we kept it: nobody else will look here again */
@@ -178,7 +178,7 @@ bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 }
 
 /* Take up to `most` messages of one ring, unless so many wait for handlers already. */
-static int take(struct weft_node *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
+static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
     uint64_t told = s->in.head_told;
@@ -224,9 +224,9 @@ int shm_progress(struct weft_node *w)
         if (BASE_UNLIKELY(s->stash.count))
             n += stash_retry(w, &s->stash);
         if (ring_has(&s->in) && heard_still(s))
-            n += take(w, shm, s, BATCH, STASH_MAX);
+            n += shm_message_take(w, shm, s, BATCH, STASH_MAX);
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) && base_spin_try(&s->send_lock)) {
-            int sent = drain(s);
+            int sent = shm_message_drain(s);
             base_spin_unlock(&s->send_lock);
             if (sent) {
                 atomic_thread_fence(memory_order_seq_cst);
@@ -261,7 +261,7 @@ void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;
     if (!atomic_load_explicit(&s->broken, memory_order_relaxed))
-        take(w, w->shm, s, RING_CELLS, UINT32_MAX);
+        shm_message_take(w, w->shm, s, RING_CELLS, UINT32_MAX);
 }
 
 const char *shm_broken(struct weft_node *w, struct fab_link *l)
