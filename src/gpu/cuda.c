@@ -71,7 +71,7 @@ static const char *error_name(int code)
     return cuda.cuGetErrorName && cuda.cuGetErrorName(code, &name) == 0 && name ? name : "an unknown error";
 }
 
-static void load(void)
+static void cuda_load(void)
 {
     cuda.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!cuda.library) {
@@ -92,14 +92,14 @@ static void load(void)
                  error_name(code));
 }
 
-static bool usable(void)
+static bool cuda_usable(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, load);
+    pthread_once(&once, cuda_load);
     return cuda.library && !cuda.why[0];
 }
 
-static int failed(int code, const char *what)
+static int cuda_failed(int code, const char *what)
 {
     return code ? base_fail(-EIO, "%s: %s (CUDA %d)", what, error_name(code), code) : 0;
 }
@@ -132,7 +132,7 @@ static uint32_t generation(double speed)
 static bool cuda_look(uint32_t index, weft_gpu_info *out)
 {
     int count = 0, device;
-    if (!usable() || cuda.cuDeviceGetCount(&count) || index >= (uint32_t)count || cuda.cuDeviceGet(&device, (int)index))
+    if (!cuda_usable() || cuda.cuDeviceGetCount(&count) || index >= (uint32_t)count || cuda.cuDeviceGet(&device, (int)index))
         return false;
     if (!out)
         return true;
@@ -178,7 +178,7 @@ static int cuda_open(uint32_t index, void **device)
         code = cuda.cuDevicePrimaryCtxRetain(&d->context, d->device);
     if (code) {
         free(d);
-        return failed(code, "opening the GPU");
+        return cuda_failed(code, "opening the GPU");
     }
     *device = d;
     return 0;
@@ -195,11 +195,11 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
 {
     struct cuda_device *d = device;
     cuda_ptr at = 0;
-    int rc = failed(WITHIN(d, cuda.cuMemHostRegister_v2(memory, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)),
-                    "registering memory with the GPU");
+    int rc = cuda_failed(WITHIN(d, cuda.cuMemHostRegister_v2(memory, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)),
+                         "registering memory with the GPU");
     if (rc)
         return rc;
-    rc = failed(WITHIN(d, cuda.cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
+    rc = cuda_failed(WITHIN(d, cuda.cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
     if (rc)
         (void)WITHIN(d, cuda.cuMemHostUnregister(memory));
     *there = at;
@@ -224,7 +224,7 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
     *memory = (void *)(uintptr_t)at;
     if (code)
         (void)WITHIN(d, cuda.cuMemFree_v2(at));
-    return failed(code, "clearing memory of the GPU");
+    return cuda_failed(code, "clearing memory of the GPU");
 }
 
 static void cuda_free(void *device, void *memory)
@@ -234,7 +234,8 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    return failed(WITHIN((struct cuda_device *)device, cuda.cuMemcpyHtoD_v2((cuda_ptr)(uintptr_t)to, from, bytes)), "copying to the GPU");
+    return cuda_failed(WITHIN((struct cuda_device *)device, cuda.cuMemcpyHtoD_v2((cuda_ptr)(uintptr_t)to, from, bytes)),
+                       "copying to the GPU");
 }
 
 const struct gpu_backend gpu_cuda = {

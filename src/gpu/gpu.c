@@ -44,7 +44,7 @@ static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size
 }
 
 /* The GPU with that number of all; NULL: there are not so many. */
-static const struct gpu_backend *find(uint32_t number, uint32_t *index, weft_gpu_info *info)
+static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft_gpu_info *info)
 {
     for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
         for (uint32_t i = 0;; i++) {
@@ -64,18 +64,18 @@ int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes)
 {
     weft_gpu_info info;
     uint32_t i;
-    if (!find(index, &i, &info))
+    if (!gpu_find(index, &i, &info))
         return base_fail(-ENOENT, "there is no GPU number %u", index);
     base_give_struct(out, bytes, &info, sizeof info);
     return 0;
 }
 
-static int choose(const char *name, const struct gpu_backend **backend, uint32_t *index)
+static int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index)
 {
     weft_gpu_info info;
     char all[256] = "";
     size_t len = 0;
-    for (uint32_t n = 0; (*backend = find(n, index, &info)); n++) {
+    for (uint32_t n = 0; (*backend = gpu_find(n, index, &info)); n++) {
         if (name ? !strcmp(name, info.name) : info.usable)
             return info.usable ? 0 : base_fail(-ENODEV, "GPU %s is not usable: %s", info.name, info.why);
         if (len < sizeof all)
@@ -96,7 +96,7 @@ static void dismantle(weft_gpu *g)
 }
 
 /* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings. */
-static bool shut(weft_gpu *g, int64_t deadline)
+static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     bool done = !g->server || gpu_serve_end(g->server, deadline);
     g->server = NULL;
@@ -120,7 +120,7 @@ static bool shut(weft_gpu *g, int64_t deadline)
 static void close_one(weft_gpu *g)
 {
     struct gpus *all = g->w->gpus;
-    if (shut(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT))) {
+    if (gpu_shut(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT))) {
         dismantle(g);
         return;
     }
@@ -272,7 +272,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     return rc;
 }
 
-static int check(const weft_gpu_config *config, weft_gpu_config *c)
+static int gpu_check(const weft_gpu_config *config, weft_gpu_config *c)
 {
     *c = (weft_gpu_config){0};
     int rc = config ? base_take_struct(c, sizeof *c, config, CONFIG_FIRST, "weft_gpu_config") : 0;
@@ -290,7 +290,7 @@ static int check(const weft_gpu_config *config, weft_gpu_config *c)
 static int open_one(weft_gpu *g, const weft_gpu_config *c)
 {
     uint32_t index;
-    int rc = choose(c->name, &g->backend, &index);
+    int rc = gpu_choose(c->name, &g->backend, &index);
     if (!rc)
         rc = g->backend->open(index, &g->device);
     if (rc)
@@ -311,7 +311,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     *out = NULL;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler");
-    int rc = check(config, &c);
+    int rc = gpu_check(config, &c);
     if (rc)
         return rc;
     weft_gpu *g = calloc(1, sizeof *g);
@@ -320,7 +320,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     g->w = w;
     rc = open_one(g, &c);
     if (rc) {
-        (void)shut(g, 0);
+        (void)gpu_shut(g, 0);
         dismantle(g);
         return rc;
     }

@@ -25,7 +25,7 @@ struct gpu_server {
     _Atomic uint64_t requests, failed, waits;
 };
 
-static void count(_Atomic uint64_t *n)
+static void server_count(_Atomic uint64_t *n)
 {
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + 1, memory_order_relaxed);
 }
@@ -74,7 +74,7 @@ static int start_fence(struct weft_node *w, struct gpu_request *q)
 }
 
 /* Start it. -EAGAIN: there is no room towards its node now. */
-static int start(struct weft_node *w, struct gpu_request *q)
+static int server_start(struct weft_node *w, struct gpu_request *q)
 {
     q->started = true;
     switch (q->kind) {
@@ -92,7 +92,7 @@ static int start(struct weft_node *w, struct gpu_request *q)
 }
 
 /* Start what has come, in order. How many. */
-static uint32_t begin(struct gpu_server *s, struct gpu_ring *r)
+static uint32_t server_begin(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
     for (; n < AT_A_TIME; n++) {
@@ -104,9 +104,9 @@ static uint32_t begin(struct gpu_server *s, struct gpu_ring *r)
         }
         if (!q)
             break;
-        int rc = start(s->w, q);
+        int rc = server_start(s->w, q);
         if (rc == -EAGAIN) {
-            count(&s->waits);
+            server_count(&s->waits);
             break;
         }
         if (rc) {
@@ -114,13 +114,13 @@ static uint32_t begin(struct gpu_server *s, struct gpu_ring *r)
             fab_complete(&q->op, rc);
         }
         gpu_ring_taken(r, q);
-        count(&s->requests);
+        server_count(&s->requests);
     }
     return n;
 }
 
 /* -EINPROGRESS, or how it ended. */
-static int look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
+static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
 {
     if (q->kind == WEFT_DEVICE_FLUSH && !q->started) { /* all before it are done */
         int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush);
@@ -134,15 +134,15 @@ static int look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
 }
 
 /* End what is done, in order. How many. */
-static uint32_t end(struct gpu_server *s, struct gpu_ring *r)
+static uint32_t server_end(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
     for (struct gpu_request *q; (q = gpu_ring_oldest(r)); n++) {
-        int status = look(s->w, r, q);
+        int status = server_look(s->w, r, q);
         if (status == -EINPROGRESS)
             break;
         if (status < 0)
-            count(&s->failed);
+            server_count(&s->failed);
         gpu_ring_done(r, status);
     }
     return n;
@@ -160,11 +160,11 @@ static uint32_t round_of_rings(struct gpu_server *s)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->count; i++)
-        n += begin(s, &s->rings[i]) + end(s, &s->rings[i]);
+        n += server_begin(s, &s->rings[i]) + server_end(s, &s->rings[i]);
     return n;
 }
 
-static void *serve(void *arg)
+static void *server_run(void *arg)
 {
     struct gpu_server *s = arg;
     int64_t last = 0, nap = 0, spin = s->w->options.spin_ns;
@@ -200,7 +200,7 @@ int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rin
     s->rings = rings;
     s->count = n;
     s->until = INT64_MAX;
-    int rc = base_thread(&s->thread, serve, s);
+    int rc = base_thread(&s->thread, server_run, s);
     if (rc) {
         free(s);
         return base_fail(rc, "starting the thread that serves a GPU: %s", base_strerror(rc));
