@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -31,7 +32,7 @@ bool keeper_remove_dir(const char *dir)
     return rmdir(dir) == 0;
 }
 
-static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher)
+static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher, const _Atomic int32_t *starting)
 {
     static pid_t groups[WEFT_MAX_NODES];
     unsigned count = 0;
@@ -59,6 +60,9 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     }
     for (unsigned i = 0; i < count; i++)
         kill(-groups[i], SIGKILL);
+    int32_t group = atomic_load_explicit(starting, memory_order_relaxed);
+    if (!in_order && group > 0)
+        kill(-group, SIGKILL);
     for (int i = 0; !in_order && i < GONE_WITHIN && getppid() == launcher; i++)
         base_sleep_ns(ROUND_NS);
     for (int i = 0, quiet = 0; remove_dir[0] && i < ROUNDS; i++) {
@@ -70,6 +74,13 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     _exit(0);
 }
 
+static void keeper_forget(struct keeper *k)
+{
+    if (k->starting)
+        munmap((void *)(uintptr_t)k->starting, sizeof *k->starting);
+    k->starting = NULL;
+}
+
 int keeper_start(struct keeper *k, const char *remove_dir)
 {
     int fds[2];
@@ -77,15 +88,24 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     int rc = base_pipe(fds, 0);
     if (rc)
         return rc;
+    void *shared = mmap(NULL, sizeof *k->starting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        rc = base_fail(-errno, "no memory to share with the keeper, which ends the nodes if this launcher is killed");
+        close(fds[0]);
+        close(fds[1]);
+        return rc;
+    }
+    k->starting = shared;
     pid_t launcher = getpid();
     k->pid = base_process_fork();
     if (k->pid == 0) {
         close(fds[1]);
-        keeper_keep(fds[0], remove_dir, launcher);
+        keeper_keep(fds[0], remove_dir, launcher, k->starting);
     }
     close(fds[0]);
     if (k->pid < 0) {
         close(fds[1]);
+        keeper_forget(k);
         return base_fail((int)k->pid, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
                          base_strerror((int)k->pid));
     }
@@ -103,6 +123,7 @@ static void keeper_tell(struct keeper *k, int32_t message)
 void keeper_add(struct keeper *k, pid_t group)
 {
     keeper_tell(k, (int32_t)group);
+    atomic_store_explicit(k->starting, 0, memory_order_relaxed);
 }
 
 void keeper_drop(struct keeper *k, pid_t group)
@@ -118,4 +139,5 @@ void keeper_stop(struct keeper *k)
     close(k->fd);
     k->fd = -1;
     base_process_reap(k->pid);
+    keeper_forget(k);
 }

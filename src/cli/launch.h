@@ -52,6 +52,9 @@ int launch_cluster(const struct launch *l);
 struct keeper {
     int fd; /* to it; -1: none */
     pid_t pid;
+    /* In memory that it shares: the group that is being started, for struct base_process. So the keeper knows it before it runs, and
+     * keeper_add() comes in time even if the launcher is killed before. */
+    _Atomic int32_t *starting;
 };
 /* `remove_dir`: a directory to remove, with what is in it, if the launcher cannot; may be "". */
 int keeper_start(struct keeper *k, const char *remove_dir);

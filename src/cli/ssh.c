@@ -192,7 +192,7 @@ static int read_job(struct job *job)
 }
 
 /* 0, or a negative errno without a sentence. `before`: what signals did before any was caught here. */
-static int start_program(const struct job *job, const struct base_dispositions *before, pid_t *pid)
+static int start_program(const struct job *job, const struct base_dispositions *before, struct keeper *keeper, pid_t *pid)
 {
     static const int fds[3] = {BASE_FD_NULL, BASE_FD_OURS, BASE_FD_OURS};
     char path[4096];
@@ -205,7 +205,8 @@ static int start_program(const struct job *job, const struct base_dispositions *
                                      .group = BASE_GROUP_OWN,
                                      .end_with = SIGKILL,
                                      .dispositions = before,
-                                     .mask = &none};
+                                     .mask = &none,
+                                     .number = keeper->starting};
     int rc = base_process_find(job->argv[0], path, sizeof path);
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* a folder: as the system says it */
 }
@@ -268,7 +269,7 @@ int ssh_serve(void)
         goto out;
     }
     pid_t pid;
-    int rc = start_program(&job, &before, &pid);
+    int rc = start_program(&job, &before, &keeper, &pid);
     if (rc) {
         char host[256] = "?";
         gethostname(host, sizeof host - 1);

@@ -191,6 +191,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         .dispositions = &s->before,
         .mask = &mask,
         .files = &s->files,
+        .number = s->keeper.starting,
     };
     snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);
     if (emulated)
