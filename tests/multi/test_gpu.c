@@ -194,6 +194,7 @@ static void node_ping_pong(weft_node *w, void *arg)
     for (int64_t until = (int64_t)time(NULL) + 60; heard < j.rounds && (int64_t)time(NULL) < until;)
         weft_progress(w);
     CHECK(heard == j.rounds);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* the other's kernel may still flush towards this node */
     OK(weft_gpu_close(g));
 }
 
