@@ -137,7 +137,7 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
 }
 
 /* Tell a submitter. False: it is gone, and its homes free the slots. */
-static bool tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
+static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
     if (node == q->w->rank) {
@@ -174,7 +174,7 @@ static void limit_end(const struct limit *l)
 }
 
 /* Swap one claim to DONE; false when it is refused. */
-static bool finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
+static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
     struct queue_view *v = claim_view(q, c, &slot);
@@ -224,13 +224,13 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
                 if (claims[from + i].private_[CLAIM_SUBMITTER] != submitter)
                     continue;
                 left &= ~(UINT64_C(1) << i);
-                bool ok = finish(q, &claims[from + i], &results[from + i], &dones[m], &limit);
+                bool ok = claim_finish(q, &claims[from + i], &results[from + i], &dones[m], &limit);
                 if (accepted)
                     accepted[from + i] = ok;
                 if (ok)
                     which[m++] = (uint8_t)i;
             }
-            if (m && !tell(q, submitter, dones, m)) {
+            if (m && !claim_tell(q, submitter, dones, m)) {
                 for (uint32_t i = 0; accepted && i < m; i++)
                     accepted[from + which[i]] = false;
                 m = 0;
@@ -255,7 +255,7 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
 }
 
 /* Why a claim was not changed: `rc` of the attempt. */
-static BASE_COLD int refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
+static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
     if (!v || rc == -ESTALE || rc == -ECONNRESET)
         return base_fail(-ESTALE, "queue '%s': the claim is no longer this node's: its lease has ended", q->name);
@@ -274,7 +274,7 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return refused(q, v, rc, "its lease may have been renewed or not; the claim is as it was, and may be tried again");
+        return claim_refused(q, v, rc, "its lease may have been renewed or not; the claim is as it was, and may be tried again");
     claim->private_[CLAIM_STATE] = now; /* only now: a call that fails changes nothing */
     return 0;
 }
@@ -290,7 +290,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return refused(q, v, rc, "it is given back as soon as that node answers");
+        return claim_refused(q, v, rc, "it is given back as soon as that node answers");
     queue_wake(q, v);
     return 0;
 }

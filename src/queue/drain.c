@@ -38,7 +38,7 @@ struct drain {
     struct found found[WEFT_MAX_NODES]; /* by the last look */
 };
 
-static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
+static int drain_count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
 {
     if (v->shard.mem)
         return slot_counts(&v->shard, submitted, completed, closed);
@@ -51,7 +51,7 @@ static int count(struct queue_view *v, uint64_t *submitted, uint64_t *completed,
 }
 
 /* False: it has work outstanding, or does not answer. */
-static bool look_at(const struct weft_queue *q, uint32_t node, struct found *f)
+static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct found *f)
 {
     struct queue_view *v = queue_view_of(q, node);
     uint64_t submitted, completed;
@@ -59,7 +59,7 @@ static bool look_at(const struct weft_queue *q, uint32_t node, struct found *f)
     *f = (struct found){0};
     if (!fab_alive(q->w, node))
         return true;
-    if (v && count(v, &submitted, &completed, &closed))
+    if (v && drain_count(v, &submitted, &completed, &closed))
         return !fab_alive(q->w, node); /* it has just gone; else it is stopped, and what it has submitted cannot be known now */
     if (closed) {
         f->unknown = true;
@@ -71,13 +71,13 @@ static bool look_at(const struct weft_queue *q, uint32_t node, struct found *f)
 }
 
 /* One look at the counters of the nodes that are alive; true when all is complete. `*same`: as at the look before. */
-static bool look(struct drain *d, bool *same)
+static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;
     d->unknowns = 0;
     for (uint32_t i = 0; i < d->q->w->size; i++) {
         struct found f, *before = &d->found[i];
-        if (!look_at(d->q, i, &f))
+        if (!drain_look_at(d->q, i, &f))
             return false;
         *same = *same && f.submitted == before->submitted && f.incarnation == before->incarnation && f.unknown == before->unknown;
         *before = f;
@@ -96,13 +96,13 @@ static bool drained(struct drain *d)
 {
     struct weft_queue *q = d->q;
     bool same;
-    if (!look(d, &same)) {
+    if (!drain_look(d, &same)) {
         d->asked = false;
         return false;
     }
     if (d->unknowns == 0) {
         d->asked = false;
-        return look(d, &same) && same;
+        return drain_look(d, &same) && same;
     }
     if (!d->asked || !same) {
         d->asked = true;
@@ -143,7 +143,7 @@ static void say_drain(struct weft_queue *q, const struct fab_patience *p)
         struct queue_view *v = queue_view_of(q, i);
         uint64_t submitted, completed;
         bool closed;
-        open[i] = v && fab_alive(q->w, i) && count(v, &submitted, &completed, &closed) == 0 && !closed && submitted != completed;
+        open[i] = v && fab_alive(q->w, i) && drain_count(v, &submitted, &completed, &closed) == 0 && !closed && submitted != completed;
     }
     uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
     if (n == 0)

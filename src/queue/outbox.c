@@ -57,7 +57,7 @@ static void count_unsent(struct weft_queue *q, int32_t more)
     atomic_fetch_add_explicit(&room->unsent, (uint32_t)more, memory_order_relaxed);
 }
 
-static void keep(struct weft_queue *q, struct queue_unsent *u)
+static void outbox_keep(struct weft_queue *q, struct queue_unsent *u)
 {
     u->next = NULL;
     base_spin_lock(&q->unsent_lock);
@@ -88,7 +88,7 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
     *u = (struct queue_unsent){.node = node, .to = to, .count = count, .type = type, .len = len};
     if (len)
         memcpy(u->payload, payload, len);
-    keep(q, u);
+    outbox_keep(q, u);
     fab_kick(q->w);
 }
 

@@ -16,7 +16,7 @@
 
 #define UNSENT_NS (20 * WEFT_MS) /* between attempts to send what found no room */
 
-static struct weft_queue *enter(struct queue_room *room, uint32_t i)
+static struct weft_queue *room_enter(struct queue_room *room, uint32_t i)
 {
     base_spin_lock(&room->lock);
     struct weft_queue *q = room->queues[i];
@@ -26,7 +26,7 @@ static struct weft_queue *enter(struct queue_room *room, uint32_t i)
     return q;
 }
 
-static void leave(struct queue_room *room, struct weft_queue *q)
+static void room_leave(struct queue_room *room, struct weft_queue *q)
 {
     base_spin_lock(&room->lock);
     q->users--;
@@ -48,14 +48,14 @@ static struct weft_queue *enter_named(struct queue_room *room, uint64_t key, con
     return q;
 }
 
-static void shut(struct weft_queue *q)
+static void room_shut(struct weft_queue *q)
 {
     atomic_store_explicit(&q->shut, true, memory_order_seq_cst);
     fab_wake_here(q->w);
 }
 
 /* What ends with a node, or with its end of a queue: see queue.h. `requeued`: of this node's shard. */
-static void gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
+static void room_gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
 {
     if (v)
         queue_home_gone(q, v);
@@ -70,7 +70,7 @@ static void gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
 static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
 {
     struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
-    gone(q, v && v->incarnation == incarnation ? v : NULL, slot_closed(&q->own->shard, slot_user(from, incarnation)));
+    room_gone(q, v && v->incarnation == incarnation ? v : NULL, slot_closed(&q->own->shard, slot_user(from, incarnation)));
 }
 
 /* A node says where its shard is. Nothing of it is believed. */
@@ -86,7 +86,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
     if (old && old->incarnation == m->incarnation) {
         if (m->shut)
-            shut(q);
+            room_shut(q);
         return;
     }
     /* Of a queue that it has closed: what found no room then comes after the HELLO of the next. */
@@ -124,12 +124,12 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
         atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with acquire loads of it */
     }
     if (m->shut)
-        shut(q);
+        room_shut(q);
     fab_wake_here(q->w);
 }
 
 /* Slots of this node's shard whose words a node has given up to see. */
-static void settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
+static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
 {
     struct queue_settle_message m[QUEUE_SETTLES_MAX];
     bool ready = false;
@@ -160,7 +160,8 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
                  m.name, to, base_error());
 }
 
-static void handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void room_handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                        void *arg)
 {
     struct queue_room *room = arg;
     struct queue_message m;
@@ -174,7 +175,7 @@ static void handle(weft_node *w, uint32_t from, const void *header, size_t heade
         return;
     }
     if (m.to && m.to != q->incarnation) { /* for one that was closed */
-        leave(room, q);
+        room_leave(room, q);
         return;
     }
     switch (m.type) {
@@ -184,13 +185,13 @@ static void handle(weft_node *w, uint32_t from, const void *header, size_t heade
         queue_post(q, from, QUEUE_ANSWER, m.incarnation, NULL, 0, 0);
         break;
     case QUEUE_ANSWER: learn(q, from, &m); break;
-    case QUEUE_SETTLE: settle(q, from, m.count, payload, payload_len); break;
+    case QUEUE_SETTLE: room_settle(q, from, m.count, payload, payload_len); break;
     case QUEUE_NONE:
         atomic_store_explicit(&q->none[from], m.count, memory_order_release); /* pairs with none_open() in drain.c */
         fab_wake_here(w);
         break;
     case QUEUE_CLOSE: closed(q, from, m.incarnation); break;
-    case QUEUE_SHUTDOWN: shut(q); break;
+    case QUEUE_SHUTDOWN: room_shut(q); break;
     case QUEUE_DONES:
         if (m.count <= QUEUE_DONES_MAX && payload_len == m.count * sizeof(struct queue_done_message)) {
             struct queue_done_message dones[QUEUE_DONES_MAX];
@@ -200,7 +201,7 @@ static void handle(weft_node *w, uint32_t from, const void *header, size_t heade
         break;
     default: break;
     }
-    leave(room, q);
+    room_leave(room, q);
 }
 
 static void node_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
@@ -209,25 +210,25 @@ static void node_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     (void)died;
     struct queue_room *room = arg;
     for (uint32_t i = 0; i < QUEUES_MAX; i++) {
-        struct weft_queue *q = enter(room, i);
+        struct weft_queue *q = room_enter(room, i);
         if (q) {
-            gone(q, atomic_load_explicit(&q->views[node], memory_order_acquire), slot_gone(&q->own->shard, node));
-            leave(room, q);
+            room_gone(q, atomic_load_explicit(&q->views[node], memory_order_acquire), slot_gone(&q->own->shard, node));
+            room_leave(room, q);
         }
     }
 }
 
-static int64_t tick(struct weft_node *w, int64_t now, void *arg)
+static int64_t room_tick(struct weft_node *w, int64_t now, void *arg)
 {
     (void)w;
     struct queue_room *room = arg;
     int64_t next = INT64_MAX;
     for (uint32_t i = 0; i < QUEUES_MAX; i++) {
-        struct weft_queue *q = enter(room, i);
+        struct weft_queue *q = room_enter(room, i);
         if (q) {
             int64_t in = queue_tick(q, now);
             next = in < next ? in : next;
-            leave(room, q);
+            room_leave(room, q);
         }
     }
     if (atomic_load_explicit(&room->unsent, memory_order_relaxed)) {
@@ -263,14 +264,14 @@ int queue_open(struct weft_node *w)
     struct queue_room *room = calloc(1, sizeof *room);
     if (!room)
         return base_fail(-ENOMEM, "no memory for the node's queues");
-    struct fab_hook hook = {.gone = node_gone, .tick = tick, .close = room_close, .arg = room};
+    struct fab_hook hook = {.gone = node_gone, .tick = room_tick, .close = room_close, .arg = room};
     int rc = fab_hook(w, &hook);
     if (rc) {
         free(room);
         return rc;
     }
     w->queues = room;
-    return fab_handle(w, QUEUE_HANDLER, handle, room);
+    return fab_handle(w, QUEUE_HANDLER, room_handle, room);
 }
 
 uint32_t queue_room_incarnation(struct weft_node *w)

@@ -48,7 +48,7 @@ static bool may_have_happened(int rc)
     return rc < 0 && rc != -ECONNRESET && rc != -EDEADLK;
 }
 
-static BASE_COLD void settle(const struct slot_shard *s, int rc, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
+static BASE_COLD void slot_ask_settle(const struct slot_shard *s, int rc, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
 {
     if (may_have_happened(rc))
         s->remote->settle(s->arg, slot, from, to, then);
@@ -182,7 +182,7 @@ BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     }
     rc = swap(s, slot_base(s, slot), &seen, *writing);
     if (BASE_UNLIKELY(rc < 0))
-        settle(s, rc, slot, word, *writing, SLOT_FREE);
+        slot_ask_settle(s, rc, slot, word, *writing, SLOT_FREE);
     return rc;
 }
 
@@ -193,12 +193,12 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     uint64_t mine = writing, ready = slot_next(writing, 0, attempt, SLOT_READY);
     int rc = store_fields(s, slot_base(s, slot), user, id, task);
     if (BASE_UNLIKELY(rc < 0)) {
-        settle(s, rc, slot, writing, writing, SLOT_FREE);
+        slot_ask_settle(s, rc, slot, writing, writing, SLOT_FREE);
         return rc;
     }
     rc = swap(s, slot_base(s, slot), &mine, ready); /* (S) */
     if (BASE_UNLIKELY(rc < 0)) {
-        settle(s, rc, slot, writing, ready, SLOT_READY);
+        slot_ask_settle(s, rc, slot, writing, ready, SLOT_READY);
         *error = rc;
         return may_have_happened(rc) ? 0 : rc;
     }
@@ -248,7 +248,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         rc = head_lower(s, first);
     /* When the shard is gone, so are its tasks: the caller will hear of it. */
     for (uint64_t p = first; BASE_UNLIKELY(rc < 0) && p < last; p++)
-        settle(s, rc, (uint32_t)p & (s->slots - 1), 0, 0, SLOT_READY);
+        slot_ask_settle(s, rc, (uint32_t)p & (s->slots - 1), 0, 0, SLOT_READY);
     return (int)placed;
 }
 
@@ -282,7 +282,7 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         c->word = slot_next(word, user, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
         if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): succeeding proves that the copy is whole */
-            settle(s, rc, c->slot, ready, c->word, SLOT_READY);
+            slot_ask_settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;
         }
         got += (uint32_t)rc;
@@ -321,7 +321,7 @@ static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t
         }
         if (rc < 0) {
             if (to != SLOT_CLAIMED || renewed) /* of two renewals the caller's word would be one too old: the claim is given up */
-                settle(s, rc, slot, word, next, SLOT_READY);
+                slot_ask_settle(s, rc, slot, word, next, SLOT_READY);
             return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
         /* A renewal whose end the owner did not see has happened: after `word` only that leads to this. */
@@ -358,7 +358,7 @@ int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word)
     uint64_t ready;
     int rc = change_claim(s, slot, word, SLOT_READY, &ready);
     if (rc == 0)
-        settle(s, head_lower_slot(s, slot), slot, 0, 0, SLOT_READY);
+        slot_ask_settle(s, head_lower_slot(s, slot), slot, 0, 0, SLOT_READY);
     return rc;
 }
 

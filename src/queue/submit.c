@@ -16,7 +16,7 @@ _Static_assert(QUEUE_DONES_MAX <= QUEUE_SETTLES_MAX, "what one message completes
 _Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part of a slot");
 
 /* The shard for the next run of tasks; `avoid` counts those found full just now. */
-static struct queue_view *choose(struct weft_queue *q, uint32_t avoid)
+static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
 {
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
     if (avoid == 0 && queue_view_usable(q->own) && !(atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_SPREAD)) {
@@ -36,7 +36,7 @@ static struct queue_view *choose(struct weft_queue *q, uint32_t avoid)
 }
 
 /* Place up to SUBMIT_RUN tasks in one shard; how many, 0 when it is full or going. */
-static int place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
+static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
 {
     struct table *t = &q->table;
     /* The table first: a completion may come before slot_submit() has returned, and when the home dies in between,
@@ -91,12 +91,12 @@ BASE_INLINE int place_some(struct weft_queue *q, const weft_task *tasks, uint32_
     uint64_t own_ids[SUBMIT_RUN];
     uint32_t done = 0, full = 0;
     while (done < count) {
-        struct queue_view *v = choose(q, full);
+        struct queue_view *v = submit_choose(q, full);
         if (!v)
             break;
         uint32_t run = count - done < SUBMIT_RUN ? count - done : SUBMIT_RUN;
         int64_t before = v->shard.mem ? 0 : queue_limit(deadline);
-        int n = place(q, v, tasks + done, run, ids ? ids + done : own_ids);
+        int n = submit_place(q, v, tasks + done, run, ids ? ids + done : own_ids);
         if (!v->shard.mem)
             fab_limit(before);
         if (n < 0)
@@ -317,7 +317,7 @@ void queue_place_pending(struct weft_queue *q)
         uint64_t ids[PENDING_RUN];
         weft_task tasks[PENDING_RUN];
         uint32_t tries[PENDING_RUN], n = 0, highest = 0;
-        struct queue_view *v = choose(q, full);
+        struct queue_view *v = submit_choose(q, full);
         if (!v)
             return;
         base_spin_lock(&t->lock);

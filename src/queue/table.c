@@ -44,7 +44,7 @@ static inline struct table_entry *find(struct table *t, uint64_t id)
     return e->generation == id >> 32 && e->state != TABLE_FREE ? e : NULL;
 }
 
-static void append(struct table *t, struct table_list *list, uint32_t index)
+static void table_append(struct table *t, struct table_list *list, uint32_t index)
 {
     struct table_entry *e = at(t, index);
     e->next = TABLE_NONE;
@@ -71,7 +71,7 @@ static void unlink_entry(struct table *t, struct table_list *list, uint32_t inde
     list->count--;
 }
 
-static void release(struct table *t, uint32_t index)
+static void table_release(struct table *t, uint32_t index)
 {
     struct table_entry *e = at(t, index);
     e->state = TABLE_FREE;
@@ -79,7 +79,7 @@ static void release(struct table *t, uint32_t index)
     t->free = index;
 }
 
-static BASE_COLD bool grow(struct table *t)
+static BASE_COLD bool table_grow(struct table *t)
 {
     if (!t->chunks || t->chunk_count == TABLE_CHUNKS)
         return false;
@@ -89,7 +89,7 @@ static BASE_COLD bool grow(struct table *t)
     uint32_t first = t->chunk_count * TABLE_CHUNK;
     t->chunks[t->chunk_count++] = chunk;
     for (uint32_t i = TABLE_CHUNK; i-- > 0;)
-        release(t, first + i);
+        table_release(t, first + i);
     return true;
 }
 
@@ -97,7 +97,7 @@ uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint3
 {
     uint32_t n = 0;
     for (; n < count; n++) {
-        if (BASE_UNLIKELY(t->free == TABLE_NONE) && !grow(t))
+        if (BASE_UNLIKELY(t->free == TABLE_NONE) && !table_grow(t))
             break;
         uint32_t index = t->free;
         struct table_entry *e = at(t, index);
@@ -119,7 +119,7 @@ bool table_remove(struct table *t, uint64_t id, uint32_t home)
     struct table_entry *e = find(t, id);
     if (!e || e->state != TABLE_OUT || e->home != home || e->tries != 0)
         return false;
-    release(t, (uint32_t)id);
+    table_release(t, (uint32_t)id);
     t->submitted--;
     return true;
 }
@@ -138,7 +138,7 @@ bool table_complete(struct table *t, uint64_t id, const weft_done *done)
     e->worker = done->worker;
     e->result = done->result;
     e->result_len = done->result_len;
-    append(t, &t->complete, (uint32_t)id);
+    table_append(t, &t->complete, (uint32_t)id);
     t->completed++;
     return true;
 }
@@ -156,7 +156,7 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
                              .result = e->result,
                              .result_len = e->result_len};
         unlink_entry(t, &t->complete, index);
-        release(t, index);
+        table_release(t, index);
     }
     return n;
 }
@@ -180,7 +180,7 @@ uint32_t table_home_gone(struct table *t, uint32_t home)
         struct table_entry *e = at(t, index);
         if (e->state == TABLE_OUT && e->home == home) {
             e->state = TABLE_PENDING;
-            append(t, &t->pending, index);
+            table_append(t, &t->pending, index);
             n++;
         }
     }
@@ -210,5 +210,5 @@ void table_put_back(struct table *t, uint64_t id, uint32_t home, uint32_t tries)
     if (!e || e->state != TABLE_OUT || e->home != home || e->tries != tries)
         return;
     e->state = TABLE_PENDING;
-    append(t, &t->pending, (uint32_t)id);
+    table_append(t, &t->pending, (uint32_t)id);
 }

@@ -14,7 +14,7 @@ int64_t queue_limit(int64_t deadline)
 }
 
 /* How an operation there has ended. */
-static int answered(struct queue_view *v, int rc)
+static int view_answered(struct queue_view *v, int rc)
 {
     if (BASE_UNLIKELY(rc == -ETIMEDOUT))
         atomic_store_explicit(&v->silent_until, base_now_ns() + QUEUE_ANSWER_NS, memory_order_relaxed);
@@ -26,20 +26,20 @@ static int answered(struct queue_view *v, int rc)
 static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
 {
     struct queue_view *v = arg;
-    return answered(v, weft_get_blocking(v->q->w, out, v->at + (uint64_t)word * 8, (size_t)count * 8));
+    return view_answered(v, weft_get_blocking(v->q->w, out, v->at + (uint64_t)word * 8, (size_t)count * 8));
 }
 
 static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t count)
 {
     struct queue_view *v = arg;
-    int rc = answered(v, weft_put_blocking(v->q->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8));
+    int rc = view_answered(v, weft_put_blocking(v->q->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8));
     return rc ? rc : weft_fence(v->q->w, v->node); /* the swap that publishes comes after */
 }
 
 static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
 {
     struct queue_view *v = arg;
-    return answered(v, weft_compare_swap_blocking(v->q->w, v->at + (uint64_t)word * 8, expected, desired, old));
+    return view_answered(v, weft_compare_swap_blocking(v->q->w, v->at + (uint64_t)word * 8, expected, desired, old));
 }
 
 static uint32_t remote_number(void *arg)

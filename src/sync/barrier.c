@@ -100,7 +100,7 @@ static bool has_signalled(const struct signal_wait *b)
 }
 
 /* Will it signal no more in this barrier? To be followed by one more look: it may have before. */
-static bool has_ended(const struct signal_wait *b)
+static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
@@ -123,7 +123,7 @@ static bool signalled(void *arg)
             return true;
         }
     }
-    if (!has_ended(b))
+    if (!barrier_has_ended(b))
         return false;
     b->failed = !has_signalled(b);
     return true;
@@ -153,7 +153,7 @@ static bool has_moved_on(void *arg)
     return r->failed;
 }
 
-static void give_up(struct weft_node *w, struct sync *s)
+static void barrier_give_up(struct weft_node *w, struct sync *s)
 {
     uint64_t v = s->set << 32 | s->generation;
     for (uint32_t i = 0; i < s->member_count; i++)
@@ -283,11 +283,11 @@ static bool news(void *arg)
 /* The barrier has failed. Others may have given it up before this node noticed who went: it returns only when it has,
  * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. One that another node takes for
  * dead and this one does not is not waited for longer than an operation takes. */
-static int fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
+static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
     int64_t end = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
-    give_up(w, s);
+    barrier_give_up(w, s);
     if (news(&n) || fab_wait(w, news, &n, p->deadline < end ? p->deadline : end) == 0) {
         s->epoch = weft_epoch(w);
         take_stock(w, s);
@@ -296,7 +296,7 @@ static int fail(struct weft_node *w, struct sync *s, const struct fab_patience *
 }
 
 /* Begin the next barrier. */
-static int enter(struct weft_node *w, struct sync *s)
+static int barrier_enter(struct weft_node *w, struct sync *s)
 {
     uint64_t epoch = weft_epoch(w);
     if (BASE_UNLIKELY(epoch != s->epoch)) {
@@ -315,7 +315,7 @@ static int enter(struct weft_node *w, struct sync *s)
 }
 
 /* As far as it goes now. */
-static int go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
+static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
 {
     bool failed = false;
     int rc = 0;
@@ -330,7 +330,7 @@ static int go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, co
         failed = rc == -ECONNRESET;
     }
     s->entered = rc != 0 && !failed;
-    return failed ? fail(w, s, p) : rc;
+    return failed ? barrier_fail(w, s, p) : rc;
 }
 
 int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit)
@@ -344,14 +344,14 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
     /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
-    int rc = s->entered ? 0 : enter(w, s);
+    int rc = s->entered ? 0 : barrier_enter(w, s);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);
         rc = rc == -ETIMEDOUT && p.lasting ? 0 : rc;
     }
     if (rc == 0) {
         say_come(w, s, s->generation);
-        rc = go_on(w, s, &p, visit);
+        rc = barrier_go_on(w, s, &p, visit);
         /* Others wait for its signals until it enters again. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);

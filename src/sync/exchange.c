@@ -27,7 +27,7 @@ static uint64_t tag_now(const struct sync *s)
     return s->set << 32 | s->generation;
 }
 
-static uint64_t place(const struct weft_node *w, const struct sync *s, uint32_t from)
+static uint64_t exchange_place(const struct weft_node *w, const struct sync *s, uint32_t from)
 {
     return sync_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
 }
@@ -59,11 +59,11 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 }
 
 /* The tag is taken away while the words change. */
-static int give(struct weft_node *w, struct fab_patience *p, void *arg)
+static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
-    uint64_t at = place(w, s, w->rank);
+    uint64_t at = exchange_place(w, s, w->rank);
     for (uint32_t i = 0; i < s->member_count && !s->put; i++) {
         int rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), 0);
         for (uint32_t k = 0; k < x->words && !rc; k++)
@@ -102,7 +102,7 @@ static bool decided(void *arg)
 
 /* That all have come to the barrier says that all words are on their way: each came here by its own link, and what the barrier
  * knows by others. So each is waited for. */
-static int take(struct weft_node *w, struct fab_patience *p, void *arg)
+static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
@@ -110,7 +110,8 @@ static int take(struct weft_node *w, struct fab_patience *p, void *arg)
     for (uint32_t i = 0; i < w->size && x->gave; i++)
         x->gave[i] = false;
     for (uint32_t i = 0; i < s->member_count; i++) {
-        struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + place(w, s, s->members[i])), s->members[i]};
+        struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + exchange_place(w, s, s->members[i])),
+                                 s->members[i]};
         int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
         if (rc == -ETIMEDOUT)
             return base_fail(rc, "exchange: node %u arrived, but its value did not; the next call goes on with this one", wait.from);
@@ -119,7 +120,7 @@ static int take(struct weft_node *w, struct fab_patience *p, void *arg)
     }
     for (uint32_t i = 0; i < s->member_count; i++) {
         uint32_t from = s->members[i];
-        const struct given *g = (const struct given *)(const void *)(w->pool_base + place(w, s, from));
+        const struct given *g = (const struct given *)(const void *)(w->pool_base + exchange_place(w, s, from));
         /* The second look at the tag comes after the words: they were whole. */
         uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
         for (uint32_t k = 0; k < x->words; k++)
@@ -138,5 +139,5 @@ int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *
     if (words < 1 || words > WEFT_EXCHANGE_WORDS)
         return base_fail(-EINVAL, "exchange of %u words: expected 1 to %d; put larger data, and exchange its address", words,
                          WEFT_EXCHANGE_WORDS);
-    return sync_meet(w, timeout_ns, &(struct sync_visit){give, take, &x});
+    return sync_meet(w, timeout_ns, &(struct sync_visit){exchange_give, exchange_take, &x});
 }

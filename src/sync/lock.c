@@ -94,7 +94,7 @@ static struct lock_claim *take_held(struct sync *s, uint64_t word)
 
 /* --- claims; without it --- */
 
-static int begin(struct weft_node *w, struct sync *s, uint64_t word, struct lock_claim **out)
+static int lock_begin(struct weft_node *w, struct sync *s, uint64_t word, struct lock_claim **out)
 {
     base_spin_lock(&s->lock_lock);
     struct lock_claim *c = BASE_UNLIKELY(s->left != NULL) ? take_left(s, word) : NULL;
@@ -121,7 +121,7 @@ static void become_held(struct lock_claim *c)
     atomic_store_explicit(&c->state, HELD, memory_order_release);
 }
 
-static void forget(struct sync *s, struct lock_claim *c)
+static void lock_forget(struct sync *s, struct lock_claim *c)
 {
     base_spin_lock(&s->lock_lock);
     unlink_claim(bucket(s, c->word), c);
@@ -129,7 +129,7 @@ static void forget(struct sync *s, struct lock_claim *c)
     base_spin_unlock(&s->lock_lock);
 }
 
-static void leave(struct sync *s, struct lock_claim *c)
+static void lock_leave(struct sync *s, struct lock_claim *c)
 {
     base_spin_lock(&s->lock_lock);
     unlink_claim(bucket(s, c->word), c);
@@ -145,14 +145,14 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
     if (!c)
         return -ENOMEM;
     *c = (struct lock_claim){.w = w, .word = word, .ticket = ticket, .inherited = inherited, .back = true};
-    leave(s, c);
+    lock_leave(s, c);
     return 0;
 }
 
 /* --- what was left --- */
 
 /* One step towards the lock being free of this claim. True: it is, or will be without us. */
-static bool settle(struct weft_node *w, struct lock_claim *c)
+static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
     uint32_t home = weft_gaddr_node(c->word);
     uint64_t old = 0, mine = value_of(c);
@@ -172,7 +172,7 @@ static bool settle(struct weft_node *w, struct lock_claim *c)
            !fab_alive(w, home); /* where it fails, next time again */
 }
 
-static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
+static int64_t lock_tick(struct weft_node *w, int64_t now_ns, void *arg)
 {
     struct sync *s = arg;
     (void)now_ns;
@@ -183,7 +183,7 @@ static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
     while (left) {
         struct lock_claim *c = left;
         left = c->next;
-        bool done = settle(w, c);
+        bool done = lock_settle(w, c);
         base_spin_lock(&s->lock_lock);
         c->next = done ? s->spare : s->left;
         *(done ? &s->spare : &s->left) = c;
@@ -199,7 +199,7 @@ static int64_t tick(struct weft_node *w, int64_t now_ns, void *arg)
 
 /* --- messages --- */
 
-static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
+static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
     struct lock_claim *c;
     base_spin_lock(&s->lock_lock);
@@ -222,8 +222,8 @@ static void on_answer(struct weft_node *w, struct sync *s, uint32_t from, const 
                  (unsigned long long)m->word);
 }
 
-static void on_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                       void *arg)
+static void on_lock_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
+                            size_t payload_len, void *arg)
 {
     (void)payload;
     (void)payload_len;
@@ -242,7 +242,7 @@ static void on_message(struct weft_node *w, uint32_t from, const void *header, s
     case LOCK_RELEASE: lock_on_release(w, arg, from, &m); break;
     case LOCK_CANCEL: lock_on_cancel(arg, from, &m); break;
     case LOCK_GRANT:
-    case LOCK_REFUSE: on_answer(w, arg, from, &m); break;
+    case LOCK_REFUSE: on_lock_answer(w, arg, from, &m); break;
     default: break;
     }
 }
@@ -359,7 +359,7 @@ static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lo
                                   bool *inherited)
 {
     if (fab_patience_check(p) && lock_owned(w, old)) {
-        forget(s, c);
+        lock_forget(s, c);
         return timed_out(c->word);
     }
     int64_t look = base_deadline(SYNC_LOOK_NS); /* one that nobody living holds is had, whatever the time-out */
@@ -372,7 +372,7 @@ static int lock_here(struct weft_node *w, struct sync *s, weft_gaddr word, int64
 {
     struct lock_claim *c;
     uint64_t old = 0;
-    int rc = begin(w, s, word, &c);
+    int rc = lock_begin(w, s, word, &c);
     if (BASE_UNLIKELY(rc))
         return rc;
     rc = weft_compare_swap(w, word, 0, value_of(c), &old, NULL);
@@ -381,7 +381,7 @@ static int lock_here(struct weft_node *w, struct sync *s, weft_gaddr word, int64
         return 0;
     }
     if (rc) {
-        forget(s, c);
+        lock_forget(s, c);
         return rc;
     }
     struct fab_patience p;
@@ -397,7 +397,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
     for (;;) {
         struct lock_claim *c;
         uint64_t old = 0;
-        int rc = begin(w, s, word, &c);
+        int rc = lock_begin(w, s, word, &c);
         if (rc)
             return rc;
         while (!c->swap && !rc) {
@@ -406,7 +406,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
                 rc = 0; /* a node that is stopped takes nothing for longer than an operation waits */
         }
         if (rc) {
-            forget(s, c);
+            lock_forget(s, c);
             return rc;
         }
         rc = wait_for_swap(c, p, &old);
@@ -420,10 +420,10 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         if (rc == 0)
             return wait_in_line(w, s, c, old, p, inherited);
         if (rc == -ECONNRESET) {
-            forget(s, c);
+            lock_forget(s, c);
             return rc;
         }
-        leave(s, c); /* it may happen yet, or may have happened */
+        lock_leave(s, c); /* it may happen yet, or may have happened */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
                              "lock %#llx: its home, node %u, did not answer before the deadline (stopped?); if it "
@@ -496,10 +496,10 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
     if (rc && rc != -ECONNRESET) { /* not yet, or nobody knows whether */
-        leave(s, c);
+        lock_leave(s, c);
         return 0;
     }
-    forget(s, c);
+    lock_forget(s, c);
     return rc == 0 && old != mine && !waiters ? not_held(word) : rc;
 }
 
@@ -551,9 +551,9 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
 
 int lock_open(struct weft_node *w)
 {
-    int rc = fab_handle(w, SYNC_HANDLER_LOCK, on_message, w->sync);
+    int rc = fab_handle(w, SYNC_HANDLER_LOCK, on_lock_message, w->sync);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .tick = tick, .arg = w->sync});
+        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .tick = lock_tick, .arg = w->sync});
     return rc;
 }
 

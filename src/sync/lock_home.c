@@ -23,7 +23,7 @@ struct lock_queue {
     struct lock_waiter *first, **last;
 };
 
-static _Atomic uint64_t *word_at(struct weft_node *w, uint64_t word)
+static _Atomic uint64_t *home_lock_word_at(struct weft_node *w, uint64_t word)
 {
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
@@ -48,7 +48,7 @@ static void drop_empty(struct lock_queue **at)
 }
 
 /* Take the first living waiter off the queue and make it the owner; without one, free the lock, which stays inherited when it was. Who
- * was granted is returned, to be told without the lock: tell(). */
+ * was granted is returned, to be told without the lock: home_lock_tell(). */
 static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;
@@ -63,7 +63,7 @@ static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct
         }
     }
     uint64_t value = to ? lock_value(to->node, to->ticket) | (q->first ? LOCK_WAITERS : 0) : inherited ? LOCK_ORPHAN : 0;
-    atomic_store_explicit(word_at(w, q->word), value, memory_order_seq_cst);
+    atomic_store_explicit(home_lock_word_at(w, q->word), value, memory_order_seq_cst);
     if (to)
         to->inherited = inherited;
     drop_empty(at);
@@ -74,7 +74,7 @@ static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct
 
 /* Tell one that it has the lock. Where that cannot be kept for it now (there is no memory, or it does not take what waits for it
  * already) it is told later: else nobody would ever give the lock back. */
-static void tell(struct weft_node *w, struct sync *s, struct lock_waiter *to)
+static void home_lock_tell(struct weft_node *w, struct sync *s, struct lock_waiter *to)
 {
     if (!to)
         return;
@@ -98,7 +98,7 @@ int64_t lock_home_tick(struct weft_node *w, struct sync *s)
     while (owed) {
         struct lock_waiter *to = owed;
         owed = to->next;
-        tell(w, s, to);
+        home_lock_tell(w, s, to);
     }
     base_spin_lock(&s->lock_lock);
     int64_t again = s->owed ? OWED_AGAIN_NS : INT64_MAX;
@@ -125,7 +125,7 @@ static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, s
 
 void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
-    _Atomic uint64_t *word = word_at(w, m->word);
+    _Atomic uint64_t *word = home_lock_word_at(w, m->word);
     struct lock_waiter *waiter = malloc(sizeof *waiter), *to = NULL;
     struct lock_queue *fresh = malloc(sizeof *fresh);
     base_spin_lock(&s->lock_lock);
@@ -154,28 +154,28 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
     }
     base_spin_unlock(&s->lock_lock);
     free(fresh);
-    tell(w, s, to);
+    home_lock_tell(w, s, to);
 }
 
-static void release(struct weft_node *w, struct sync *s, uint64_t at, uint64_t claim, bool inherited)
+static void home_lock_release(struct weft_node *w, struct sync *s, uint64_t at, uint64_t claim, bool inherited)
 {
     struct lock_waiter *to = NULL;
     base_spin_lock(&s->lock_lock);
-    uint64_t v = atomic_load_explicit(word_at(w, at), memory_order_acquire);
+    uint64_t v = atomic_load_explicit(home_lock_word_at(w, at), memory_order_acquire);
     if ((v & ~LOCK_WAITERS) == claim) {
         struct lock_queue **q = find_queue(s, at);
         if (*q)
             to = hand_over(w, s, q, inherited);
         else
-            atomic_store_explicit(word_at(w, at), inherited ? LOCK_ORPHAN : 0, memory_order_seq_cst);
+            atomic_store_explicit(home_lock_word_at(w, at), inherited ? LOCK_ORPHAN : 0, memory_order_seq_cst);
     }
     base_spin_unlock(&s->lock_lock);
-    tell(w, s, to);
+    home_lock_tell(w, s, to);
 }
 
 void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m)
 {
-    release(w, s, m->word, lock_value(from, m->ticket), m->flag);
+    home_lock_release(w, s, m->word, lock_value(from, m->ticket), m->flag);
 }
 
 /* Of a node: the request with this ticket, or (NULL) all. With lock_lock. */
@@ -225,13 +225,13 @@ void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node)
         again = false;
         base_spin_lock(&s->lock_lock);
         for (struct lock_queue *q = s->queues; q && !again; q = q->next) {
-            claim = atomic_load_explicit(word_at(w, q->word), memory_order_acquire) & ~LOCK_WAITERS;
+            claim = atomic_load_explicit(home_lock_word_at(w, q->word), memory_order_acquire) & ~LOCK_WAITERS;
             at = q->word;
             again = (claim & LOCK_OWNER) == node + UINT64_C(1);
         }
         base_spin_unlock(&s->lock_lock);
         if (again)
-            release(w, s, at, claim, true);
+            home_lock_release(w, s, at, claim, true);
     }
     forget_requests(s, node);
 }

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void end(struct rc_link *l, struct rc_slot *s, int status)
+static void rc_again_end(struct rc_link *l, struct rc_slot *s, int status)
 {
     bool told = s->op || (s->work && s->work->op);
     rc_finish(l, s, status);
@@ -93,11 +93,11 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
             else
                 list[n++] = *s;
             break;
-        case RC_SLOT_ATOMIC: end(l, s, -ECONNABORTED); break;
+        case RC_SLOT_ATOMIC: rc_again_end(l, s, -ECONNABORTED); break;
         case RC_SLOT_PUT:
         case RC_SLOT_GET:
             if (s->refused)
-                end(l, s, -ECONNABORTED);
+                rc_again_end(l, s, -ECONNABORTED);
             else if (s->kind == RC_SLOT_PUT && i < executed)
                 rc_finish(l, s, 0);
             else

@@ -148,7 +148,7 @@ struct room {
     uint64_t limit;
 };
 
-static bool has_room(void *arg)
+static bool backlog_has_room(void *arg)
 {
     struct room *r = arg;
     return __atomic_load_n(&r->l->lane[r->lane].bytes, __ATOMIC_ACQUIRE) < r->limit ||
@@ -158,14 +158,14 @@ static bool has_room(void *arg)
 int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
 {
     struct room r = {l, lane, limit};
-    if (has_room(&r))
+    if (backlog_has_room(&r))
         return 0;
     r.limit = limit / 2; /* not to sleep again after the next one */
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
                    : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node, RC_BACKLOG_MAX >> 20);
-    int err = fab_wait_for_room(l->w, has_room, &r);
+    int err = fab_wait_for_room(l->w, backlog_has_room, &r);
     return err == -EAGAIN ? err
            : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
                                       (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED))

@@ -52,7 +52,7 @@ _Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a mess
 /* --- a queue pair --- */
 
 /* Of the link's generation, with its receives posted. */
-static int make(struct rc_link *l)
+static int connect_make(struct rc_link *l)
 {
     struct rc *rc = l->rc;
     struct verbs_qp qp;
@@ -108,7 +108,7 @@ static int make(struct rc_link *l)
 }
 
 /* Has the device said that this queue pair takes nothing more? It may have said so of others. */
-static bool has_ended(struct rc_link *l)
+static bool connect_has_ended(struct rc_link *l)
 {
     struct rc *rc = l->rc;
     struct ibv_context *context = rc->device->context;
@@ -132,11 +132,11 @@ void rc_leave(struct rc_link *l)
         return;
     int64_t until = base_deadline(LEAVE_NS);
     int err = verbs_qp_stop(&l->qp);
-    bool ended = has_ended(l);
+    bool ended = connect_has_ended(l);
     while (!err && !ended && base_now_ns() < until) {
         struct pollfd p = {.fd = rc->device->context->async_fd, .events = POLLIN};
         poll(&p, 1, 10);
-        ended = has_ended(l);
+        ended = connect_has_ended(l);
     }
     rc_take_all(rc);
     if (!ended) { /* perhaps some are lost: as many as there can be are put in their place */
@@ -147,7 +147,7 @@ void rc_leave(struct rc_link *l)
 }
 
 /* What came by it is looked at before. */
-static void drop(struct rc_link *l)
+static void connect_drop(struct rc_link *l)
 {
     rc_leave(l);
     rc_take_all(l->rc);
@@ -162,7 +162,7 @@ static void drop(struct rc_link *l)
 }
 
 /* What the peer is to know of this end. */
-static int say(struct rc_link *l, enum call_kind kind, const char *text)
+static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
 {
     struct rc_call m = {.magic = CALL_MAGIC, .kind = kind, .generation = l->generation, .connected = l->state == RC_CONNECTED};
     if (kind == RC_CALL) {
@@ -180,11 +180,11 @@ static int say(struct rc_link *l, enum call_kind kind, const char *text)
 }
 
 /* There is none that works, for `why`: another attempt, later, or the end. */
-static void failed(struct rc_link *l, const char *why)
+static void connect_failed(struct rc_link *l, const char *why)
 {
     int64_t now = base_now_ns(), limit = l->w->options.reconnect_ns;
     if (l->state != RC_COLD)
-        drop(l);
+        connect_drop(l);
     base_spin_lock(&l->lock);
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
@@ -218,7 +218,7 @@ static void lost(struct rc_link *l, const char *why)
     if (l->w->options.reconnect_ns && l->tries == 0)
         base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; it is being built anew (WEFT_RECONNECT)", l->link->node,
                  l->link->pid, l->link->host, why);
-    failed(l, why);
+    connect_failed(l, why);
 }
 
 static void look_for_loss(struct rc_link *l)
@@ -232,10 +232,10 @@ static void look_for_loss(struct rc_link *l)
     if (is && l->state == RC_UP)
         lost(l, why);
     else if (is)
-        failed(l, why);
+        connect_failed(l, why);
 }
 
-static void up(struct rc_link *l)
+static void connect_up(struct rc_link *l)
 {
     bool again = atomic_load_explicit(&l->breaks, memory_order_relaxed) > 0, sane = true;
     int err = 0;
@@ -274,7 +274,7 @@ static void up(struct rc_link *l)
 /* --- the steps --- */
 
 /* With a queue pair of this generation, or the reason in base_error(). */
-static int begin(struct rc_link *l, uint32_t generation)
+static int connect_begin(struct rc_link *l, uint32_t generation)
 {
     base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
     base_spin_lock(&l->lock);
@@ -283,20 +283,20 @@ static int begin(struct rc_link *l, uint32_t generation)
     base_spin_unlock(&l->rc->receiving);
     l->called = false;
     l->state = RC_CALLING;
-    return make(l);
+    return connect_make(l);
 }
 
-static void call(struct rc_link *l)
+static void connect_call(struct rc_link *l)
 {
-    int err = begin(l, l->generation + 1);
+    int err = connect_begin(l, l->generation + 1);
     if (!err)
-        err = say(l, RC_CALL, NULL);
+        err = connect_say(l, RC_CALL, NULL);
     l->called = err == 0;
     l->called_ns = base_now_ns();
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        failed(l, why);
+        connect_failed(l, why);
     }
 }
 
@@ -314,28 +314,28 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (ahead > 0 && l->state == RC_UP)
         lost(l, "its end has given up the queue pair");
     else if (ahead > 0 && l->state != RC_COLD)
-        drop(l);
+        connect_drop(l);
     if (atomic_load_explicit(&l->broken, memory_order_relaxed))
         return;
     if (l->state == RC_CALLING && l->since_ns)
         l->since_ns += base_now_ns() - l->called_ns;
-    int err = l->state == RC_COLD ? begin(l, m->generation) : 0;
+    int err = l->state == RC_COLD ? connect_begin(l, m->generation) : 0;
     if (!err)
         err = verbs_qp_connect(&l->qp, &m->address);
     if (!err) {
         memcpy(l->peer_received, m->received, sizeof m->received);
         memcpy(l->peer_told, m->taken, sizeof m->taken);
         l->state = RC_CONNECTED;
-        err = say(l, l->called ? RC_READY : RC_CALL, NULL);
+        err = connect_say(l, l->called ? RC_READY : RC_CALL, NULL);
         l->called = true;
     }
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)say(l, RC_FAILED, why); /* unheard, it will see this end leave */
-        failed(l, why);
+        (void)connect_say(l, RC_FAILED, why); /* unheard, it will see this end leave */
+        connect_failed(l, why);
     } else if (m->connected) {
-        up(l);
+        connect_up(l);
     }
 }
 
@@ -368,9 +368,9 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.generation != l->generation) {
         return; /* stale */
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
-        up(l);
+        connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)say(l, RC_REPLY, NULL); /* no room for it: the peer does not read, and is not to judge then */
+        (void)connect_say(l, RC_REPLY, NULL); /* no room for it: the peer does not read, and is not to judge then */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
@@ -378,7 +378,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
         for (char *c = m.text; *c; c++)
             *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes to logs and terminals */
         snprintf(why, sizeof why, "it says: %s", m.text);
-        failed(l, why);
+        connect_failed(l, why);
     }
 }
 
@@ -412,12 +412,12 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     l->posted_then = l->posted;
     base_spin_unlock(&l->lock);
     if (ask)
-        s->asked = say(l, RC_QUESTION, NULL) == 0;
+        s->asked = connect_say(l, RC_QUESTION, NULL) == 0;
     return l->state == RC_UP ? now + RC_STANDSTILL_LOOK : INT64_MAX;
 }
 
 /* What is to be done for a link now; when to look again. */
-static int64_t tend(struct rc_link *l, int64_t now)
+static int64_t connect_tend(struct rc_link *l, int64_t now)
 {
     if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))
         return INT64_MAX;
@@ -427,7 +427,7 @@ static int64_t tend(struct rc_link *l, int64_t now)
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
     if (l->state == RC_COLD && wanted && now >= l->retry_ns)
-        call(l);
+        connect_call(l);
     int64_t rails = rc_tracks_tend(l, now), own = l->state == RC_COLD && wanted ? l->retry_ns : standstill;
     return rails < own ? rails : own;
 }
@@ -440,7 +440,7 @@ int64_t rc_upkeep(struct weft_node *w, int64_t now_ns)
         return rc->tend_ns == INT64_MAX ? INT64_MAX : rc->tend_ns - now_ns;
     rc->tend_ns = INT64_MAX;
     for (uint32_t i = 0; i < rc->count; i++) {
-        int64_t at = tend(rc->links[i], now_ns);
+        int64_t at = connect_tend(rc->links[i], now_ns);
         rc->tend_ns = at < rc->tend_ns ? at : rc->tend_ns;
     }
     return rc->tend_ns == INT64_MAX ? INT64_MAX : rc->tend_ns > now_ns ? rc->tend_ns - now_ns : 0;

@@ -12,7 +12,7 @@
 
 /* --- what is asked of this node --- */
 
-static uint64_t *word_at(struct rc_link *l, uint64_t offset)
+static uint64_t *rc_message_word_at(struct rc_link *l, uint64_t offset)
 {
     struct weft_node *w = l->w;
     if ((offset & 7) != 0 || offset < FAB_NULL_BYTES || offset > w->pool_bytes - 8)
@@ -20,9 +20,9 @@ static uint64_t *word_at(struct rc_link *l, uint64_t offset)
     return (uint64_t *)(void *)(w->pool_base + offset);
 }
 
-static bool serve(struct rc_link *l, const struct rc_frame *f)
+static bool rc_message_serve(struct rc_link *l, const struct rc_frame *f)
 {
-    uint64_t *word = word_at(l, f->offset), before = f->a;
+    uint64_t *word = rc_message_word_at(l, f->offset), before = f->a;
     if (!word)
         return false;
     if (f->kind == RC_ATOMIC && !fab_atomic_do(f->what, word, f->a, f->b, &before))
@@ -36,7 +36,7 @@ static bool serve(struct rc_link *l, const struct rc_frame *f)
     return rc_answer(l, f->token, before);
 }
 
-static bool answered(struct rc_link *l, const struct rc_frame *f)
+static bool rc_message_answered(struct rc_link *l, const struct rc_frame *f)
 {
     base_spin_lock(&l->lock);
     bool expected = l->answered != l->asked && f->token == l->answered % RC_ASKS;
@@ -52,18 +52,18 @@ static bool answered(struct rc_link *l, const struct rc_frame *f)
     return expected;
 }
 
-static uint32_t payload_at(const struct rc_frame *f)
+static uint32_t rc_message_payload_at(const struct rc_frame *f)
 {
     return (uint32_t)sizeof *f + ((f->header_len + 7u) & ~7u);
 }
 
 /* A message waits for its handler's turn. */
-static bool keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
+static bool rc_message_keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
 {
     struct rc_frame f;
     memcpy(&f, at, sizeof f);
     uint32_t in = atomic_load_explicit(&l->inbox_in, memory_order_relaxed);
-    if (f.header_len > WEFT_HEADER_MAX || f.payload_len > WEFT_PAYLOAD_MAX || payload_at(&f) + f.payload_len > bytes ||
+    if (f.header_len > WEFT_HEADER_MAX || f.payload_len > WEFT_PAYLOAD_MAX || rc_message_payload_at(&f) + f.payload_len > bytes ||
         in - atomic_load_explicit(&l->inbox_out, memory_order_acquire) >= RC_WINDOW)
         return false;
     l->inbox[in % RC_WINDOW].frame = frame;
@@ -73,7 +73,7 @@ static bool keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t 
     return true;
 }
 
-static bool take(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
+static bool rc_message_take(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
 {
     struct rc_frame f;
     if (bytes < sizeof f)
@@ -97,11 +97,11 @@ static bool take(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t 
 
     switch (f.kind) {
     case RC_TELL_ONLY: return true;
-    case RC_ANSWER: return answered(l, &f);
+    case RC_ANSWER: return rc_message_answered(l, &f);
     case RC_ATOMIC:
     case RC_SIGNAL:
-    case RC_STORE: return serve(l, &f);
-    case RC_MESSAGE: return keep(l, frame, at, bytes);
+    case RC_STORE: return rc_message_serve(l, &f);
+    case RC_MESSAGE: return rc_message_keep(l, frame, at, bytes);
     default: return false;
     }
 }
@@ -156,7 +156,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     }
     fab_heard(l->link);
     rc_receive_hold(l, frame);
-    if (!take(l, frame, at, wc->byte_len)) {
+    if (!rc_message_take(l, frame, at, wc->byte_len)) {
         rc_break(l, "it sent an invalid frame");
         rc_receive_give(l, frame);
     } else if (kind != RC_MESSAGE) {
@@ -171,14 +171,14 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
 int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
-    /* acquire: pairs with the release in keep() */
+    /* acquire: pairs with the release in rc_message_keep() */
     while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         uint32_t frame = l->inbox[out % RC_WINDOW].frame;
         const uint8_t *at = rc_receive_at(l->rc, frame);
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
         if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* it changes with w->progress held */
-            stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + payload_at(&f), f.payload_len);
+            stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + rc_message_payload_at(&f), f.payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         rc_receive_give(l, frame);
         n++;

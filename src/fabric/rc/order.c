@@ -7,7 +7,7 @@
 
 /* Is all that was kept when the flush began in the send queue? Then positions say the rest, unless a queue pair that broke leaves some
  * to be posted again. */
-static bool gone(const struct rc_link *l, const struct fab_flush *f)
+static bool order_gone(const struct rc_link *l, const struct fab_flush *f)
 {
     bool posted = !l->again;
     for (int i = 0; i < RC_LANES; i++)
@@ -30,7 +30,7 @@ bool rc_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f)
         f->turn = l->gathered;
         f->at = l->last_change;
         f->read = l->last_read;
-        f->gone = gone(l, f);
+        f->gone = order_gone(l, f);
     }
     bool there = f->gone && l->flushed_to >= f->at;
     if (f->gone && !there)

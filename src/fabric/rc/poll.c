@@ -7,7 +7,7 @@
 #define BATCH 32
 
 /* Whether it was a receive. */
-static bool handle(struct rc *rc, const struct ibv_wc *wc)
+static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);
     if (!rc_wr_sent(wc->wr_id)) {
@@ -30,13 +30,13 @@ static int service(struct rc *rc)
              taken = 0;
     if (rc->has_early) {
         rc->has_early = false;
-        taken += handle(rc, &rc->early);
+        taken += rc_poll_handle(rc, &rc->early);
         n++;
     }
     do {
         got = ibv_poll_cq(rc->cq, BATCH, wc);
         for (int i = 0; i < got; i++)
-            taken += handle(rc, &wc[i]);
+            taken += rc_poll_handle(rc, &wc[i]);
         n += got > 0 ? got : 0;
     } while (got == BATCH && n < 8 * BATCH);
     if (BASE_UNLIKELY(rc->rails))

@@ -37,7 +37,7 @@ static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
     return room < peers ? room : peers;
 }
 
-static void unmake(struct rc_rail *r)
+static void rails_unmake(struct rc_rail *r)
 {
     verbs_unregister(&r->pool);
     verbs_unregister(&r->landing);
@@ -48,7 +48,7 @@ static void unmake(struct rc_rail *r)
     memset(r, 0, sizeof *r);
 }
 
-static int make(struct rc *rc, struct rc_rail *r)
+static int rails_make(struct rc *rc, struct rc_rail *r)
 {
     struct weft_node *w = rc->w;
     struct verbs_device *d = r->device;
@@ -73,14 +73,14 @@ static int make(struct rc *rc, struct rc_rail *r)
     return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
 }
 
-static void add(struct rc *rc, struct verbs_device *d)
+static void rails_add(struct rc *rc, struct verbs_device *d)
 {
     struct rc_rail *r = &rc->rails->rail[rc->rails->count];
     r->device = d;
-    int err = make(rc, r);
+    int err = rails_make(rc, r);
     if (err) {
         base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", d->name, base_error());
-        unmake(r);
+        rails_unmake(r);
         return;
     }
     rc->rails->count++;
@@ -107,7 +107,7 @@ int rc_rails_open(struct rc *rc)
         n += !err;
     }
     for (uint32_t i = 0; i < n; i++)
-        add(rc, found[i]);
+        rails_add(rc, found[i]);
     if (rc->rails->count == 0) {
         free(rc->rails);
         rc->rails = NULL;
@@ -119,7 +119,7 @@ int rc_rails_open(struct rc *rc)
 void rc_rails_close(struct rc *rc)
 {
     for (uint32_t i = 0; rc->rails && i < rc->rails->count; i++)
-        unmake(&rc->rails->rail[i]);
+        rails_unmake(&rc->rails->rail[i]);
     free(rc->rails);
     rc->rails = NULL;
 }

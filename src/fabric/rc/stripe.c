@@ -49,7 +49,7 @@ void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why
 }
 
 /* One piece is over. */
-static void finish(struct rc_link *l, struct rc_piece *p, int status)
+static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
 {
     struct rc_slot s = {.work = p->work};
     if (!p->work)
@@ -62,13 +62,13 @@ static void finish(struct rc_link *l, struct rc_piece *p, int status)
 
 /* --- a track --- */
 
-static bool has_room(const struct rc_track *t)
+static bool stripe_has_room(const struct rc_track *t)
 {
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
 /* A piece of no bytes is the proof alone. What is not taken stays, for the rail that repeats it. */
-static int post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
+static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
     const struct rc_peer_rail *there = &l->tracks->peer[t->peer_rail];
@@ -112,7 +112,7 @@ static int post(struct rc_link *l, struct rc_track *t, const struct rc_piece *pi
 
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 {
-    int err = post(l, t, &(struct rc_piece){0});
+    int err = stripe_post(l, t, &(struct rc_piece){0});
     return err ? base_fail(err, "%s", t->why) : 0;
 }
 
@@ -161,7 +161,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         return -1; /* the rest of a segment */
     bool room = rc_has_slot(l);
     for (uint32_t i = 0; i < RC_TRACKS && room; i++)
-        room = !tracks->track[i].up || has_room(&tracks->track[i]);
+        room = !tracks->track[i].up || stripe_has_room(&tracks->track[i]);
     if (!room || !behind_fence(l, k) || !rc_has_slot(l))
         return 0;
 
@@ -181,7 +181,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         uint64_t to = n == rails ? bytes : ((remote + bytes / rails * n) & ~(uint64_t)(RC_CUT_BYTES - 1)) - remote;
         struct rc_piece p = {.work = k, .remote = remote + from, .local = local + from, .len = (uint32_t)(to - from), .put = put};
         k->pieces++;
-        (void)post(l, t, &p); /* not taken: the track is lost, and its pieces are repeated */
+        (void)stripe_post(l, t, &p); /* not taken: the track is lost, and its pieces are repeated */
         from = to;
     }
     return 1;
@@ -204,7 +204,7 @@ void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t posit
     uint32_t n = (uint32_t)(position + 1 - t->done);
     atomic_fetch_sub_explicit(&rc->rails->rail[t->rail].out, n, memory_order_relaxed);
     for (; t->done <= position; t->done++)
-        finish(l, piece_at(t, t->done), 0);
+        stripe_finish(l, piece_at(t, t->done), 0);
     if (!t->proved) {
         t->proved = true;
         rc_look_again(l->rc);
@@ -216,7 +216,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     for (uint64_t i = t->done; i < t->posted; i++) {
         struct rc_piece *p = piece_at(t, i);
         if (p->refused)
-            finish(l, p, -ECONNABORTED);
+            stripe_finish(l, p, -ECONNABORTED);
         l->repeats += p->work != NULL;
     }
 }
@@ -254,7 +254,7 @@ void rc_stripe_repeat(struct rc_link *l)
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status)
 {
     for (; t->done < t->posted; t->done++)
-        finish(l, piece_at(t, t->done), status);
+        stripe_finish(l, piece_at(t, t->done), status);
     l->repeats = 0;
 }
 

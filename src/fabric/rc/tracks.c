@@ -43,7 +43,7 @@ static bool leads(const struct rc_link *l)
     return l->w->rank < l->link->node;
 }
 
-static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind kind, uint32_t generation, const char *text)
+static int tracks_say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind kind, uint32_t generation, const char *text)
 {
     struct rail_call m = {.magic = CALL_MAGIC,
                           .kind = kind,
@@ -60,7 +60,7 @@ static int say(struct rc_link *l, const struct rc_track *t, enum rail_call_kind 
 
 /* --- a queue pair --- */
 
-static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
+static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generation)
 {
     struct rc_rail *r = rc_rail_of(l, t);
     struct verbs_qp qp;
@@ -97,7 +97,7 @@ static int make(struct rc_link *l, struct rc_track *t, uint32_t generation)
 }
 
 /* What it has done is looked at before. */
-static void drop(struct rc_link *l, struct rc_track *t)
+static void tracks_drop(struct rc_link *l, struct rc_track *t)
 {
     struct rc *rc = l->rc;
     base_spin_lock(&rc->receiving);
@@ -145,7 +145,7 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node, t->tries, why);
 }
 
-static void report(struct rc_link *l, struct rc_track *t, const char *why)
+static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why)
 {
     if (t->state != RC_TRACK_UP)
         return;
@@ -154,18 +154,18 @@ static void report(struct rc_link *l, struct rc_track *t, const char *why)
              l->link->node, l->link->pid, l->link->host, why);
 }
 
-static void leave(struct rc_link *l, struct rc_track *t, const char *text)
+static void tracks_leave(struct rc_link *l, struct rc_track *t, const char *text)
 {
     char why[256];
     snprintf(why, sizeof why, "%s", text); /* it may be base_error()'s, or the track's */
-    report(l, t, why);
-    drop(l, t);
+    tracks_report(l, t, why);
+    tracks_drop(l, t);
     t->state = RC_TRACK_LEAVING;
-    t->owes_gone = say(l, t, RAIL_GONE, t->generation, why) != 0;
+    t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, why) != 0;
     later(l, t, why);
 }
 
-static void up(struct rc_link *l, struct rc_track *t)
+static void tracks_up(struct rc_link *l, struct rc_track *t)
 {
     bool again = t->was_up;
     t->state = RC_TRACK_UP;
@@ -202,7 +202,7 @@ static bool is_used(const struct rc_link *l, const struct rc_track *but, bool ou
 }
 
 /* The rail of the peer's to try now: the best of those that are free, the second best after one attempt, and so on. */
-static bool choose(const struct rc_link *l, struct rc_track *t)
+static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
 {
     const struct rc_tracks *tracks = l->tracks;
     const uint8_t *own = rc_rail_of(l, t)->device->chosen.gid.raw.raw;
@@ -232,26 +232,26 @@ static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
     bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
     for (uint32_t i = 0; i < RC_TRACKS; i++)
         may = may && l->tracks->track[i].state != RC_TRACK_ASKED && l->tracks->track[i].state != RC_TRACK_PROVING;
-    if (!may || !choose(l, t))
+    if (!may || !tracks_choose(l, t))
         return INT64_MAX;
     return t->posted == t->done ? t->retry_ns : now + RETRY_FIRST_NS;
 }
 
 static void offer(struct rc_link *l, struct rc_track *t)
 {
-    int err = make(l, t, t->generation + 1);
+    int err = tracks_make(l, t, t->generation + 1);
     if (!err) {
         t->state = RC_TRACK_ASKED;
-        err = say(l, t, RAIL_OFFER, t->generation, NULL);
+        err = tracks_say(l, t, RAIL_OFFER, t->generation, NULL);
     }
     if (err) {
         later(l, t, base_error());
-        drop(l, t);
+        tracks_drop(l, t);
         t->state = RC_TRACK_OFF;
     }
 }
 
-static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
+static void tracks_tend(struct rc_link *l, struct rc_track *t, int64_t now)
 {
     char why[256] = "";
     base_spin_lock(&l->lock);
@@ -263,16 +263,16 @@ static void tend(struct rc_link *l, struct rc_track *t, int64_t now)
         memcpy(why, t->why, sizeof why);
     base_spin_unlock(&l->lock);
     if (t->owes_gone)
-        t->owes_gone = say(l, t, RAIL_GONE, t->generation, "its end has given it up") != 0;
+        t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, "its end has given it up") != 0;
     if (t->owes_over)
-        t->owes_over = say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
+        t->owes_over = tracks_say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
     if (lost && t->state != RC_TRACK_OFF && t->state != RC_TRACK_LEAVING) {
-        leave(l, t, why);
+        tracks_leave(l, t, why);
     } else if (t->state == RC_TRACK_PROVING && proved) {
-        if (say(l, t, RAIL_READY, t->generation, NULL))
-            leave(l, t, base_error());
+        if (tracks_say(l, t, RAIL_READY, t->generation, NULL))
+            tracks_leave(l, t, base_error());
         else
-            up(l, t);
+            tracks_up(l, t);
     } else if (now >= due(l, t, now)) {
         offer(l, t);
     }
@@ -285,7 +285,7 @@ int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
         struct rc_track *t = &l->tracks->track[i];
         if (leads(l) ? i >= l->rc->rails->count : t->generation == 0)
             continue;
-        tend(l, t, now);
+        tracks_tend(l, t, now);
         int64_t at = due(l, t, now);
         next = at < next ? at : next;
         if (t->owes_gone || t->owes_over)
@@ -300,8 +300,8 @@ int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
 static void offered(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF) {
-        report(l, t, "its end has given it up");
-        drop(l, t);
+        tracks_report(l, t, "its end has given it up");
+        tracks_drop(l, t);
         over(l, t);
     }
     t->owes_gone = false;
@@ -315,20 +315,20 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "that rail is in use");
     if (!err)
-        err = make(l, t, m->generation);
+        err = tracks_make(l, t, m->generation);
     if (!err)
         err = verbs_qp_connect(&t->qp, &m->address);
     if (!err)
-        err = say(l, t, RAIL_ACCEPT, m->generation, NULL);
+        err = tracks_say(l, t, RAIL_ACCEPT, m->generation, NULL);
     t->state = err ? RC_TRACK_OFF : RC_TRACK_ACCEPTED;
     if (err) {
         char why[256];
         snprintf(why, sizeof why, "%s", base_error());
-        drop(l, t);
+        tracks_drop(l, t);
         base_spin_lock(&l->lock);
         t->generation = m->generation;
         base_spin_unlock(&l->lock);
-        t->owes_gone = say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for a word */
+        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for a word */
     }
 }
 
@@ -342,22 +342,22 @@ static void accepted(struct rc_link *l, struct rc_track *t, const struct rail_ca
     }
     t->state = RC_TRACK_PROVING;
     if (err)
-        leave(l, t, base_error());
+        tracks_leave(l, t, base_error());
 }
 
-static void gone(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
+static void tracks_gone(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF && m->generation == t->generation) {
         bool own = t->state == RC_TRACK_LEAVING; /* both at once */
-        report(l, t, m->text);
+        tracks_report(l, t, m->text);
         if (!own) {
-            drop(l, t);
+            tracks_drop(l, t);
             later(l, t, m->text);
         }
         over(l, t);
     }
     t->over_generation = m->generation;
-    t->owes_over = say(l, t, RAIL_OVER, m->generation, NULL) != 0;
+    t->owes_over = tracks_say(l, t, RAIL_OVER, m->generation, NULL) != 0;
 }
 
 bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
@@ -391,16 +391,16 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
         break;
     case RAIL_READY:
         if (t->state == RC_TRACK_ACCEPTED)
-            up(l, t);
+            tracks_up(l, t);
         break;
     case RAIL_REFUSED:
         if (t->state == RC_TRACK_ASKED) {
-            drop(l, t);
+            tracks_drop(l, t);
             t->state = RC_TRACK_OFF;
             later(l, t, m.text);
         }
         break;
-    case RAIL_GONE: gone(l, t, &m); break;
+    case RAIL_GONE: tracks_gone(l, t, &m); break;
     case RAIL_OVER:
         if (t->state == RC_TRACK_LEAVING)
             over(l, t);
