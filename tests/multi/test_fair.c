@@ -77,7 +77,7 @@ static bool heard_meanwhile(const struct fair *f)
 /* Node 2 has a word for node 0 once that has much to do; and then its device always has something of node 2's. */
 static void say_word(weft_node *w, struct fair *f, weft_gaddr to)
 {
-    uint64_t value = 0;
+    static const uint64_t value; /* it belongs to weft until the puts are complete, which is after this call */
     wait_for(&f->flooded, 64);
     OK(weft_send(w, VICTIM, WORD, NULL, 0, NULL, 0, NULL));
     while (!atomic_load(&f->over))
