@@ -41,7 +41,8 @@ static void pass_on(const weft_device *d, void *arg)
                 exit(1);
         }
         here->number++;
-        if (weft_device_put_signal(d, next, mine, 8, next + 8, 1, NULL))
+        weft_device_op op; /* until it is complete, `here` belongs to weft */
+        if (weft_device_put_signal(d, next, mine, 8, next + 8, 1, &op) || weft_device_wait(d, &op))
             exit(1);
     }
     if (weft_device_flush(d, (d->rank + 1) % d->size))
