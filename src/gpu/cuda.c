@@ -134,8 +134,6 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
     int count = 0, device;
     if (!cuda_usable() || cuda.cuDeviceGetCount(&count) || index >= (uint32_t)count || cuda.cuDeviceGet(&device, (int)index))
         return false;
-    if (!out)
-        return true;
     size_t bytes = 0;
     (void)cuda.cuDeviceGetName(out->model, sizeof out->model, device);
     if (cuda.cuDeviceTotalMem_v2(&bytes, device) == 0)
@@ -221,9 +219,9 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
     code = WITHIN(d, cuda.cuMemsetD8_v2(at, 0, bytes));
     if (!code)
         code = WITHIN(d, cuda.cuCtxSynchronize());
-    *memory = (void *)(uintptr_t)at;
     if (code)
         (void)WITHIN(d, cuda.cuMemFree_v2(at));
+    *memory = code ? NULL : (void *)(uintptr_t)at;
     return cuda_failed(code, "clearing memory of the GPU");
 }
 

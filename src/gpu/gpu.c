@@ -16,8 +16,8 @@ struct weft_gpu {
     struct weft_node *w;
     const struct gpu_backend *backend;
     void *device;
-    bool opened; /* the back end */
-    uint32_t rings, attached, pools;
+    bool opened;              /* the back end */
+    uint32_t rings, attached; /* of them: reached by the device */
     struct gpu_ring *ring;
     struct gpu_server *server;
     weft_device here; /* as kernels have it */

@@ -23,7 +23,7 @@
 
 struct gpu_backend {
     const char *name;
-    /* Number `index` of this kind; false: there are no more. Without `out` it only says whether there is one. */
+    /* Describes number `index` of this kind; false: there are no more. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
     /* The rest may fail, with a sentence. `*device` is the back end's own state, NULL until open() has set it. */
     int (*open)(uint32_t index, void **device);

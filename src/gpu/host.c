@@ -24,7 +24,7 @@ void weft_device_pause(void)
 
 static bool host_look(uint32_t index, weft_gpu_info *out)
 {
-    if (index == 0 && out) {
+    if (index == 0) {
         snprintf(out->model, sizeof out->model, "threads of the process, on %u processors", base_cpus());
         out->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         out->usable = true;

@@ -99,7 +99,9 @@ static uint32_t server_begin(struct gpu_server *s, struct gpu_ring *r)
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
         if (why && !r->error) {
-            base_log(BASE_LOG_ERROR, "a kernel wrote what is no request into a ring: that ring takes no more");
+            base_log(
+                BASE_LOG_ERROR,
+                "a kernel wrote what is no request into a ring: it is not taken, and those behind it wait until its slot is written again");
             r->error = why;
         }
         if (!q)

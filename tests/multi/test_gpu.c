@@ -310,6 +310,40 @@ static void test_full(void **state)
     assert_int_equal(nodes_failed_with(1, node_full, NULL, environment), 0);
 }
 
+/* What a kernel writes into a ring is not believed: what is no request is not taken, and the next flush says so; nothing else suffers. */
+static void write_nonsense(const weft_device *d, void *arg)
+{
+    const struct job *j = arg;
+    weft_device_ring *r = &d->ring[d->block];
+    uint64_t old;
+    int rc = 0;
+    for (int64_t until = weft_device_now_ns() + 60000000000; d->block == 0 && rc == 0 && weft_device_now_ns() < until;) {
+        uint64_t next = weft_device_load_own(r->next);
+        weft_device_store_cell(&r->slots[next & r->mask].cell[0], ~0ull, ~WEFT_DEVICE_ROUND | weft_device_round(next, r->mask));
+        usleep(2000); /* the node looks at it, most likely, before the next request takes its place */
+        rc = weft_device_flush(d, d->rank);
+    }
+    CHECK(rc == (d->block == 0 ? -EPROTO : 0));
+    KERNEL(weft_device_flush(d, d->rank));
+    KERNEL(weft_device_fetch_add(d, on_node(j->at, d->rank), 1, &old));
+}
+
+static void node_nonsense(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct job j = {.at = symmetric_alloc(w, 4096)};
+    weft_gpu *g = open_host(w, 2, 8);
+    OK(weft_gpu_run(g, write_nonsense, 2, &j));
+    OK(weft_gpu_close(g));
+    CHECK(*(uint64_t *)weft_ptr(w, j.at, 8) == 2);
+}
+
+static void test_nonsense(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_nonsense, NULL), 0);
+}
+
 /* A node dies while another's kernel puts to it: the kernel's calls end with an error, and go on to those that live. */
 static void to_the_dying(const weft_device *d, void *arg)
 {
@@ -360,8 +394,8 @@ static void test_dying(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_and_get), cmocka_unit_test(test_atomics), cmocka_unit_test(test_ping_pong),
-        cmocka_unit_test(test_wrong),       cmocka_unit_test(test_full),    cmocka_unit_test(test_dying),
+        cmocka_unit_test(test_put_and_get), cmocka_unit_test(test_atomics), cmocka_unit_test(test_ping_pong), cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_full),        cmocka_unit_test(test_dying),   cmocka_unit_test(test_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
