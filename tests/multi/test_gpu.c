@@ -204,6 +204,56 @@ static void test_ping_pong(void **state)
     assert_int_equal(nodes_failed(2, node_ping_pong, NULL), 0);
 }
 
+/* More messages than their node takes at once: they wait for room, none is lost, none overtakes another. */
+#define FLOOD_BYTES 2000u
+static void flood(const weft_device *d, void *arg)
+{
+    const struct job *j = arg;
+    for (uint64_t i = 0; i < j->rounds; i++)
+        KERNEL(weft_device_send(d, 1, 6, i, j->mine, FLOOD_BYTES, NULL));
+    KERNEL(weft_device_flush(d, 1));
+}
+
+static void on_flood(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    uint64_t number;
+    (void)w, (void)arg, (void)from, (void)payload;
+    CHECK(header_len == 8 && payload_len == FLOOD_BYTES);
+    memcpy(&number, header, 8);
+    CHECK(number == heard);
+    if (number == 0)
+        usleep(200000); /* all that is kept for this node is full by then */
+    heard++;
+}
+
+static void node_flood(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct job j = {.rounds = 3000};
+    OK(weft_alloc(w, FLOOD_BYTES, &j.mine));
+    OK(weft_handle(w, 6, on_flood, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (weft_rank(w) == 0) {
+        weft_gpu *g = open_host(w, 1, 8192);
+        weft_gpu_stats stats;
+        OK(weft_gpu_run(g, flood, 1, &j));
+        OK(weft_gpu_stat(g, &stats, sizeof stats));
+        CHECK(stats.requests == j.rounds + 1 && stats.failed == 0 && stats.waits > 0);
+        OK(weft_gpu_close(g));
+    } else {
+        for (int64_t until = (int64_t)time(NULL) + 100; heard < j.rounds && weft_alive(w, 0) && (int64_t)time(NULL) < until;)
+            weft_progress(w);
+        CHECK(heard == j.rounds);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_flood(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, node_flood, NULL), 0);
+}
+
 /* What is wrong: errors come back, by answer or by flush, and nothing else suffers. */
 static void wrong(const weft_device *d, void *arg)
 {
@@ -394,8 +444,9 @@ static void test_dying(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_and_get), cmocka_unit_test(test_atomics), cmocka_unit_test(test_ping_pong), cmocka_unit_test(test_wrong),
-        cmocka_unit_test(test_full),        cmocka_unit_test(test_dying),   cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_put_and_get), cmocka_unit_test(test_atomics),  cmocka_unit_test(test_ping_pong),
+        cmocka_unit_test(test_flood),       cmocka_unit_test(test_wrong),    cmocka_unit_test(test_full),
+        cmocka_unit_test(test_dying),       cmocka_unit_test(test_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
