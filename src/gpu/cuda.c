@@ -149,6 +149,11 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
     return true;
 }
 
+static const char *cuda_why(void)
+{
+    return cuda_usable() ? "CUDA's driver knows of no GPU" : cuda.why;
+}
+
 struct cuda_device {
     int device;
     void *context;
@@ -239,6 +244,7 @@ static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 const struct gpu_backend gpu_cuda = {
     .name = "cuda",
     .look = cuda_look,
+    .why = cuda_why,
     .open = cuda_open,
     .close = cuda_close,
     .attach = cuda_attach,

@@ -25,6 +25,7 @@ struct gpu_backend {
     const char *name;
     /* Describes number `index` of this kind; false: there are no more. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
+    const char *(*why)(void); /* there is none of this kind, as a sentence; NULL: there is always one, or nobody knows */
     /* The rest may fail, with a sentence. `*device` is the back end's own state, NULL until open() has set it. */
     int (*open)(uint32_t index, void **device);
     void (*close)(void *device);
