@@ -397,6 +397,21 @@ def revision():
         return None
 
 
+def beside(suite, other, name):
+    """Of the suite's sides only ours are left, and beside them the same of another build."""
+    every, figures = suite.sides, suite.rows
+
+    def rows(context):
+        return [Row(r.id, r.name, r.unit, r.better) for r in figures(context)]  # what is wanted is wanted against peers
+
+    def sides(context):
+        theirs = [s for s in every(other) if s.peer == OURS]
+        for side in theirs:
+            side.peer = name
+        return [s for s in every(context) if s.peer == OURS] + theirs
+    suite.rows, suite.sides = rows, sides
+
+
 def measure(suite, context, rounds, scale, say):
     """Run a suite; returns its report."""
     load = os.getloadavg()[0]
