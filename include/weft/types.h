@@ -23,6 +23,12 @@ extern "C" {
 #define WEFT_API
 #endif
 
+#if defined(__CUDACC__)
+#define WEFT_BOTH __host__ __device__ /* for kernels as well */
+#else
+#define WEFT_BOTH
+#endif
+
 /* One node: a process that owns one pool. weft_open() makes the handle, weft_close() frees it. */
 typedef struct weft_node weft_node;
 
@@ -37,23 +43,23 @@ typedef uint64_t weft_gaddr;
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
 /* Make an address from its parts, or take one apart. Inline here; the library exports them as well, for other languages. */
-WEFT_API inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset)
+WEFT_API WEFT_BOTH inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset)
 {
     return ((weft_gaddr)(node & 0xffffu) << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) | ((weft_gaddr)(space & 0xfu) << WEFT_OFFSET_BITS) |
            (offset & (WEFT_MAX_POOL_BYTES - 1));
 }
 
-WEFT_API inline uint32_t weft_gaddr_node(weft_gaddr a)
+WEFT_API WEFT_BOTH inline uint32_t weft_gaddr_node(weft_gaddr a)
 {
     return (uint32_t)(a >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS));
 }
 
-WEFT_API inline uint32_t weft_gaddr_space(weft_gaddr a)
+WEFT_API WEFT_BOTH inline uint32_t weft_gaddr_space(weft_gaddr a)
 {
     return (uint32_t)(a >> WEFT_OFFSET_BITS) & 0xfu;
 }
 
-WEFT_API inline uint64_t weft_gaddr_offset(weft_gaddr a)
+WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
 {
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }

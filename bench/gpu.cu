@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: MIT
+//
+// Requests of kernels to their node, and beside them the bare thing: two words in host memory that a kernel and a thread set in turns,
+// and rings of 16-byte slots that a thread reads and does nothing with. `bytes` of a test is the number of blocks. Started as one node or
+// two; node 0 measures.
+#include <cuda_runtime.h>
+#include <pthread.h>
+#include <sched.h>
+#include <vector>
+
+#include "spec.h"
+#include "weft.h"
+#include "weft/device.h"
+#include "weft/gpu.h"
+
+#define THREADS 128u
+#define RINGS   8u
+#define SLOTS   4096u
+
+#define OK(call)                                                                         \
+    do {                                                                                 \
+        int rc_ = (call);                                                                \
+        if (rc_ < 0) {                                                                   \
+            fprintf(stderr, "weft: %s: %s (%s)\n", #call, weft_error(), strerror(-rc_)); \
+            exit(1);                                                                     \
+        }                                                                                \
+    } while (0)
+#define CUDA(call)                                                            \
+    do {                                                                      \
+        cudaError_t e_ = (call);                                              \
+        if (e_ != cudaSuccess) {                                              \
+            fprintf(stderr, "cuda: %s: %s\n", #call, cudaGetErrorString(e_)); \
+            exit(1);                                                          \
+        }                                                                     \
+    } while (0)
+
+static weft_node *w;
+static weft_gpu *g;
+static weft_gaddr at[2]; /* a page of each node */
+
+static double launched_ms(cudaEvent_t from, cudaEvent_t to)
+{
+    float ms;
+    CUDA(cudaGetLastError());
+    CUDA(cudaEventSynchronize(to));
+    CUDA(cudaEventElapsedTime(&ms, from, to));
+    return ms;
+}
+
+/* Milliseconds of a kernel, by events around it. */
+#define TIMED(launch)               \
+    ({                              \
+        cudaEvent_t a_, b_;         \
+        CUDA(cudaEventCreate(&a_)); \
+        CUDA(cudaEventCreate(&b_)); \
+        CUDA(cudaEventRecord(a_));  \
+        launch;                     \
+        CUDA(cudaEventRecord(b_));  \
+        launched_ms(a_, b_);        \
+    })
+
+/* --- weft --- */
+
+/* Nothing, there and back. */
+__global__ void request(const weft_device *d, uint64_t n, int *rc)
+{
+    for (uint64_t i = 0; i < n && *rc == 0; i++)
+        *rc = weft_device_nothing(d, true);
+}
+
+/* An 8-byte put that is complete, each. */
+__global__ void put_wait(const weft_device *d, uint64_t there, uint64_t n, int *rc)
+{
+    for (uint64_t i = 0; i < n && *rc == 0; i++) {
+        weft_device_op op;
+        *rc = weft_device_put_value(d, there, i, &op);
+        if (*rc == 0)
+            *rc = weft_device_wait(d, &op);
+    }
+}
+
+__global__ void requests(const weft_device *d, uint64_t each, int *rc)
+{
+    for (uint64_t i = 0; i < each; i++)
+        if (weft_device_nothing(d, false))
+            *rc = 1;
+}
+
+__global__ void puts(const weft_device *d, uint64_t there, uint64_t each, int *rc)
+{
+    uint64_t mine = there + 8ull * (blockIdx.x * blockDim.x + threadIdx.x);
+    for (uint64_t i = 0; i < each; i++)
+        if (weft_device_put_value(d, mine, i, NULL))
+            *rc = 1;
+    __syncthreads();
+    if (threadIdx.x == 0 && weft_device_flush(d, (uint32_t)(there >> 48)))
+        *rc = 2;
+}
+
+static int *rc_word(void)
+{
+    static int *rc;
+    if (!rc)
+        CUDA(cudaHostAlloc(&rc, sizeof *rc, cudaHostAllocMapped));
+    return rc;
+}
+
+/* All that was asked for has been taken. */
+static double wait_taken(uint64_t before, uint64_t more, uint64_t start)
+{
+    weft_gpu_stats s;
+    do {
+        OK(weft_gpu_stat(g, &s, sizeof s));
+        sched_yield();
+    } while (s.requests - before < more);
+    return (double)(spec_now_ns() - start) / 1e3;
+}
+
+static void ours(const struct spec *s)
+{
+    int *rc = rc_word();
+    uint32_t blocks = s->bytes ? (uint32_t)s->bytes : 1;
+    uint64_t each = s->iterations / (blocks * THREADS) + 1, all = each * blocks * THREADS;
+    *rc = 0;
+    weft_gpu_stats before;
+    OK(weft_gpu_stat(g, &before, sizeof before));
+    if (strcmp(s->test, "request_lat") == 0) {
+        (void)TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
+        double ms = TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
+        spec_value(s, ms * 1e3 / (double)s->iterations);
+    } else if (strcmp(s->test, "put_lat") == 0) {
+        (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
+        double ms = TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->iterations, rc)));
+        spec_value(s, ms * 1e3 / (double)s->iterations);
+    } else if (strcmp(s->test, "requests") == 0) {
+        uint64_t start = spec_now_ns();
+        requests<<<blocks, THREADS>>>(weft_gpu_device(g), each, rc);
+        CUDA(cudaGetLastError());
+        double us = wait_taken(before.requests, all, start);
+        CUDA(cudaDeviceSynchronize());
+        spec_value(s, (double)all / us);
+    } else {
+        double ms = TIMED((puts<<<blocks, THREADS>>>(weft_gpu_device(g), at[1], each, rc)));
+        spec_value(s, (double)all / ms / 1e3);
+    }
+    if (*rc) {
+        fprintf(stderr, "a kernel's call failed: %d\n", *rc);
+        exit(1);
+    }
+}
+
+/* --- bare --- */
+
+__global__ void bare_ping(volatile uint64_t *out, volatile uint64_t *in, uint64_t n)
+{
+    for (uint64_t i = 1; i <= n; i++) {
+        *out = i;
+        __threadfence_system();
+        while (*in < i)
+            ;
+    }
+}
+
+static void *bare_pong(void *arg)
+{
+    volatile uint64_t *words = (volatile uint64_t *)arg, n = words[32];
+    for (uint64_t i = 1; i <= n; i++) {
+        while (words[0] < i)
+            ;
+        words[16] = i;
+    }
+    return NULL;
+}
+
+static double bare_ping_ms(uint64_t n)
+{
+    uint64_t *words;
+    pthread_t t;
+    CUDA(cudaHostAlloc(&words, 4096, cudaHostAllocMapped));
+    memset(words, 0, 4096);
+    words[32] = n;
+    pthread_create(&t, NULL, bare_pong, words);
+    double ms = TIMED((bare_ping<<<1, 1>>>(words, words + 16, n)));
+    pthread_join(t, NULL);
+    CUDA(cudaFreeHost(words));
+    return ms;
+}
+
+struct bare_ring {
+    weft_device_cell *slots;  /* host */
+    volatile uint64_t *taken; /* host */
+    uint64_t *next, *seen;    /* device */
+};
+
+__global__ void bare_push(struct bare_ring *rings, uint64_t each)
+{
+    struct bare_ring r = rings[blockIdx.x % RINGS];
+    for (uint64_t i = 0; i < each; i++) {
+        uint64_t t = atomicAdd((unsigned long long *)r.next, 1ull);
+        while (t - *(volatile uint64_t *)r.seen >= SLOTS)
+            *(volatile uint64_t *)r.seen = *r.taken;
+        weft_device_store_cell(&r.slots[t % SLOTS], i, (t / SLOTS + 1) << 32 | 1);
+    }
+}
+
+struct bare_rings {
+    struct bare_ring ring[RINGS];
+    uint64_t all;
+};
+
+static void *bare_take(void *arg)
+{
+    struct bare_rings *b = (struct bare_rings *)arg;
+    uint64_t head[RINGS] = {0}, left = b->all;
+    while (left)
+        for (uint32_t i = 0; i < RINGS; i++) {
+            uint64_t before = head[i];
+            while (head[i] - before < 64) {
+                weft_device_cell *c = &b->ring[i].slots[head[i] % SLOTS];
+                if (__atomic_load_n(&c->high, __ATOMIC_ACQUIRE) >> 32 != head[i] / SLOTS + 1)
+                    break;
+                head[i]++;
+            }
+            if (head[i] != before) {
+                *b->ring[i].taken = head[i];
+                left -= head[i] - before;
+            }
+        }
+    return NULL;
+}
+
+static double bare_requests(uint32_t blocks, uint64_t each)
+{
+    struct bare_rings b;
+    struct bare_ring *there;
+    pthread_t t;
+    b.all = each * blocks * THREADS;
+    for (uint32_t i = 0; i < RINGS; i++) {
+        void *slots, *own;
+        CUDA(cudaHostAlloc(&slots, SLOTS * 16 + 4096, cudaHostAllocMapped));
+        memset(slots, 0, SLOTS * 16 + 4096);
+        CUDA(cudaMalloc(&own, 512));
+        CUDA(cudaMemset(own, 0, 512));
+        b.ring[i] = (struct bare_ring){(weft_device_cell *)slots, (volatile uint64_t *)((char *)slots + SLOTS * 16), (uint64_t *)own,
+                                       (uint64_t *)own + 32};
+    }
+    CUDA(cudaMalloc(&there, sizeof b.ring));
+    CUDA(cudaMemcpy(there, b.ring, sizeof b.ring, cudaMemcpyHostToDevice));
+    pthread_create(&t, NULL, bare_take, &b);
+    uint64_t start = spec_now_ns();
+    bare_push<<<blocks, THREADS>>>(there, each);
+    CUDA(cudaGetLastError());
+    pthread_join(t, NULL);
+    double us = (double)(spec_now_ns() - start) / 1e3;
+    CUDA(cudaDeviceSynchronize());
+    for (uint32_t i = 0; i < RINGS; i++) {
+        CUDA(cudaFreeHost(b.ring[i].slots));
+        CUDA(cudaFree(b.ring[i].next));
+    }
+    CUDA(cudaFree(there));
+    return us;
+}
+
+static void bare(const struct spec *s)
+{
+    if (strcmp(s->test, "bare_lat") == 0) {
+        (void)bare_ping_ms(s->warmup);
+        spec_value(s, bare_ping_ms(s->iterations) * 1e3 / (double)s->iterations);
+    } else {
+        uint64_t each = s->iterations / (s->bytes * THREADS) + 1;
+        spec_value(s, (double)(each * s->bytes * THREADS) / bare_requests((uint32_t)s->bytes, each));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    OK(weft_open(&w, NULL));
+    weft_gaddr page;
+    uint64_t all[2];
+    OK(weft_alloc_aligned(w, 8 * 256 * THREADS, 4096, &page));
+    if (weft_size(w) != 2) {
+        fprintf(stderr, "bench_gpu wants two nodes, started by bench/run or weft run -n 2\n");
+        return 2;
+    }
+    OK(weft_exchange(w, &page, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
+    at[0] = all[0];
+    at[1] = all[1];
+    if (weft_rank(w) == 0) {
+        weft_gpu_config config = {};
+        config.bytes = sizeof config;
+        config.name = "cuda:0";
+        config.rings = RINGS;
+        OK(weft_gpu_open(w, &config, &g));
+        for (int i = 1; i < argc; i++) {
+            struct spec s;
+            if (spec_parse(&s, argv[i]))
+                return 2;
+            if (strncmp(s.test, "bare", 4) == 0)
+                bare(&s);
+            else
+                ours(&s);
+        }
+        OK(weft_gpu_close(g));
+    }
+    while (weft_barrier(w, WEFT_TIMEOUT_DEFAULT) < 0)
+        ;
+    return weft_close(w);
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+//
+// Every call of weft/device.h by kernels of a real GPU, between nodes: weft run -n 3 -- kernels. What tests/multi/test_gpu.c has for the
+// back end `host`.
+#include "check.cuh"
+
+#define BLOCKS  8u
+#define THREADS 64u
+#define ALL     (BLOCKS * THREADS)
+#define WORDS   8u
+
+struct job {
+    weft_gaddr at;   /* a page at the same place of every node: 64 shared words, then WORDS for each thread of each node */
+    weft_gaddr mine; /* 2 * WORDS words of this node for each thread */
+    uint32_t rounds;
+};
+
+__device__ uint32_t me(void)
+{
+    return blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+__device__ weft_gaddr device_on_node(weft_gaddr a, uint32_t node)
+{
+    return (a & ((1ull << 48) - 1)) | (uint64_t)node << 48;
+}
+
+__device__ weft_gaddr place(const weft_device *d, const struct job *j, uint32_t node)
+{
+    return device_on_node(j->at, node) + 8 * (64 + WORDS * (d->rank * ALL + me()));
+}
+
+__global__ void put_and_get(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    weft_gaddr mine = j->mine + me() * 2 * 8 * WORDS, back = mine + 8 * WORDS;
+    volatile uint64_t *out = (volatile uint64_t *)weft_device_ptr(d, mine, 8 * WORDS);
+    volatile uint64_t *in = (volatile uint64_t *)weft_device_ptr(d, back, 8 * WORDS);
+    KERNEL_CHECK(out && in);
+    for (uint32_t round = 1; round <= j->rounds; round++)
+        for (uint32_t node = 0; node < d->size; node++) {
+            weft_gaddr there = place(d, j, node);
+            for (uint32_t i = 0; i < WORDS; i++)
+                out[i] = (uint64_t)round << 32 | node << 16 | i;
+            KERNEL(weft_device_put(d, there, mine, 8 * WORDS, NULL));
+            KERNEL(weft_device_fence(d, node));
+            KERNEL(weft_device_put_value(d, there + 8, round, NULL));
+            KERNEL(weft_device_flush(d, node));
+            for (uint32_t i = 0; i < WORDS; i++)
+                in[i] = 0;
+            weft_device_op op;
+            KERNEL(weft_device_get(d, back, there, 8 * WORDS, &op));
+            KERNEL(weft_device_wait(d, &op));
+            for (uint32_t i = 0; i < WORDS; i++)
+                KERNEL_CHECK(in[i] == (i == 1 ? round : out[i]));
+        }
+}
+
+/* Atomics of all nodes' kernels and processors on words of every node. */
+__global__ void atomics(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    for (uint32_t i = 0; i < j->rounds; i++) {
+        weft_gaddr word = device_on_node(j->at, (d->rank + i) % d->size);
+        uint64_t old, seen;
+        KERNEL(weft_device_fetch_add(d, word, 3, &old));
+        KERNEL(weft_device_put_signal(d, word, 0, 0, word + 16, 5, NULL));
+        if (threadIdx.x)
+            continue;
+        KERNEL(weft_device_fetch_add(d, word + 8, 0, &seen));
+        for (;;) { /* add 1 by swaps */
+            KERNEL(weft_device_compare_swap(d, word + 8, seen, seen + 1, &old));
+            if (old == seen)
+                break;
+            seen = old;
+        }
+    }
+    for (uint32_t node = 0; node < d->size; node++)
+        KERNEL(weft_device_flush(d, node));
+    uint64_t old;
+    KERNEL(weft_device_swap(d, place(d, j, d->rank), 7, &old));
+    KERNEL_CHECK(old == 0);
+}
+
+static void test_atomics(struct job j)
+{
+    j.rounds = 20;
+    for (uint32_t i = 0; i < 50; i++)
+        OK(weft_fetch_add_blocking(w, on_node(j.at, i % weft_size(w)), 1, NULL));
+    atomics<<<BLOCKS, THREADS>>>(weft_gpu_device(gpu), j, bad);
+    for (uint32_t i = 0; i < 5000; i++)
+        OK(weft_fetch_add_blocking(w, on_node(j.at, i % weft_size(w)), 1, NULL));
+    KERNEL_DONE();
+    all_here();
+    uint64_t words[3], sum[3] = {0};
+    for (uint32_t node = 0; node < weft_size(w); node++) {
+        OK(weft_get_blocking(w, words, on_node(j.at, node), sizeof words));
+        for (int i = 0; i < 3; i++)
+            sum[i] += words[i];
+    }
+    uint64_t all = (uint64_t)weft_size(w) * ALL * j.rounds;
+    CHECK(sum[0] == 3 * all + 5050 * weft_size(w));
+    CHECK(sum[1] == all / THREADS && sum[2] == 5 * all);
+}
+
+/* Two kernels by signals, without their processors; then messages. */
+__global__ void ping_pong(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    weft_gaddr mine = device_on_node(j->at, d->rank) + 24, theirs = device_on_node(j->at, 1 - d->rank) + 24;
+    for (uint64_t i = 1; i <= j->rounds; i++) {
+        uint64_t seen;
+        if (d->rank == 0)
+            KERNEL(weft_device_put_signal(d, theirs, 0, 0, theirs, 1, NULL));
+        KERNEL(weft_device_wait_at_least(d, mine, i, &seen));
+        KERNEL_CHECK(seen == i);
+        if (d->rank == 1)
+            KERNEL(weft_device_put_signal(d, theirs, 0, 0, theirs, 1, NULL));
+    }
+    for (uint64_t i = 0; i < j->rounds; i++)
+        KERNEL(weft_device_send(d, 1 - d->rank, 5, i, j->mine, 16, NULL));
+    KERNEL(weft_device_flush(d, 1 - d->rank));
+}
+
+static volatile uint64_t heard;
+static void on_message(weft_node *, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *)
+{
+    uint64_t number;
+    CHECK(header_len == 8 && payload_len == 16 && !memcmp(payload, "sixteen bytes...", 16) && from < 2);
+    memcpy(&number, header, 8);
+    CHECK(number == heard);
+    heard = heard + 1;
+}
+
+static void test_ping_pong(struct job j)
+{
+    j.rounds = 50;
+    memcpy(weft_ptr(w, j.mine, 16), "sixteen bytes...", 16);
+    all_here();
+    if (weft_rank(w) < 2) {
+        ping_pong<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
+        KERNEL_DONE();
+        for (int64_t until = (int64_t)time(NULL) + 60; heard < j.rounds && (int64_t)time(NULL) < until;)
+            weft_progress(w);
+        CHECK(heard == j.rounds);
+    }
+    all_here();
+}
+
+/* What is wrong: errors come back, and nothing else suffers. */
+__global__ void wrong(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    uint64_t old;
+    weft_device_op op;
+    weft_gaddr good = device_on_node(j->at, d->rank);
+    KERNEL_IS(weft_device_fetch_add(d, weft_gaddr_make(77, 0, 1 << 20), 1, &old), -EFAULT);
+    KERNEL_IS(weft_device_fetch_add(d, good + 4, 1, &old), -EINVAL);
+    KERNEL(weft_device_put(d, good, 16, 8, &op));
+    KERNEL_IS(weft_device_wait(d, &op), -EFAULT);
+    KERNEL(weft_device_put(d, good, j->mine, 1ull << 40, &op));
+    KERNEL_IS(weft_device_wait(d, &op), -EFAULT);
+    KERNEL_IS(weft_device_put_signal(d, good, j->mine, 8, good ^ 1ull << 48, 1, NULL), -EINVAL);
+    KERNEL(weft_device_send(d, 0, 5000, 1, j->mine, 8, &op));
+    KERNEL_IS(weft_device_wait(d, &op), -EINVAL);
+    KERNEL(weft_device_put_value(d, 0, 1, NULL));
+    KERNEL_IS(weft_device_flush(d, 0), -EFAULT);
+    KERNEL(weft_device_flush(d, 0));
+    KERNEL_IS(weft_device_flush(d, 999), -EFAULT);
+    KERNEL_CHECK(weft_device_ptr(d, 77ull << 48, 8) == NULL && weft_device_ptr(d, good, 1ull << 40) == NULL);
+    KERNEL_IS(weft_device_wait_at_least(d, good + 4, 1, NULL), -EINVAL);
+    KERNEL(weft_device_fetch_add(d, good, 1, &old));
+}
+
+/* A ring of 8 slots, and nobody looks at the answers. */
+__global__ void full(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    weft_gaddr good = device_on_node(j->at, d->rank);
+    weft_device_op ops[8];
+    for (int i = 0; i < 8; i++)
+        KERNEL(weft_device_put_nowait(d, good + 8, j->mine, 8, &ops[i]));
+    KERNEL_IS(weft_device_put_nowait(d, good, j->mine, 8, NULL), -EAGAIN);
+    KERNEL_IS(weft_device_put(d, good, j->mine, 8, NULL), -ETIMEDOUT);
+    KERNEL(weft_device_wait(d, &ops[0]));
+    KERNEL(weft_device_put_value(d, good, 1, NULL));
+    KERNEL_IS(weft_device_put_signal(d, good, j->mine, 8, good + 8, 1, NULL), -ETIMEDOUT);
+    weft_device_leave(d, &ops[1]);
+    weft_device_leave(d, &ops[2]);
+    KERNEL(weft_device_put_signal(d, good, j->mine, 8, good + 8, 1, NULL));
+    for (int i = 3; i < 8; i++)
+        KERNEL(weft_device_wait(d, &ops[i]));
+    KERNEL(weft_device_flush(d, d->rank));
+}
+
+int main(void)
+{
+    const char *deadline = getenv("WEFT_DEADLINE");
+    open_node();
+    CHECK(weft_size(w) >= 2);
+    struct job j = {same_place(8 * (64 + WORDS * ALL * weft_size(w))), 0, 0};
+    OK(weft_alloc(w, (size_t)2 * 8 * WORDS * ALL, &j.mine));
+    OK(weft_handle(w, 5, on_message, NULL));
+    all_here();
+    open_gpu(4, 256);
+
+    j.rounds = 10;
+    put_and_get<<<BLOCKS, THREADS>>>(weft_gpu_device(gpu), j, bad);
+    KERNEL_DONE();
+    weft_gpu_stats stats;
+    OK(weft_gpu_stat(gpu, &stats, sizeof stats));
+    CHECK(stats.requests == (uint64_t)ALL * j.rounds * weft_size(w) * 5 && stats.failed == 0);
+    all_here();
+    memset(weft_ptr(w, j.at, 8), 0, 8 * (64 + WORDS * ALL * weft_size(w)));
+    all_here();
+    test_atomics(j);
+    test_ping_pong(j);
+    wrong<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
+    KERNEL_DONE();
+    all_here();
+    OK(weft_gpu_close(gpu));
+    if (deadline && weft_rank(w) == 0) { /* a short one: calls that wait for room end */
+        open_gpu(1, 8);
+        full<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
+        KERNEL_DONE();
+    } else {
+        open_gpu(1, 8); /* weft_close() closes it */
+    }
+    all_here();
+    OK(weft_close(w));
+    printf("kernels: all right\n");
+    return 0;
+}
