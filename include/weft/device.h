@@ -130,33 +130,38 @@ WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p) /* of memory that 
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory */
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory, without an order */
 {
     uint64_t v;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     uint32_t v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired) == expected;
 }
+/* A cell is stored and loaded by one access of 16 bytes, which travels as one. */
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(c), "l"(low), "l"(high) : "memory");
+}
+WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
+{
+    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*low), "=l"(*high) : "l"(c) : "memory");
 }
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
@@ -168,9 +173,10 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
+#define WEFT_DEVICE_LOOKS 64u /* before a wait reads the clock, and sleeps between looks */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
-    __nanosleep(100);
+    __nanosleep(200);
 }
 WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
 {
@@ -206,11 +212,17 @@ WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, 
     __atomic_store_n(&c->low, low, __ATOMIC_RELAXED);
     __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_take() */
 }
+WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
+{
+    *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_done(), which stores `low` before */
+    *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
+}
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
     /* weft_device_store_cell() releases */
 }
 /* A clock that only goes forward; and letting others have the processor. */
+#define WEFT_DEVICE_LOOKS 0u
 WEFT_API int64_t weft_device_now_ns(void);
 WEFT_API void weft_device_pause(void);
 WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
@@ -222,47 +234,83 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
 /* --- requests --- */
 
 /* A wait that ends: give it zeros, and call it between two looks. True: the time is over. */
-WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, int64_t *since)
+typedef struct weft_device_patience {
+    int64_t since;
+    uint32_t looks;
+} weft_device_patience;
+WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patience *p)
 {
-    int64_t now = weft_device_now_ns();
-    if (*since == 0)
-        *since = now;
-    weft_device_pause();
-    return now - *since > d->deadline_ns;
-}
-
-/* Is the slot with the number `ticket` free? What was in it was taken, and the answer to that looked at. */
-WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t ticket)
-{
-    int64_t slots = (int64_t)(r->mask + 1);
-    if ((int64_t)(ticket - weft_device_load_own(r->taken_seen)) >= slots) {
-        uint64_t taken = weft_device_load(r->taken);
-        if ((int64_t)(ticket - taken) >= slots)
-            return false;
-        weft_device_store_own(r->taken_seen, taken); /* another thread may have seen more meanwhile: then it is read once more */
+    if (p->looks < WEFT_DEVICE_LOOKS) {
+        p->looks++;
+        return false;
     }
-    return weft_device_load_flag(&r->awaited[ticket & r->mask]) == 0;
+    int64_t now = weft_device_now_ns();
+    if (p->since == 0)
+        p->since = now;
+    weft_device_pause();
+    return now - p->since > d->deadline_ns;
 }
 
-/* Take the number of a request of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. */
+/* Are the slots from number `ticket` on free, as many as `slots`? */
+WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t ticket, uint32_t slots)
+{
+    int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
+    if (last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
+        return true;
+    uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
+    if (last - (int64_t)taken > size)
+        return false;
+    weft_device_store_own(r->taken_seen, taken); /* another thread may have seen more meanwhile: then it is read once more */
+    return true;
+}
+
+/* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. Who has taken
+ * numbers must fill the slots: so they are taken only when there is room. */
 WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket)
 {
-    int64_t since = 0;
+    weft_device_patience p = {0, 0};
     for (;;) {
         uint64_t t = weft_device_load_own(r->next);
-        if (weft_device_has_room(r, t) && (slots == 1 || weft_device_has_room(r, t + 1))) {
+        if (weft_device_has_room(r, t, slots)) {
             if (weft_device_swap_own(r->next, t, t + slots)) {
                 *ticket = t;
                 return 0;
             }
-            continue; /* another thread took it */
+            continue; /* another thread took them */
         }
         if (!wait)
             return -WEFT_DEVICE_EAGAIN;
-        if (weft_device_late(d, &since))
+        if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
+
+#if defined(__CUDACC__)
+/* The same for all threads of a warp that come here together and want the same: one of them takes the numbers for all. */
+WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket)
+{
+    unsigned here = __activemask();
+    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r << 2 | slots << 1 | (wait ? 1u : 0u));
+    unsigned lane, before, count = (unsigned)__popc(same);
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    before = (unsigned)__popc(same & ((1u << lane) - 1));
+    if (count == 1 || count * slots > (r->mask + 1) / 2)
+        return weft_device_claim(d, r, slots, wait, ticket);
+    int rc = 0;
+    unsigned long long first = 0;
+    if (before == 0) {
+        uint64_t t = 0;
+        rc = weft_device_claim(d, r, count * slots, wait, &t);
+        first = t;
+    }
+    int leader = __ffs((int)same) - 1;
+    rc = __shfl_sync(same, rc, leader);
+    *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
+    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_claim(d, r, slots, wait, ticket) : rc; /* there may be room for one */
+}
+#else
+#define weft_device_claim_together weft_device_claim
+#endif
 
 /* What a request says: what its cells hold without round, kind and answer; `high[0]` is the length. */
 typedef struct weft_device_request {
@@ -270,34 +318,58 @@ typedef struct weft_device_request {
     uint64_t low[3], high[3];
 } weft_device_request;
 
+/* Write a slot. Its first cell says what it is, and comes last where stores arrive in order. */
+WEFT_DEVICE_CALL void weft_device_fill(const weft_device_ring *r, uint64_t ticket, uint64_t low0, uint64_t high0, uint64_t low1,
+                                       uint64_t high1)
+{
+    weft_device_cell *cell = r->slots[ticket & r->mask].cell;
+    uint64_t round = weft_device_round(ticket, r->mask);
+    weft_device_store_cell(&cell[1], low1, round | (high1 & ~WEFT_DEVICE_ROUND));
+    weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
+}
+
+/* The place of an answer is free when the one before has been looked at. */
+WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_ring *r, uint64_t ticket, bool wait)
+{
+    weft_device_patience p = {0, 0};
+    while (weft_device_load_flag(&r->awaited[ticket & r->mask])) {
+        if (!wait)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+    return 0;
+}
+
 /* Hand a request over. With an op an answer comes. */
 WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
 {
     uint32_t number = weft_device_block(d) % d->rings, slots = weft_device_slots(q->kind);
     weft_device_ring *r = &d->ring[number];
     uint64_t ticket;
-    int rc = weft_device_claim(d, r, slots, wait, &ticket);
+    if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
+        return -WEFT_DEVICE_EAGAIN;
+    int rc = weft_device_claim_together(d, r, slots, wait, &ticket);
     if (rc)
         return rc;
     if (op) {
+        rc = weft_device_await(d, r, ticket, wait);
+        if (rc) {
+            for (uint32_t i = 0; i < slots; i++) /* the slots have to be filled */
+                weft_device_fill(r, ticket + i, 0, (uint64_t)WEFT_DEVICE_NOTHING << WEFT_DEVICE_KIND_SHIFT, 0, 0);
+            return rc;
+        }
         op->ticket = ticket;
         op->ring = number;
         op->status = 1;
         weft_device_store_flag(&r->awaited[ticket & r->mask], 1);
     }
     weft_device_publish();
-    if (slots == 2) {
-        weft_device_cell *more = r->slots[(ticket + 1) & r->mask].cell;
-        uint64_t round = weft_device_round(ticket + 1, r->mask);
-        weft_device_store_cell(&more[0], q->low[2], round | (q->high[2] & ~WEFT_DEVICE_ROUND));
-        weft_device_store_cell(&more[1], 0, round);
-    }
-    weft_device_cell *cell = r->slots[ticket & r->mask].cell;
-    uint64_t round = weft_device_round(ticket, r->mask);
-    weft_device_store_cell(&cell[1], q->low[1], round | (q->high[1] & ~WEFT_DEVICE_ROUND));
-    weft_device_store_cell(&cell[0], q->low[0],
-                           round | (uint64_t)q->kind << WEFT_DEVICE_KIND_SHIFT | (op ? WEFT_DEVICE_ANSWER : 0) |
-                               (q->high[0] & WEFT_DEVICE_LENGTH));
+    if (slots == 2)
+        weft_device_fill(r, ticket + 1, q->low[2], q->high[2], 0, 0);
+    weft_device_fill(r, ticket, q->low[0],
+                     (uint64_t)q->kind << WEFT_DEVICE_KIND_SHIFT | (op ? WEFT_DEVICE_ANSWER : 0) | (q->high[0] & WEFT_DEVICE_LENGTH),
+                     q->low[1], q->high[1]);
     return 0;
 }
 
@@ -307,10 +379,11 @@ WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
     if (op->status == 1) {
         weft_device_ring *r = &d->ring[op->ring];
         const weft_device_cell *a = &r->answers[op->ticket & r->mask];
-        uint64_t high = weft_device_load(&a->high); /* pairs with the release in gpu_ring_answer() */
+        uint64_t low, high;
+        weft_device_load_cell(a, &low, &high);
         if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
             return -WEFT_DEVICE_EINPROGRESS;
-        op->value = weft_device_load(&a->low);
+        op->value = low;
         op->status = (int32_t)(uint32_t)high;
         weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
     }
@@ -320,10 +393,10 @@ WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
 /* Wait for it. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
 WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 {
-    int64_t since = 0;
+    weft_device_patience p = {0, 0};
     int rc;
     while ((rc = weft_device_test(d, op)) == -WEFT_DEVICE_EINPROGRESS)
-        if (weft_device_late(d, &since))
+        if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
     return rc;
 }
@@ -442,7 +515,7 @@ WEFT_DEVICE_CALL void *weft_device_ptr(const weft_device *d, uint64_t addr, uint
 WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
 {
     const uint64_t *p = (const uint64_t *)weft_device_ptr(d, word, 8);
-    int64_t since = 0;
+    weft_device_patience patience = {0, 0};
     if (!p || (word & 7) || (word >> 48) != d->rank)
         return -WEFT_DEVICE_EINVAL;
     for (;;) {
@@ -452,7 +525,7 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
                 *seen = now;
             return 0;
         }
-        if (weft_device_late(d, &since))
+        if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }

@@ -15,7 +15,9 @@ int gpu_ring_open(struct gpu_ring *r, uint32_t slots)
     r->bytes = base_round_up(slot_bytes + answer_bytes + page, page);
     r->memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     r->requests = calloc(slots, sizeof *r->requests);
-    if (r->memory == MAP_FAILED || !r->requests) {
+    r->spare = calloc(slots, sizeof(struct gpu_request *));
+    r->under_way = calloc(slots, sizeof(struct gpu_request *));
+    if (r->memory == MAP_FAILED || !r->requests || !r->spare || !r->under_way) {
         if (r->memory == MAP_FAILED)
             r->memory = NULL;
         gpu_ring_close(r);
@@ -25,6 +27,10 @@ int gpu_ring_open(struct gpu_ring *r, uint32_t slots)
     r->answers = (weft_device_cell *)(r->slots + slots);
     r->taken = (_Atomic uint64_t *)((uint8_t *)r->answers + answer_bytes);
     r->mask = slots - 1;
+    while (r->spares < slots) {
+        r->spare[r->spares] = &r->requests[r->spares];
+        r->spares++;
+    }
     return 0;
 }
 
@@ -33,6 +39,8 @@ void gpu_ring_close(struct gpu_ring *r)
     if (r->memory)
         munmap(r->memory, r->bytes);
     free(r->requests);
+    free(r->spare);
+    free(r->under_way);
     *r = (struct gpu_ring){0};
 }
 
@@ -50,38 +58,37 @@ static inline bool read_cell(const struct gpu_ring *r, uint64_t slot, uint32_t c
 
 struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
-    uint64_t low[4], high[4], room = r->mask + 1 - (r->head - r->done);
+    uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
+    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* where there is room, there is one */
     *why = 0;
-    if (!room || !read_cell(r, r->head, 0, &low[0], &high[0]))
+    if (!q || !read_cell(r, r->head, 0, &q->low[0], &first))
         return NULL;
-    uint32_t kind = (uint32_t)(high[0] >> WEFT_DEVICE_KIND_SHIFT), slots = weft_device_slots(kind);
-    if (!slots) {
+    q->kind = (uint32_t)(first >> WEFT_DEVICE_KIND_SHIFT);
+    q->slots = weft_device_slots(q->kind);
+    if (!q->slots) {
         *why = -EPROTO;
         return NULL;
     }
-    if (slots > room || !read_cell(r, r->head, 1, &low[1], &high[1]))
+    if (q->slots > room || !read_cell(r, r->head, 1, &q->low[1], &q->high[1]))
         return NULL;
-    if (slots == 2 && (!read_cell(r, r->head + 1, 0, &low[2], &high[2]) || !read_cell(r, r->head + 1, 1, &low[3], &high[3])))
+    if (q->slots == 2 && (!read_cell(r, r->head + 1, 0, &q->low[2], &q->high[2]) || !read_cell(r, r->head + 1, 1, &more, &more)))
         return NULL;
-    struct gpu_request *q = &r->requests[r->head & r->mask];
-    *q = (struct gpu_request){.kind = kind,
-                              .slots = slots,
-                              .answer = high[0] & WEFT_DEVICE_ANSWER,
-                              .low = {low[0], low[1], slots == 2 ? low[2] : 0},
-                              .high = {high[0] & WEFT_DEVICE_LENGTH, high[1], slots == 2 ? high[2] : 0}};
+    q->answer = first & WEFT_DEVICE_ANSWER;
+    q->high[0] = first & WEFT_DEVICE_LENGTH;
+    q->value = 0;
     return q;
 }
 
-void gpu_ring_taken(struct gpu_ring *r, const struct gpu_request *q)
+void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 {
+    r->spares--;
+    r->under_way[r->head & r->mask] = q;
     r->head += q->slots;
-    /* release: the slots were read before; pairs with the acquire in weft_device_has_room() */
-    atomic_store_explicit(r->taken, r->head, memory_order_release);
 }
 
-void gpu_ring_done(struct gpu_ring *r, int status)
+/* The request at `done` has ended. */
+static inline void finish(struct gpu_ring *r, const struct gpu_request *q, int status)
 {
-    struct gpu_request *q = &r->requests[r->done & r->mask];
     if (q->answer) {
         weft_device_cell *a = &r->answers[r->done & r->mask];
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
@@ -91,4 +98,24 @@ void gpu_ring_done(struct gpu_ring *r, int status)
         r->error = status;
     }
     r->done += q->slots;
+}
+
+void gpu_ring_end(struct gpu_ring *r, struct gpu_request *q)
+{
+    r->head += q->slots;
+    finish(r, q, q->status);
+}
+
+void gpu_ring_publish(struct gpu_ring *r)
+{
+    /* release: the slots were read before; pairs with the acquire in weft_device_has_room() */
+    if (atomic_load_explicit(r->taken, memory_order_relaxed) != r->head)
+        atomic_store_explicit(r->taken, r->head, memory_order_release);
+}
+
+void gpu_ring_done(struct gpu_ring *r, int status)
+{
+    struct gpu_request *q = gpu_ring_oldest(r);
+    finish(r, q, status);
+    r->spare[r->spares++] = q;
 }

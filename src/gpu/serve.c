@@ -13,6 +13,7 @@
 #define NAP_BUSY_NS  (100 * WEFT_US) /* at most, while the last request is not long ago */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
+#define LOOKS        32u /* at all rings, between two looks at the clock */
 #define AT_A_TIME    64u /* requests of one ring, then it is the next one's turn */
 
 struct gpu_server {
@@ -21,13 +22,14 @@ struct gpu_server {
     uint32_t count;
     _Atomic int64_t until; /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
     bool all_done;         /* its threads', then who has joined it */
+    uint32_t failed_now;   /* since they were counted last */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
 
-static void server_count(_Atomic uint64_t *n)
+static void server_count(_Atomic uint64_t *n, uint64_t more)
 {
-    atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
 /* Memory of this node that a kernel names by its address. */
@@ -67,16 +69,14 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-static int start_fence(struct weft_node *w, struct gpu_request *q)
+static int start_fence(struct weft_node *w, const struct gpu_request *q)
 {
-    q->started = false;
     return q->low[0] > UINT32_MAX ? -EFAULT : weft_fence(w, (uint32_t)q->low[0]);
 }
 
 /* Start it. -EAGAIN: there is no room towards its node now. */
 static int server_start(struct weft_node *w, struct gpu_request *q)
 {
-    q->started = true;
     switch (q->kind) {
     case WEFT_DEVICE_PUT_VALUE: return weft_put(w, q->low[0], &q->low[1], 8, &q->op);
     case WEFT_DEVICE_PUT:
@@ -87,12 +87,49 @@ static int server_start(struct weft_node *w, struct gpu_request *q)
     case WEFT_DEVICE_COMPARE_SWAP: return weft_compare_swap(w, q->low[0], q->low[1], q->low[2], &q->value, &q->op);
     case WEFT_DEVICE_SEND: return start_send(w, q);
     case WEFT_DEVICE_FENCE: return start_fence(w, q);
-    default: q->started = false; return 0; /* nothing; a flush begins when it is the oldest */
+    default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
 
-/* Start what has come, in order. How many. */
-static uint32_t server_begin(struct gpu_server *s, struct gpu_ring *r)
+/* -EINPROGRESS, or how it ended. */
+static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
+{
+    if (q->status != -EINPROGRESS)
+        return q->status;
+    if (q->kind != WEFT_DEVICE_FLUSH)
+        return weft_test(w, &q->op);
+    int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all before it are done */
+    if (rc != -EINPROGRESS && r->error) {
+        rc = r->error;
+        r->error = 0;
+    }
+    return rc;
+}
+
+/* Begin a request that has come. Many end at once, as those within a host do. */
+static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
+{
+    q->op.status = 0;
+    int rc = server_start(s->w, q);
+    if (rc == -EAGAIN)
+        return rc;
+    if (q->kind == WEFT_DEVICE_FLUSH) {
+        q->flush = (struct fab_flush){0};
+        q->status = -EINPROGRESS;
+    } else {
+        q->status = rc ? rc : weft_test(s->w, &q->op);
+    }
+    if (r->done == r->head && (q->status = server_look(s->w, r, q)) != -EINPROGRESS) {
+        s->failed_now += q->status < 0;
+        gpu_ring_end(r, q);
+    } else {
+        gpu_ring_keep(r, q);
+    }
+    return 0;
+}
+
+/* Begin what has come, in order. How many. */
+static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
     for (; n < AT_A_TIME; n++) {
@@ -106,33 +143,14 @@ static uint32_t server_begin(struct gpu_server *s, struct gpu_ring *r)
         }
         if (!q)
             break;
-        int rc = server_start(s->w, q);
-        if (rc == -EAGAIN) {
-            server_count(&s->waits);
+        if (server_begin(s, r, q) == -EAGAIN) {
+            server_count(&s->waits, 1);
             break;
         }
-        if (rc) {
-            q->started = true;
-            fab_complete(&q->op, rc);
-        }
-        gpu_ring_taken(r, q);
-        server_count(&s->requests);
     }
+    if (n)
+        gpu_ring_publish(r);
     return n;
-}
-
-/* -EINPROGRESS, or how it ended. */
-static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
-{
-    if (q->kind == WEFT_DEVICE_FLUSH && !q->started) { /* all before it are done */
-        int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush);
-        if (rc != -EINPROGRESS && r->error) {
-            rc = r->error;
-            r->error = 0;
-        }
-        return rc;
-    }
-    return q->started ? weft_test(w, &q->op) : 0;
 }
 
 /* End what is done, in order. How many. */
@@ -143,8 +161,7 @@ static uint32_t server_end(struct gpu_server *s, struct gpu_ring *r)
         int status = server_look(s->w, r, q);
         if (status == -EINPROGRESS)
             break;
-        if (status < 0)
-            server_count(&s->failed);
+        s->failed_now += status < 0;
         gpu_ring_done(r, status);
     }
     return n;
@@ -158,12 +175,34 @@ static bool all_done(struct gpu_server *s)
     return true;
 }
 
-static uint32_t round_of_rings(struct gpu_server *s)
+/* One look at each ring. Did anything move? */
+static bool server_round(struct gpu_server *s)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < s->count; i++)
-        n += server_begin(s, &s->rings[i]) + server_end(s, &s->rings[i]);
-    return n;
+    uint32_t taken = 0, ended = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        taken += server_take(s, &s->rings[i]);
+        ended += server_end(s, &s->rings[i]);
+    }
+    if (taken)
+        server_count(&s->requests, taken);
+    if (s->failed_now) {
+        server_count(&s->failed, s->failed_now);
+        s->failed_now = 0;
+    }
+    return taken + ended > 0;
+}
+
+/* Look again and again, for a moment in which no clock is read and the processor is not given away. */
+static bool server_spin(struct gpu_server *s)
+{
+    for (uint32_t i = 0; i < LOOKS; i++) {
+        if (server_round(s))
+            return true;
+        if (!all_done(s) && fab_service(s->w) > 0)
+            return true;
+        base_relax();
+    }
+    return false;
 }
 
 static void *server_run(void *arg)
@@ -172,22 +211,23 @@ static void *server_run(void *arg)
     int64_t last = 0, nap = 0, spin = s->w->options.spin_ns;
     (void)fab_nowait(true);
     for (;;) {
-        int64_t until = atomic_load_explicit(&s->until, memory_order_acquire);
-        if (round_of_rings(s)) {
-            last = base_recent_ns();
+        if (server_spin(s)) {
+            last = 0;
             nap = 0;
-            continue;
+            if (atomic_load_explicit(&s->until, memory_order_relaxed) == INT64_MAX)
+                continue;
         }
-        int64_t now = base_now_ns(), quiet = now - last;
+        int64_t until = atomic_load_explicit(&s->until, memory_order_acquire), now = base_now_ns();
+        if (!last)
+            last = now;
         s->all_done = all_done(s);
         if (until != INT64_MAX && (s->all_done || now >= until))
             return NULL;
-        bool moved = !s->all_done && fab_service(s->w) > 0;
-        if (moved || quiet < spin) {
+        if (now - last < spin) {
             sched_yield(); /* kernels of the `host` back end may need this processor */
             continue;
         }
-        int64_t most = quiet < LATELY_NS ? NAP_BUSY_NS : NAP_MOST_NS;
+        int64_t most = now - last < LATELY_NS ? NAP_BUSY_NS : NAP_MOST_NS;
         nap = nap && nap * 2 < most ? nap * 2 : nap ? most : NAP_LEAST_NS;
         base_sleep_ns(nap);
     }

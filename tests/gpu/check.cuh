@@ -114,7 +114,7 @@ static inline weft_gaddr same_place(size_t bytes)
 
 static inline void all_here(void)
 {
-    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_barrier(w, 60 * WEFT_SECOND));
 }
 
 #endif

@@ -172,7 +172,7 @@ __global__ void wrong(const weft_device *d, struct job job, struct report *bad)
     KERNEL(weft_device_fetch_add(d, good, 1, &old));
 }
 
-/* A ring of 8 slots, and nobody looks at the answers. */
+/* A ring of 8 slots, and nobody looks at the answers: who needs their place waits for it, or is told; nobody else does. */
 __global__ void full(const weft_device *d, struct job job, struct report *bad)
 {
     const struct job *j = &job;
@@ -180,14 +180,19 @@ __global__ void full(const weft_device *d, struct job job, struct report *bad)
     weft_device_op ops[8];
     for (int i = 0; i < 8; i++)
         KERNEL(weft_device_put_nowait(d, good + 8, j->mine, 8, &ops[i]));
-    KERNEL_IS(weft_device_put_nowait(d, good, j->mine, 8, NULL), -EAGAIN);
-    KERNEL_IS(weft_device_put(d, good, j->mine, 8, NULL), -ETIMEDOUT);
+    weft_device_op more;
+    KERNEL_IS(weft_device_put_nowait(d, good, j->mine, 8, &more), -EAGAIN);
+    KERNEL_IS(weft_device_put(d, good, j->mine, 8, &more), -ETIMEDOUT);
+    KERNEL(weft_device_put_value(d, good, 1, NULL));                   /* needs no place for an answer */
+    for (uint64_t i = weft_device_load_own(d->ring->next); i % 8; i++) /* up to the place of the first */
+        KERNEL(weft_device_put_value(d, good, i, NULL));
     KERNEL(weft_device_wait(d, &ops[0]));
-    KERNEL(weft_device_put_value(d, good, 1, NULL));
-    KERNEL_IS(weft_device_put_signal(d, good, j->mine, 8, good + 8, 1, NULL), -ETIMEDOUT);
+    KERNEL(weft_device_put(d, good, j->mine, 8, &more));
+    KERNEL(weft_device_wait(d, &more));
     weft_device_leave(d, &ops[1]);
     weft_device_leave(d, &ops[2]);
-    KERNEL(weft_device_put_signal(d, good, j->mine, 8, good + 8, 1, NULL));
+    KERNEL(weft_device_put_signal(d, good, j->mine, 8, good + 8, 1, &more));
+    KERNEL(weft_device_wait(d, &more));
     for (int i = 3; i < 8; i++)
         KERNEL(weft_device_wait(d, &ops[i]));
     KERNEL(weft_device_flush(d, d->rank));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The ring of requests between a device's threads and their node, for the Spin model checker: weft/device.h on one side, src/gpu/ring.c on
- * the other. Threads take numbers of slots, wait for room, write cells that may arrive in any order, and wait for answers or leave
- * them; the node takes requests as their cells arrive, and ends them in order, later.
+ * the other. Threads wait for room, take numbers of slots, wait until the answer before theirs has been looked at (or fill the slots with
+ * nothing, when that takes too long), write cells that may arrive in any order, and wait for answers or leave them; the node takes requests as their cells arrive, and ends them in order, later.
  *
  * What is checked: a request is taken as it was written, once, in the order of numbers (assert T); answers are given in order
  * (assert A); and when nothing can move any more, all requests have been written, taken and ended (assert D).
@@ -36,26 +36,20 @@ byte finished;
 #define ROUND(n) ((((n) / SLOTS) % 2) == 0)
 #endif
 
-inline has_room(n, out)
+inline has_room(n, count, out)
 {
     out = true;
     if
-    :: n >= taken_seen + SLOTS ->
+    :: n + count > taken_seen + SLOTS ->
         seen = taken;
         if
-        :: n >= seen + SLOTS -> out = false
+        :: n + count > seen + SLOTS -> out = false
         :: else -> taken_seen = seen
         fi
     :: else
     fi;
 #ifdef MUTATION_NO_LOOK_FOR_ROOM
     out = true;
-#endif
-#ifndef MUTATION_ANSWERS_NOT_AWAITED
-    if
-    :: out -> out = !awaited[(n) % SLOTS]
-    :: else
-    fi
 #endif
 }
 
@@ -64,7 +58,7 @@ inline has_room(n, out)
 
 active [THREADS] proctype thread()
 {
-    byte t, seen, slots, i;
+    byte t, own, seen, slots, i;
     bool room, asks, a, b, c, d;
 #ifdef FEWER
     i = (_pid == 0 -> 0 : 1); /* the second thread has one request less */
@@ -74,15 +68,9 @@ active [THREADS] proctype thread()
         if :: slots = 1 :: slots = 2 fi;
         if :: asks = true :: asks = false fi;
 claim:  t = next;
-        has_room(t, room);
+        has_room(t, slots, room);
         if
-        :: room && slots == 2 -> has_room(t + 1, room)
-        :: else
-        fi;
-        if
-        :: !room -> /* look again when that is of use */
-            (next != t || (t + slots <= taken + SLOTS && !awaited[t % SLOTS] && (slots == 1 || !awaited[(t + 1) % SLOTS])));
-            goto claim
+        :: !room -> (next != t || t + slots <= taken + SLOTS); goto claim /* look again when that is of use */
         :: else
         fi;
         atomic { /* compare and swap */
@@ -91,19 +79,28 @@ claim:  t = next;
             :: else -> goto claim
             fi
         }
+        own = t; /* number of the request that the second slot is of */
         if
-        :: asks -> awaited[t % SLOTS] = true
+        :: asks ->
+            if
+#ifdef MUTATION_ANSWERS_NOT_AWAITED
+            :: awaited[t % SLOTS] = true
+#else
+            :: !awaited[t % SLOTS]; awaited[t % SLOTS] = true
+            :: asks = false; own = t + slots - 1 /* it waits no longer, and fills each slot with a request of one: nothing */
+#endif
+            fi
         :: else
         fi;
         atomic { a = false; b = false; c = slots == 1; d = slots == 1 }
         do /* the cells arrive */
-        :: !a -> STORE(t, 0, t, slots); a = true
-        :: !b -> STORE(t, 1, t, slots); b = true
+        :: !a -> STORE(t, 0, t, (own == t -> slots : 1)); a = true
+        :: !b -> STORE(t, 1, t, (own == t -> slots : 1)); b = true
 #ifdef MUTATION_ONE_CELL_OF_TWO_SLOTS
-        :: !c -> STORE(t + 1, 0, t, slots); c = true; d = true
+        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1)); c = true; d = true
 #else
-        :: !c -> STORE(t + 1, 0, t, slots); c = true
-        :: !d -> STORE(t + 1, 1, t, slots); d = true
+        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1)); c = true
+        :: !d -> STORE(t + 1, 1, own, (own == t -> slots : 1)); d = true
 #endif
         :: a && b && c && d -> break
         od;
@@ -117,7 +114,7 @@ claim:  t = next;
             fi
         :: else
         fi;
-        atomic { i++; t = 0; seen = 0; slots = 0; room = false; asks = false; a = false; b = false; c = false; d = false }
+        atomic { i++; t = 0; own = 0; seen = 0; slots = 0; room = false; asks = false; a = false; b = false; c = false; d = false }
     :: else -> break
     od;
     finished++
