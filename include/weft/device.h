@@ -146,6 +146,10 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* from 0 to 1; others see it before what follows */
+{
+    return atomicCAS(p, 0u, 1u) == 0;
+}
 WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -198,6 +202,11 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* from 0 to 1; others see it before what follows */
+{
+    uint32_t down = 0;
+    return __atomic_compare_exchange_n(p, &down, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
@@ -328,11 +337,11 @@ WEFT_DEVICE_CALL void weft_device_fill(const weft_device_ring *r, uint64_t ticke
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* The place of an answer is free when the one before has been looked at. */
+/* Take the place of an answer: it is free when the one before has been looked at. */
 WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
-    while (weft_device_load_flag(&r->awaited[ticket & r->mask])) {
+    while (!weft_device_raise_flag(&r->awaited[ticket & r->mask])) {
         if (!wait)
             return -WEFT_DEVICE_EAGAIN;
         if (weft_device_late(d, &p))
@@ -362,9 +371,9 @@ WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_re
         op->ticket = ticket;
         op->ring = number;
         op->status = 1;
-        weft_device_store_flag(&r->awaited[ticket & r->mask], 1);
     }
-    weft_device_publish();
+    if (q->kind != WEFT_DEVICE_NOTHING && q->kind != WEFT_DEVICE_PUT_VALUE && q->kind != WEFT_DEVICE_FLUSH)
+        weft_device_publish();
     if (slots == 2)
         weft_device_fill(r, ticket + 1, q->low[2], q->high[2], 0, 0);
     weft_device_fill(r, ticket, q->low[0],
@@ -424,7 +433,8 @@ WEFT_DEVICE_CALL int weft_device_put_nowait(const weft_device *d, uint64_t dst, 
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
-/* Put 8 bytes. */
+/* Put 8 bytes. The other calls come after all that this thread has stored before; this one does not, nor does weft_device_flush(). Where it
+ * tells others of such stores, call weft_device_publish() first. */
 WEFT_DEVICE_CALL int weft_device_put_value(const weft_device *d, uint64_t dst, uint64_t value, weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
