@@ -116,10 +116,11 @@ typedef struct weft_device {
 /* An operation under way. Fields are private. */
 typedef struct weft_device_op {
     uint64_t ticket;
-    uint32_t ring;
-    int32_t status;
+    uint32_t ring;  /* the top bit: what the thread reads after it comes after it */
+    int32_t status; /* 1: under way */
     uint64_t value;
 } weft_device_op;
+#define WEFT_DEVICE_BEFORE_READS (1u << 31)
 
 /* --- what differs between C and CUDA --- */
 
@@ -165,7 +166,11 @@ WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, 
 }
 WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
 {
-    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*low), "=l"(*high) : "l"(c) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*low), "=l"(*high) : "l"(c) : "memory");
+}
+WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on comes after the cell that it has seen */
+{
+    __threadfence_system();
 }
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
@@ -177,7 +182,7 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
-#define WEFT_DEVICE_LOOKS 64u /* before a wait reads the clock, and sleeps between looks */
+#define WEFT_DEVICE_LOOKS 16u /* before a wait reads the clock, and sleeps between looks */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
@@ -223,8 +228,12 @@ WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, 
 }
 WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
 {
-    *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_done(), which stores `low` before */
+    *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_finish(), which stores `low` before */
     *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
+}
+WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on comes after the cell that it has seen */
+{
+    /* weft_device_load_cell() acquires */
 }
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
@@ -274,17 +283,23 @@ WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t t
 }
 
 /* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. Who has taken
- * numbers must fill the slots: so they are taken only when there is room. */
-WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket)
+ * numbers must fill the slots: so they are taken only when there is room. `place` (or NULL): take the place of the answer as well, if that
+ * is free; both atomics are under way at a time. */
+WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket, bool *place)
 {
     weft_device_patience p = {0, 0};
     for (;;) {
         uint64_t t = weft_device_load_own(r->next);
         if (weft_device_has_room(r, t, slots)) {
+            bool raised = place && weft_device_raise_flag(&r->awaited[t & r->mask]);
             if (weft_device_swap_own(r->next, t, t + slots)) {
                 *ticket = t;
+                if (place)
+                    *place = raised;
                 return 0;
             }
+            if (raised)
+                weft_device_store_flag(&r->awaited[t & r->mask], 0);
             continue; /* another thread took them */
         }
         if (!wait)
@@ -296,26 +311,29 @@ WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r
 
 #if defined(__CUDACC__)
 /* The same for all threads of a warp that come here together and want the same: one of them takes the numbers for all. */
-WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket)
+WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
+                                                bool *place)
 {
     unsigned here = __activemask();
-    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r << 2 | slots << 1 | (wait ? 1u : 0u));
+    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
     unsigned lane, before, count = (unsigned)__popc(same);
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     before = (unsigned)__popc(same & ((1u << lane) - 1));
     if (count == 1 || count * slots > (r->mask + 1) / 2)
-        return weft_device_claim(d, r, slots, wait, ticket);
+        return weft_device_claim(d, r, slots, wait, ticket, place);
     int rc = 0;
     unsigned long long first = 0;
     if (before == 0) {
         uint64_t t = 0;
-        rc = weft_device_claim(d, r, count * slots, wait, &t);
+        rc = weft_device_claim(d, r, count * slots, wait, &t, NULL);
         first = t;
     }
     int leader = __ffs((int)same) - 1;
     rc = __shfl_sync(same, rc, leader);
     *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
-    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_claim(d, r, slots, wait, ticket) : rc; /* there may be room for one */
+    if (place)
+        *place = false;
+    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_claim(d, r, slots, wait, ticket, place) : rc; /* there may be room for one */
 }
 #else
 #define weft_device_claim_together weft_device_claim
@@ -350,6 +368,12 @@ WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_r
     return 0;
 }
 
+/* Does it bring what the kernel reads, or may it tell the kernel that there is something to read? */
+WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
+{
+    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP;
+}
+
 /* Hand a request over. With an op an answer comes. */
 WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
 {
@@ -358,18 +382,19 @@ WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_re
     uint64_t ticket;
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
-    int rc = weft_device_claim_together(d, r, slots, wait, &ticket);
+    bool place = false;
+    int rc = weft_device_claim_together(d, r, slots, wait, &ticket, op ? &place : NULL);
     if (rc)
         return rc;
     if (op) {
-        rc = weft_device_await(d, r, ticket, wait);
+        rc = place ? 0 : weft_device_await(d, r, ticket, wait);
         if (rc) {
             for (uint32_t i = 0; i < slots; i++) /* the slots have to be filled */
                 weft_device_fill(r, ticket + i, 0, (uint64_t)WEFT_DEVICE_NOTHING << WEFT_DEVICE_KIND_SHIFT, 0, 0);
             return rc;
         }
         op->ticket = ticket;
-        op->ring = number;
+        op->ring = number | (weft_device_reads(q->kind) ? WEFT_DEVICE_BEFORE_READS : 0);
         op->status = 1;
     }
     if (q->kind != WEFT_DEVICE_NOTHING && q->kind != WEFT_DEVICE_PUT_VALUE && q->kind != WEFT_DEVICE_FLUSH)
@@ -382,28 +407,72 @@ WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_re
     return 0;
 }
 
+WEFT_DEVICE_CALL weft_device_ring *weft_device_ring_of(const weft_device *d, const weft_device_op *op)
+{
+    return &d->ring[op->ring & ~WEFT_DEVICE_BEFORE_READS];
+}
+
+/* Is this the answer? Then take it, and its place is free. */
+WEFT_DEVICE_CALL bool weft_device_answered(const weft_device *d, weft_device_op *op, uint64_t low, uint64_t high)
+{
+    if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
+        return false;
+    weft_device_ring *r = weft_device_ring_of(d, op);
+    if (op->ring & WEFT_DEVICE_BEFORE_READS)
+        weft_device_follow();
+    op->value = low;
+    op->status = (int32_t)(uint32_t)high;
+    weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
+    return true;
+}
+
 /* -WEFT_DEVICE_EINPROGRESS while it is under way, else its result. */
 WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
 {
     if (op->status == 1) {
-        weft_device_ring *r = &d->ring[op->ring];
-        const weft_device_cell *a = &r->answers[op->ticket & r->mask];
+        const weft_device_ring *r = weft_device_ring_of(d, op);
         uint64_t low, high;
-        weft_device_load_cell(a, &low, &high);
-        if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
+        weft_device_load_cell(&r->answers[op->ticket & r->mask], &low, &high);
+        if (!weft_device_answered(d, op, low, high))
             return -WEFT_DEVICE_EINPROGRESS;
-        op->value = low;
-        op->status = (int32_t)(uint32_t)high;
-        weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
     }
     return op->status;
 }
+
+#if defined(__CUDACC__)
+/* A look at the host's memory takes a microsecond and a half: the first ones follow each other before the first has come back. */
+WEFT_DEVICE_CALL bool weft_device_look_often(const weft_device *d, weft_device_op *op)
+{
+    const weft_device_ring *r = weft_device_ring_of(d, op);
+    const weft_device_cell *a = &r->answers[op->ticket & r->mask];
+    uint64_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        for (long long start = clock64(); clock64() - start < 200;)
+            ;
+        weft_device_load_cell(a, &low[i], &high[i]);
+    }
+    for (int n = 0; n < 4; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (weft_device_answered(d, op, low[i], high[i]))
+                return true;
+            weft_device_load_cell(a, &low[i], &high[i]);
+        }
+    }
+    return false;
+}
+#else
+#define weft_device_look_often(d, op) false
+#endif
 
 /* Wait for it. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
 WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 {
     weft_device_patience p = {0, 0};
     int rc;
+    if (op->status == 1 && weft_device_look_often(d, op))
+        return op->status;
     while ((rc = weft_device_test(d, op)) == -WEFT_DEVICE_EINPROGRESS)
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
@@ -414,7 +483,7 @@ WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 WEFT_DEVICE_CALL void weft_device_leave(const weft_device *d, weft_device_op *op)
 {
     if (op->status == 1) {
-        weft_device_ring *r = &d->ring[op->ring];
+        weft_device_ring *r = weft_device_ring_of(d, op);
         op->status = -WEFT_DEVICE_ETIMEDOUT;
         weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
     }

@@ -2,7 +2,7 @@
  *
  * Opening and closing: a GPU's back end, its rings in the host's memory, what kernels need in the device's, and the thread that serves it.
  */
-#include "gpu/gpu.h"
+#include "gpu/ring.h"
 
 #include <stddef.h>
 #include <stdio.h>

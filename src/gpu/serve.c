@@ -4,7 +4,7 @@
  * operation: a request that finds no room towards its node holds up its own ring only. While nothing comes it sleeps, longer and longer,
  * since a device cannot wake it.
  */
-#include "gpu/gpu.h"
+#include "gpu/ring.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -117,7 +117,8 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
         q->flush = (struct fab_flush){0};
         q->status = -EINPROGRESS;
     } else {
-        q->status = rc ? rc : weft_test(s->w, &q->op);
+        int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE); /* as weft_test() does */
+        q->status = rc ? rc : status == 1 ? -EINPROGRESS : status;
     }
     if (r->done == r->head && (q->status = server_look(s->w, r, q)) != -EINPROGRESS) {
         s->failed_now += q->status < 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The ring of requests between a device's threads and their node, for the Spin model checker: weft/device.h on one side, src/gpu/ring.c on
- * the other. Threads wait for room, take numbers of slots, wait until the answer before theirs has been looked at (or fill the slots with
+ * the other. Threads wait for room, take numbers of slots (and the place of the answer, if that is free), else wait until the answer before theirs has been looked at (or fill the slots with
  * nothing, when that takes too long), write cells that may arrive in any order, and wait for answers or leave them; the node takes requests as their cells arrive, and ends them in order, later.
  *
  * What is checked: a request is taken as it was written, once, in the order of numbers (assert T); answers are given in order
@@ -59,7 +59,7 @@ inline has_room(n, count, out)
 active [THREADS] proctype thread()
 {
     byte t, own, seen, slots, i;
-    bool room, asks, a, b, c, d;
+    bool room, asks, raised, a, b, c, d;
 #ifdef FEWER
     i = (_pid == 0 -> 0 : 1); /* the second thread has one request less */
 #endif
@@ -73,20 +73,27 @@ claim:  t = next;
         :: !room -> (next != t || t + slots <= taken + SLOTS); goto claim /* look again when that is of use */
         :: else
         fi;
-        atomic { /* compare and swap */
+        if /* the place of the answer, when it is free: before the numbers are its */
+        :: asks -> atomic { raised = !awaited[t % SLOTS]; awaited[t % SLOTS] = true }
+        :: true
+        fi;
+        if
+        :: atomic { next == t -> next = t + slots } /* compare and swap */
+        :: atomic { next != t -> skip };
             if
-            :: next == t -> next = t + slots
-            :: else -> goto claim
-            fi
-        }
+            :: raised -> awaited[t % SLOTS] = false; raised = false
+            :: else
+            fi;
+            goto claim
+        fi;
         own = t; /* number of the request that the second slot is of */
         if
-        :: asks ->
+        :: asks && !raised ->
             if
 #ifdef MUTATION_ANSWERS_NOT_AWAITED
             :: awaited[t % SLOTS] = true
 #else
-            :: !awaited[t % SLOTS]; awaited[t % SLOTS] = true
+            :: atomic { !awaited[t % SLOTS] -> awaited[t % SLOTS] = true }
             :: asks = false; own = t + slots - 1 /* it waits no longer, and fills each slot with a request of one: nothing */
 #endif
             fi
@@ -114,7 +121,7 @@ claim:  t = next;
             fi
         :: else
         fi;
-        atomic { i++; t = 0; own = 0; seen = 0; slots = 0; room = false; asks = false; a = false; b = false; c = false; d = false }
+        atomic { i++; t = 0; own = 0; seen = 0; slots = 0; room = false; asks = false; raised = false; a = false; b = false; c = false; d = false }
     :: else -> break
     od;
     finished++

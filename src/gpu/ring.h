@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A ring of requests: the node reads what kernels write, and answers. Nothing that stands in a slot is believed: what is read once is
+ * checked, and then used. tests/model/device_ring.pml has the protocol. What runs for each request stands here, to be inlined.
+ */
+#ifndef WEFT_GPU_RING_H
+#define WEFT_GPU_RING_H
+
+#include "gpu/gpu.h"
+
+/* A request that has arrived, until it is done. It has the number of its first slot. */
+struct gpu_request {
+    uint32_t kind, slots;
+    bool answer; /* is wanted */
+    int status;  /* how it ended when it was begun; -EINPROGRESS: `op` tells of its end, or `flush` */
+    uint64_t low[3], high[3];
+    uint64_t value; /* what an atomic found */
+    weft_op op;
+    struct fab_flush flush;
+};
+
+struct gpu_ring {
+    weft_device_slot *slots;   /* written by kernels */
+    weft_device_cell *answers; /* written by this node */
+    _Atomic uint64_t *taken;   /* the same */
+    uint64_t mask;
+    uint64_t head;                /* slots read so far */
+    uint64_t done;                /* requests before this slot are done */
+    struct gpu_request *requests; /* as many as slots; one that was used last is used next, and is still in the cache */
+    struct gpu_request **spare;   /* those that are free, a stack */
+    uint32_t spares;
+    struct gpu_request **under_way; /* by first slot: those from `done` to `head` */
+    int error;                      /* the first one of a request without an answer since the last flush */
+    void *memory;                   /* of slots, answers and taken */
+    size_t bytes;
+};
+
+int gpu_ring_open(struct gpu_ring *r, uint32_t slots);
+void gpu_ring_close(struct gpu_ring *r);
+/* One cell, if it is of this round. */
+static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
+{
+    const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
+    uint64_t h = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with weft_device_store_cell() */
+    if ((h & WEFT_DEVICE_ROUND) != weft_device_round(slot, r->mask))
+        return false;
+    *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
+    *high = h & ~WEFT_DEVICE_ROUND;
+    return true;
+}
+
+/* The next request, if it has arrived as a whole; NULL: not yet, or too many are under way. It stays the next one until
+ * gpu_ring_keep() or gpu_ring_end(). -EPROTO in `*why`: what has arrived is none. */
+static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
+{
+    uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
+    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* where there is room, there is one */
+    *why = 0;
+    if (!q || !gpu_ring_cell(r, r->head, 0, &q->low[0], &first))
+        return NULL;
+    q->kind = (uint32_t)(first >> WEFT_DEVICE_KIND_SHIFT);
+    q->slots = weft_device_slots(q->kind);
+    if (!q->slots) {
+        *why = -EPROTO;
+        return NULL;
+    }
+    if (q->slots > room || !gpu_ring_cell(r, r->head, 1, &q->low[1], &q->high[1]))
+        return NULL;
+    if (q->slots == 2 && (!gpu_ring_cell(r, r->head + 1, 0, &q->low[2], &q->high[2]) || !gpu_ring_cell(r, r->head + 1, 1, &more, &more)))
+        return NULL;
+    q->answer = first & WEFT_DEVICE_ANSWER;
+    q->high[0] = first & WEFT_DEVICE_LENGTH;
+    q->value = 0;
+    return q;
+}
+
+/* It was taken, and is under way. */
+static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
+{
+    r->spares--;
+    r->under_way[r->head & r->mask] = q;
+    r->head += q->slots;
+}
+
+/* The request at `done` has ended. */
+static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request *q, int status)
+{
+    if (q->answer) {
+        weft_device_cell *a = &r->answers[r->done & r->mask];
+        __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
+        /* release: the value, and what the operation wrote, come before; pairs with the acquire in weft_device_test() */
+        __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)status, __ATOMIC_RELEASE);
+    } else if (status && !r->error) {
+        r->error = status;
+    }
+    r->done += q->slots;
+}
+
+/* It was taken and is done, with status `q->status`, and none before it is under way. */
+static inline void gpu_ring_end(struct gpu_ring *r, struct gpu_request *q)
+{
+    r->head += q->slots;
+    gpu_ring_finish(r, q, q->status);
+}
+
+/* Kernels are told which slots were read. */
+static inline void gpu_ring_publish(struct gpu_ring *r)
+{
+    /* release: the slots were read before; pairs with the acquire in weft_device_has_room() */
+    if (atomic_load_explicit(r->taken, memory_order_relaxed) != r->head)
+        atomic_store_explicit(r->taken, r->head, memory_order_release);
+}
+
+/* The oldest request that is under way; NULL: none is. */
+static inline struct gpu_request *gpu_ring_oldest(struct gpu_ring *r)
+{
+    return r->done == r->head ? NULL : r->under_way[r->done & r->mask];
+}
+
+/* The oldest is done: its answer, where one is wanted; else an error is kept for the next flush. */
+static inline void gpu_ring_done(struct gpu_ring *r, int status)
+{
+    struct gpu_request *q = gpu_ring_oldest(r);
+    gpu_ring_finish(r, q, status);
+    r->spare[r->spares++] = q;
+}
+
+#endif
