@@ -182,6 +182,12 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
+/* A look at the host's memory takes longer than the host needs to answer. One that comes a moment too soon costs a whole second one. */
+WEFT_DEVICE_CALL void weft_device_first_look(void)
+{
+    for (long long start = clock64(); clock64() - start < 800;)
+        ;
+}
 #define WEFT_DEVICE_LOOKS 16u /* before a wait reads the clock, and sleeps between looks */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
@@ -240,6 +246,7 @@ WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are see
     /* weft_device_store_cell() releases */
 }
 /* A clock that only goes forward; and letting others have the processor. */
+#define weft_device_first_look()
 #define WEFT_DEVICE_LOOKS 0u
 WEFT_API int64_t weft_device_now_ns(void);
 WEFT_API void weft_device_pause(void);
@@ -439,40 +446,13 @@ WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
     return op->status;
 }
 
-#if defined(__CUDACC__)
-/* A look at the host's memory takes a microsecond and a half: the first ones follow each other before the first has come back. */
-WEFT_DEVICE_CALL bool weft_device_look_often(const weft_device *d, weft_device_op *op)
-{
-    const weft_device_ring *r = weft_device_ring_of(d, op);
-    const weft_device_cell *a = &r->answers[op->ticket & r->mask];
-    uint64_t low[4], high[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        for (long long start = clock64(); clock64() - start < 200;)
-            ;
-        weft_device_load_cell(a, &low[i], &high[i]);
-    }
-    for (int n = 0; n < 4; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (weft_device_answered(d, op, low[i], high[i]))
-                return true;
-            weft_device_load_cell(a, &low[i], &high[i]);
-        }
-    }
-    return false;
-}
-#else
-#define weft_device_look_often(d, op) false
-#endif
-
 /* Wait for it. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
 WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 {
     weft_device_patience p = {0, 0};
     int rc;
-    if (op->status == 1 && weft_device_look_often(d, op))
-        return op->status;
+    if (op->status == 1)
+        weft_device_first_look();
     while ((rc = weft_device_test(d, op)) == -WEFT_DEVICE_EINPROGRESS)
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
