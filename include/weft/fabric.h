@@ -20,7 +20,8 @@
  * Order. Puts are unordered until a weft_fence() to their node. Messages from one node to another arrive once, in the order they were sent.
  *
  * Failure. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt a node may be alive and have no
- * route: then they end with -ENETDOWN and may or may not have happened. Later operations work again when there is a route.
+ * route: then they end with -ENETDOWN and may or may not have happened. Of those without an op, the next weft_flush() to that node that
+ * finds a route returns -ECONNABORTED. Later operations work again when there is a route.
  *
  * Broken RDMA links. When a link breaks and its node is alive, weft builds the link anew for up to WEFT_RECONNECT. Operations wait for it.
  * When that time is over, the node counts as dead. Messages, signals and atomics still happen once and in order. What was under way then:
@@ -115,7 +116,7 @@ WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *ar
 /* Wait until all earlier operations of this node to `node` are complete and visible there. Messages have arrived then, but their handlers
  * may not have run.
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ECONNABORTED the link broke, and an operation without an op may or may not
- * have happened (rc); -ETIMEDOUT not complete before the deadline; -EDEADLK it would wait in a handler. */
+ * have happened (rc, tb); -ETIMEDOUT not complete before the deadline; -EDEADLK it would wait in a handler. */
 WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
 /* Order operations to `node`: the earlier ones are visible there before the later ones. Does not wait.

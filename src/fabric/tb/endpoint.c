@@ -160,8 +160,9 @@ static bool endpoint_borrows(const struct tb_work *k)
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
 }
 
-void tb_endpoint_fail(struct tb_endpoint *e, int status)
+bool tb_endpoint_fail(struct tb_endpoint *e, int status)
 {
+    bool lost = false;
     for (uint32_t i = 0; i < TB_ASKS; i++) {
         struct tb_ask *ask = &e->asks[i], was = *ask;
         if (!was.used)
@@ -170,14 +171,18 @@ void tb_endpoint_fail(struct tb_endpoint *e, int status)
         ask->work = NULL;
         ask->old = NULL;
         ask->to = NULL;
-        if (was.work)
+        if (was.work) {
+            lost = lost || !was.work->op;
             tb_endpoint_piece_done(e, was.work, status);
-        else
+        } else {
+            lost = lost || (!was.op && !was.bulk && (was.to || was.old));
             tb_endpoint_complete(e, was.op, status);
+        }
     }
-    for (void *cookie; (cookie = tb_bulk_give_up(&e->bulk));) {
+    for (struct tb_work *k; (k = tb_bulk_give_up(&e->bulk));) {
         e->tracked--;
-        tb_endpoint_piece_done(e, cookie, status);
+        lost = lost || !k->op;
+        tb_endpoint_piece_done(e, k, status);
     }
     struct tb_work *works = e->works;
     for (e->works = NULL, e->works_end = &e->works; works;) {
@@ -186,10 +191,12 @@ void tb_endpoint_fail(struct tb_endpoint *e, int status)
         tb_work_account(e, &e->works_end, -(sizeof *k + k->bytes));
         weft_op *op = k->op;
         k->op = NULL;
-        if (endpoint_borrows(k))
+        if (endpoint_borrows(k)) {
+            lost = lost || !op;
             tb_work_free(e, k);
-        else
+        } else {
             tb_work_append(e, &e->works_end, k);
+        }
         tb_endpoint_complete(e, op, status);
     }
     for (struct tb_work *k = e->messages; k; k = k->next) {
@@ -197,6 +204,7 @@ void tb_endpoint_fail(struct tb_endpoint *e, int status)
         k->op = NULL;
     }
     tb_stream_fail(&e->stream, status);
+    return lost;
 }
 
 void tb_endpoint_end(struct tb_endpoint *e, int status)

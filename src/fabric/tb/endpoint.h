@@ -102,8 +102,9 @@ int tb_endpoint_fence(struct tb_endpoint *e);
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* No way leads to the peer now: what waits for it ends with `status`, and may or may not have happened. What has been copied already
- * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. */
-void tb_endpoint_fail(struct tb_endpoint *e, int status);
+ * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. True: an operation without an op may not
+ * happen, and the next flush has to say so. */
+bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* No lane is up, but there is a way: what went by lanes goes in records. */
 void tb_endpoint_reroute(struct tb_endpoint *e);

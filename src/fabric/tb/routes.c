@@ -163,7 +163,8 @@ void tb_routes_apply(struct tb *tb)
         /* Before all have said what cables they have, another way may be there all the same: what is under way waits for that. */
         if (!l->closed && !via && known && !atomic_load_explicit(&l->cut, memory_order_relaxed) && !routes_has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
-            tb_endpoint_fail(&l->endpoint, -ENETDOWN);
+            if (tb_endpoint_fail(&l->endpoint, -ENETDOWN))
+                atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
         } else if (via) {
             if (!own && l->cable_count && l->via != via)
                 tb_endpoint_reroute(&l->endpoint);
