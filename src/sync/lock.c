@@ -465,29 +465,40 @@ static int not_held(weft_gaddr word)
     return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
 }
 
-static int unlock_here(struct weft_node *w, struct sync *s, weft_gaddr word, uint64_t ticket)
+/* Held as before: nothing has happened. */
+static int still_held(struct sync *s, struct lock_claim *c, int rc)
 {
-    uint64_t old, mine = lock_value(w->rank, ticket);
+    base_spin_lock(&s->lock_lock);
+    c->next = *bucket(s, c->word);
+    *bucket(s, c->word) = c;
+    base_spin_unlock(&s->lock_lock);
+    return rc;
+}
+
+static int unlock_here(struct weft_node *w, struct sync *s, struct lock_claim *c)
+{
+    uint64_t old, mine = value_of(c), word = c->word;
     int rc = weft_compare_swap(w, word, mine, 0, &old, NULL);
-    if (BASE_LIKELY(rc || old == mine))
-        return rc;
-    if (old != (mine | LOCK_WAITERS))
-        return not_held(word);
-    rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, ticket, false);
-    return rc == 0 || rc == -ECONNRESET || give_back_later(w, s, word, ticket, false) ? rc : 0;
+    if (rc && rc != -ECONNRESET)
+        return still_held(s, c, rc);
+    bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
+    if (waiters)
+        rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
+    if (rc && rc != -ECONNRESET) { /* the home is told later */
+        c->back = true;
+        lock_leave(s, c);
+        return 0;
+    }
+    lock_forget(s, c);
+    return rc == 0 && old != mine && !waiters ? not_held(word) : rc;
 }
 
 static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *c)
 {
     uint64_t old = 0, mine = value_of(c), word = c->word;
     int rc = fab_swap_begin(w, word, mine, 0, &c->swap);
-    if (rc && rc != -ECONNRESET) { /* nothing has happened: it is held as before */
-        base_spin_lock(&s->lock_lock);
-        c->next = *bucket(s, word);
-        *bucket(s, word) = c;
-        base_spin_unlock(&s->lock_lock);
-        return rc;
-    }
+    if (rc && rc != -ECONNRESET)
+        return still_held(s, c, rc);
     if (rc == 0) {
         c->back = true;
         rc = fab_swap_wait(w, &c->swap, &old, WEFT_TIMEOUT_DEFAULT);
@@ -506,21 +517,13 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
 int weft_unlock(weft_node *w, weft_gaddr word)
 {
     struct sync *s = w->sync;
-    bool here = fab_at_once(w, word);
-    uint64_t ticket = 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_unlock() must not be called from a handler: the lock is still held");
     base_spin_lock(&s->lock_lock);
     struct lock_claim *c = take_held(s, word);
-    if (c && here) {
-        ticket = c->ticket;
-        spare(s, c);
-    }
     base_spin_unlock(&s->lock_lock);
-    if (BASE_LIKELY(c && here))
-        return unlock_here(w, s, word, ticket);
-    if (c)
-        return unlock_there(w, s, c);
+    if (BASE_LIKELY(c))
+        return fab_at_once(w, word) ? unlock_here(w, s, c) : unlock_there(w, s, c);
     struct fab_link *l;
     int rc = fab_resolve(w, word, 8, &l);
     return rc ? rc : not_held(word);

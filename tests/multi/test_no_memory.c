@@ -9,11 +9,13 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "cluster_test.h"
 #include "fabric/rc/rc.h"
 #include "fabric/tb/tb.h"
+#include "sync/lock.h"
 
 static _Thread_local bool failing;
 
@@ -93,11 +95,47 @@ static void exhaust(weft_node *w, enum kind kind, weft_gaddr there)
     CHECK(kind == SEND || after - before == signals * (n + 1));
 }
 
+struct waiter {
+    weft_node *w;
+    weft_gaddr word;
+};
+
+static void *wait_for_lock(void *arg)
+{
+    struct waiter *l = arg;
+    OK(weft_lock(l->w, l->word, patience_ns(60), NULL));
+    OK(weft_unlock(l->w, l->word));
+    return NULL;
+}
+
+/* A lock that another waits for, when there is no memory to say so: it is released all the same, or still held. */
+static void unlock_without(weft_node *w, weft_gaddr word)
+{
+    failing = true;
+    int rc = weft_unlock(w, word);
+    failing = false;
+    CHECK(rc == 0 || rc == -ENOMEM);
+    if (rc)
+        OK(weft_unlock(w, word));
+}
+
 static void no_memory(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     OK(weft_handle(w, 1, ignore, NULL));
-    weft_gaddr words = symmetric_alloc(w, 64 + LARGE);
+    weft_gaddr words = symmetric_alloc(w, 64 + LARGE), lock = on_node(words, 1) + 16;
+    struct waiter waiter = {w, lock};
+    pthread_t thread;
+    if (weft_rank(w) == 0)
+        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (weft_rank(w) == 1) {
+        uint64_t word = 0;
+        CHECK(pthread_create(&thread, NULL, wait_for_lock, &waiter) == 0);
+        while (!(word & LOCK_WAITERS))
+            OK(weft_get_blocking(w, &word, lock, 8));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         for (int kind = 0; kind < KINDS; kind++) {
             if (kind == SEND) { /* node 1 takes no messages */
@@ -106,6 +144,7 @@ static void no_memory(weft_node *w, void *arg)
             }
             exhaust(w, (enum kind)kind, on_node(words, 1));
         }
+        unlock_without(w, lock);
         stage->failed = 1;
     } else {
         wait_for(&stage->held, 1);
@@ -113,6 +152,7 @@ static void no_memory(weft_node *w, void *arg)
         stage->held = 2;
         wait_for(&stage->failed, 1);
         base_spin_unlock(&w->progress);
+        CHECK(pthread_join(thread, NULL) == 0);
     }
     OK(weft_flush(w, 1 - weft_rank(w), WEFT_TIMEOUT_DEFAULT));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
