@@ -514,6 +514,29 @@ static void test_counter(void **state)
     assert_int_equal(nodes_failed(3, counter, NULL), 0);
 }
 
+/* What a broken link did to the program's own operations its own flush says, and not the exchange. */
+static void node_unsure(weft_node *w, void *arg)
+{
+    uint32_t other = 1 - weft_rank(w);
+    uint64_t mine = weft_rank(w), all[2];
+    (void)arg;
+    for (uint32_t i = 0; i < 20; i++) {
+        w->links[other].unsure = true;
+        mine += 2;
+        OK(weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
+        CHECK(all[other] == mine - weft_rank(w) + other);
+        CHECK(weft_flush(w, other, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED);
+        OK(weft_flush(w, other, WEFT_TIMEOUT_DEFAULT));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_unsure(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, node_unsure, NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,7 +544,7 @@ int main(void)
         cmocka_unit_test(test_exchange),       cmocka_unit_test(test_lock),         cmocka_unit_test(test_lock_fair),
         cmocka_unit_test(test_lock_timeout),   cmocka_unit_test(test_lock_refused), cmocka_unit_test(test_lock_inherit),
         cmocka_unit_test(test_lock_heir_gone), cmocka_unit_test(test_lock_threads), cmocka_unit_test(test_counter),
-        cmocka_unit_test(test_hear_late),
+        cmocka_unit_test(test_hear_late),      cmocka_unit_test(test_unsure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
