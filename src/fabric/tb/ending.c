@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * A Thunderbolt device keeps what a process did not free until the host restarts: after a few programs that ended by a signal, no
- * protection domain is left. So while a node uses such devices, SIGTERM, SIGINT and SIGHUP, if the program has left them at their default,
- * free everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
- * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself. Against
- * SIGKILL only a process of its own helps that owns the device: WEFT_GUARD (verbs/guard.c).
+ * protection domain is left. So while a node uses such devices, the signals that end a process from outside (SIGTERM, SIGINT and the others of
+ * `fatal`), if the program has left them at their default, free everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
+ * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself, and so does
+ * one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. Against
+ * SIGKILL and crashes only a process of its own helps that owns the device: WEFT_GUARD (verbs/guard.c).
  *
  * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
  * child the signals do what they do by default, and its exit() leaves the parent's devices alone.
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static const int fatal[] = {SIGTERM, SIGINT, SIGHUP};
+static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
 /* That another thread may keep a lock, before its node is left as it is: who joins or closes may be in a slow call of the provider.
  * `weft run` kills after 5 s. */
