@@ -546,7 +546,7 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(const weft_device *d, uint64_t wor
     return weft_device_call(d, &q, old);
 }
 /* All operations that this block has started towards `node` are complete and visible there. Returns the first error of those without
- * an op since the last flush of this block. */
+ * an op since the last flush of that node. Blocks that use the same ring (weft_gpu_config.rings) share this: one of them is told. */
 WEFT_DEVICE_CALL int weft_device_flush(const weft_device *d, uint32_t node)
 {
     weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};

@@ -209,7 +209,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     for (uint32_t i = 0; i < g->rings; i++) {
         struct gpu_ring *r = &g->ring[i];
         uint64_t there;
-        int rc = gpu_ring_open(r, slots);
+        int rc = gpu_ring_open(r, slots, g->w->size);
         if (!rc)
             rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
         if (rc)

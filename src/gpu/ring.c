@@ -7,16 +7,18 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-int gpu_ring_open(struct gpu_ring *r, uint32_t slots)
+int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
 {
     size_t page = 4096;
     size_t slot_bytes = slots * sizeof(weft_device_slot), answer_bytes = slots * sizeof(weft_device_cell);
     r->bytes = base_round_up(slot_bytes + answer_bytes + page, page);
     r->memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    r->nodes = nodes;
+    r->errors = calloc((size_t)nodes + 1, sizeof *r->errors);
     r->requests = calloc(slots, sizeof *r->requests);
     r->spare = calloc(slots, sizeof(struct gpu_request *));
     r->under_way = calloc(slots, sizeof(struct gpu_request *));
-    if (r->memory == MAP_FAILED || !r->requests || !r->spare || !r->under_way) {
+    if (r->memory == MAP_FAILED || !r->errors || !r->requests || !r->spare || !r->under_way) {
         if (r->memory == MAP_FAILED)
             r->memory = NULL;
         gpu_ring_close(r);
@@ -37,6 +39,7 @@ void gpu_ring_close(struct gpu_ring *r)
 {
     if (r->memory)
         munmap(r->memory, r->bytes);
+    free(r->errors);
     free(r->requests);
     free(r->spare);
     free(r->under_way);

@@ -30,12 +30,14 @@ struct gpu_ring {
     struct gpu_request **spare;   /* those that are free, a stack */
     uint32_t spares;
     struct gpu_request **under_way; /* by first slot: those from `done` to `head` */
-    int error;                      /* the first one of a request without an answer since the last flush */
-    void *memory;                   /* of slots, answers and taken */
+    uint32_t nodes;
+    int *errors;  /* [nodes + 1]: the first one of a request to a node, without an answer, since the last flush of that node; the last: to
+                     none */
+    void *memory; /* of slots, answers and taken */
     size_t bytes;
 };
 
-int gpu_ring_open(struct gpu_ring *r, uint32_t slots);
+int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
 /* One cell, if it is of this round. */
 static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
@@ -82,6 +84,28 @@ static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
     r->head += q->slots;
 }
 
+/* The node that it is for. */
+static inline uint64_t gpu_request_node(const struct gpu_request *q)
+{
+    bool plain = q->kind == WEFT_DEVICE_SEND || q->kind == WEFT_DEVICE_FENCE || q->kind == WEFT_DEVICE_FLUSH;
+    return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
+}
+
+/* Nobody awaits the answer: the next flush says it. */
+static inline void gpu_ring_fail(struct gpu_ring *r, uint64_t node, int status)
+{
+    int *error = &r->errors[node < r->nodes ? node : r->nodes];
+    *error = *error ? *error : status;
+}
+
+/* The error that a flush of the node has to say, once. */
+static inline int gpu_ring_failure(struct gpu_ring *r, uint64_t node)
+{
+    int *error = &r->errors[node < r->nodes && r->errors[node] ? node : r->nodes], was = *error;
+    *error = 0;
+    return was;
+}
+
 /* The request at `done` has ended. */
 static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request *q, int status)
 {
@@ -90,8 +114,8 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
         /* release: the value, and what the operation wrote, come before; pairs with the acquire in weft_device_test() */
         __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)status, __ATOMIC_RELEASE);
-    } else if (status && !r->error) {
-        r->error = status;
+    } else if (BASE_UNLIKELY(status)) {
+        gpu_ring_fail(r, gpu_request_node(q), status);
     }
     r->done += q->slots;
 }

@@ -99,11 +99,8 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
     if (q->kind != WEFT_DEVICE_FLUSH)
         return weft_test(w, &q->op);
     int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all before it are done */
-    if (rc != -EINPROGRESS && r->error) {
-        rc = r->error;
-        r->error = 0;
-    }
-    return rc;
+    int failure = rc == -EINPROGRESS ? 0 : gpu_ring_failure(r, q->low[0]);
+    return failure ? failure : rc;
 }
 
 /* Begin a request that has come. Many end at once, as those within a host do. */
@@ -136,11 +133,11 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
     for (; n < AT_A_TIME; n++) {
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
-        if (why && !r->error) {
+        if (why && !r->errors[r->nodes]) {
             base_log(
                 BASE_LOG_ERROR,
                 "a kernel wrote what is no request into a ring: it is not taken, and those behind it wait until its slot is written again");
-            r->error = why;
+            gpu_ring_fail(r, r->nodes, why);
         }
         if (!q)
             break;
