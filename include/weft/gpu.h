@@ -50,7 +50,7 @@ typedef struct weft_gpu_config {
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
 /* Close it, after doing what its kernels have asked for, for up to the node's deadline. No kernel may use it any more. NULL is allowed.
- * Errors: -EDEADLK called from a handler. */
+ * Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */

@@ -28,6 +28,7 @@ static struct {
     int (*cuMemHostRegister_v2)(void *, size_t, unsigned);
     int (*cuMemHostUnregister)(void *);
     int (*cuMemHostGetDevicePointer_v2)(cuda_ptr *, void *, unsigned);
+    int (*cuMemGetInfo_v2)(size_t *, size_t *);
     int (*cuMemAlloc_v2)(cuda_ptr *, size_t);
     int (*cuMemFree_v2)(cuda_ptr);
     int (*cuMemsetD8_v2)(cuda_ptr, unsigned char, size_t);
@@ -57,6 +58,7 @@ static const struct {
     FUNCTION(cuMemHostRegister_v2),
     FUNCTION(cuMemHostUnregister),
     FUNCTION(cuMemHostGetDevicePointer_v2),
+    FUNCTION(cuMemGetInfo_v2),
     FUNCTION(cuMemAlloc_v2),
     FUNCTION(cuMemFree_v2),
     FUNCTION(cuMemsetD8_v2),
@@ -194,24 +196,82 @@ static void cuda_close(void *device)
     free(d);
 }
 
-static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there)
+/* Memory that this process has registered, for all devices: two GPUs of a node, or one that is opened twice, share it. */
+struct registered {
+    void *memory;
+    uint32_t users;
+    struct registered *next;
+};
+static pthread_mutex_t registered_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct registered *registered;
+
+static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
 {
-    struct cuda_device *d = device;
-    cuda_ptr at = 0;
-    int rc = cuda_failed(WITHIN(d, cuda.cuMemHostRegister_v2(memory, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)),
-                         "registering memory with the GPU");
-    if (rc)
-        return rc;
-    rc = cuda_failed(WITHIN(d, cuda.cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
-    if (rc)
-        (void)WITHIN(d, cuda.cuMemHostUnregister(memory));
-    *there = at;
-    return rc;
+    struct registered *r = registered;
+    while (r && r->memory != memory)
+        r = r->next;
+    if (!r) {
+        r = malloc(sizeof *r);
+        if (!r)
+            return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU", bytes);
+        int rc = cuda_failed(WITHIN(d, cuda.cuMemHostRegister_v2(memory, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)),
+                             "registering memory with the GPU");
+        if (rc) {
+            free(r);
+            return rc;
+        }
+        *r = (struct registered){.memory = memory, .next = registered};
+        registered = r;
+    }
+    r->users++;
+    return 0;
+}
+
+static void cuda_unregister(struct cuda_device *d, void *memory)
+{
+    struct registered **at = &registered, *r;
+    while ((r = *at) && r->memory != memory)
+        at = &r->next;
+    if (!r || --r->users)
+        return;
+    *at = r->next;
+    free(r);
+    (void)WITHIN(d, cuda.cuMemHostUnregister(memory));
 }
 
 static void cuda_detach(void *device, void *memory)
 {
-    (void)WITHIN((struct cuda_device *)device, cuda.cuMemHostUnregister(memory));
+    pthread_mutex_lock(&registered_lock);
+    cuda_unregister(device, memory);
+    pthread_mutex_unlock(&registered_lock);
+}
+
+static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there)
+{
+    struct cuda_device *d = device;
+    cuda_ptr at = 0;
+    pthread_mutex_lock(&registered_lock);
+    int rc = cuda_register(d, memory, bytes);
+    if (!rc) {
+        rc = cuda_failed(WITHIN(d, cuda.cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
+        if (rc)
+            cuda_unregister(d, memory);
+    }
+    pthread_mutex_unlock(&registered_lock);
+    *there = at;
+    return rc;
+}
+
+/* A kernel that traps ends its context: from then on every call there fails. */
+static int cuda_check(void *device)
+{
+    size_t available, all;
+    int code = WITHIN((struct cuda_device *)device, cuda.cuMemGetInfo_v2(&available, &all));
+    return code ? base_fail(-EIO,
+                            "the GPU's context has failed: %s (CUDA %d); a kernel has trapped, or read where there is no memory: "
+                            "end this process, and start it anew",
+                            error_name(code), code)
+                : 0;
 }
 
 static int cuda_alloc(void *device, size_t bytes, void **memory)
@@ -252,4 +312,5 @@ const struct gpu_backend gpu_cuda = {
     .alloc = cuda_alloc,
     .free = cuda_free,
     .fill = cuda_fill,
+    .check = cuda_check,
 };

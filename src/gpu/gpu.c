@@ -27,11 +27,15 @@ struct weft_gpu {
     weft_gpu *next;
 };
 
-/* The GPUs of a node: those that are open, and what has to stay until the node's links are closed. */
+/* Of a node's GPUs, what has to stay until its links are closed. */
 struct gpus {
     pthread_mutex_t lock;
-    weft_gpu *open, *left;
+    weft_gpu *left;
 };
+
+/* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static weft_gpu *open_gpus;
 
 /* --- looking --- */
 
@@ -134,29 +138,54 @@ static void close_one(weft_gpu *g)
     pthread_mutex_unlock(&all->lock);
 }
 
+static void gpu_enlist(weft_gpu *g)
+{
+    pthread_mutex_lock(&open_lock);
+    g->next = open_gpus;
+    open_gpus = g;
+    pthread_mutex_unlock(&open_lock);
+}
+
+/* False: it is not open. */
+static bool gpu_delist(const weft_gpu *g)
+{
+    pthread_mutex_lock(&open_lock);
+    weft_gpu **at = &open_gpus;
+    while (*at && *at != g)
+        at = &(*at)->next;
+    bool found = *at;
+    if (found)
+        *at = g->next;
+    pthread_mutex_unlock(&open_lock);
+    return found;
+}
+
+/* One of the node's, which counts as closed from now on. */
+static weft_gpu *gpu_take(const struct weft_node *w)
+{
+    pthread_mutex_lock(&open_lock);
+    weft_gpu **at = &open_gpus, *g;
+    while ((g = *at) && g->w != w)
+        at = &g->next;
+    if (g)
+        *at = g->next;
+    pthread_mutex_unlock(&open_lock);
+    return g;
+}
+
 int weft_gpu_close(weft_gpu *g)
 {
     if (!g)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler");
-    struct gpus *all = g->w->gpus;
-    pthread_mutex_lock(&all->lock);
-    weft_gpu **at = &all->open;
-    while (*at && *at != g)
-        at = &(*at)->next;
-    if (*at)
-        *at = g->next;
-    pthread_mutex_unlock(&all->lock);
-    close_one(g);
-    return 0;
+    return gpu_delist(g) ? close_one(g), 0 : base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already");
 }
 
 void gpu_leave(struct weft_node *w)
 {
-    struct gpus *all = w->gpus;
-    while (all->open)
-        (void)weft_gpu_close(all->open);
+    for (weft_gpu *g; (g = gpu_take(w));)
+        close_one(g);
 }
 
 static void free_all(struct weft_node *w, void *arg)
@@ -305,7 +334,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (!g->ring || !g->pool_attached)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
-    return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings);
+    return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings, g->backend->check, g->device);
 }
 
 int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
@@ -327,11 +356,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         dismantle(g);
         return rc;
     }
-    struct gpus *all = w->gpus;
-    pthread_mutex_lock(&all->lock);
-    g->next = all->open;
-    all->open = g;
-    pthread_mutex_unlock(&all->lock);
+    gpu_enlist(g);
     *out = g;
     return 0;
 }

@@ -36,6 +36,7 @@ struct gpu_backend {
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copy there */
+    int (*check)(void *device);                                          /* does it still work? May be NULL: always */
     /* May be NULL: kernels are started by the program itself. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 };
@@ -44,7 +45,8 @@ extern const struct gpu_backend gpu_host, gpu_cuda;
 /* --- serve.c --- */
 struct gpu_ring;
 struct gpu_server;
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t count);
+/* `check`, where there is one, is asked from time to time while no request comes, and what it says is logged once. */
+int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t count, int (*check)(void *), void *device);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);

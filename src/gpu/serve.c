@@ -14,15 +14,18 @@
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
 #define LOOKS        32u /* at all rings, between two looks at the clock */
+#define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u /* requests of one ring, then it is the next one's turn */
 
 struct gpu_server {
     struct weft_node *w;
     struct gpu_ring *rings;
     uint32_t count;
-    _Atomic int64_t until; /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
-    bool all_done;         /* its threads', then who has joined it */
-    uint32_t failed_now;   /* since they were counted last */
+    _Atomic int64_t until;      /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
+    bool all_done;              /* its threads', then who has joined it */
+    int (*check)(void *device); /* NULL: there is none, or it has failed already */
+    void *device;
+    uint32_t failed_now; /* since they were counted last */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -206,7 +209,7 @@ static bool server_spin(struct gpu_server *s)
 static void *server_run(void *arg)
 {
     struct gpu_server *s = arg;
-    int64_t last = 0, nap = 0, spin = s->w->options.spin_ns;
+    int64_t last = 0, nap = 0, checked = 0, spin = s->w->options.spin_ns;
     (void)fab_nowait(true);
     for (;;) {
         if (server_spin(s)) {
@@ -225,13 +228,20 @@ static void *server_run(void *arg)
             sched_yield(); /* kernels of the `host` back end may need this processor */
             continue;
         }
+        if (s->check && now - checked > CHECK_NS) {
+            checked = now;
+            if (s->check(s->device)) {
+                base_log(BASE_LOG_ERROR, "%s", base_error());
+                s->check = NULL;
+            }
+        }
         int64_t most = now - last < LATELY_NS ? NAP_BUSY_NS : NAP_MOST_NS;
         nap = nap && nap * 2 < most ? nap * 2 : nap ? most : NAP_LEAST_NS;
         base_sleep_ns(nap);
     }
 }
 
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t n)
+int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t n, int (*check)(void *), void *device)
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
@@ -239,6 +249,8 @@ int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rin
     s->w = w;
     s->rings = rings;
     s->count = n;
+    s->check = check;
+    s->device = device;
     s->until = INT64_MAX;
     int rc = base_thread(&s->thread, server_run, s);
     if (rc) {

@@ -285,6 +285,13 @@ static void nothing_comes(const weft_device *d, void *arg)
     CHECK(weft_device_wait_at_least(d, on_node(j->at, d->rank) + 8, 1, &seen) == -ETIMEDOUT);
 }
 
+static void add_one(const weft_device *d, void *arg)
+{
+    const struct job *j = arg;
+    uint64_t old;
+    KERNEL(weft_device_fetch_add(d, on_node(j->at, d->rank), 1, &old));
+}
+
 static void node_wrong(weft_node *w, void *arg)
 {
     (void)arg;
@@ -310,7 +317,14 @@ static void node_wrong(weft_node *w, void *arg)
     OK(weft_gpu_run(g, wrong, 1, &j));
     OK(weft_gpu_run(g, nothing_comes, 1, &j));
     OK(weft_gpu_close(g));
+    CHECK(weft_gpu_close(g) == -EINVAL && strstr(weft_error(), "closed already"));
     OK(weft_gpu_close(NULL));
+    g = open_host(w, 1, 8); /* the same GPU twice */
+    weft_gpu *again = open_host(w, 1, 8);
+    OK(weft_gpu_run(g, add_one, 1, &j));
+    OK(weft_gpu_close(g));
+    OK(weft_gpu_run(again, add_one, 1, &j));
+    OK(weft_gpu_close(again));
     open_host(w, 4, 1024); /* weft_close() closes it */
 }
 
