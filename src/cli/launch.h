@@ -26,6 +26,7 @@ struct launch {
     const char *hostfile;  /* NULL: as the environment has it */
     const char *pool;      /* likewise */
     const char *softverbs; /* "switch:8": emulated devices, a host a node; NULL: none */
+    uint32_t gpus;         /* of its machine for each node; 0: the environment stays as it is */
     bool guard;            /* a process of its own owns each node's devices */
     const char *self;      /* this command's name here */
     bool make_secret;      /* the user has set none: one for this cluster alone */

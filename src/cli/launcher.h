@@ -13,6 +13,7 @@
 #include "base/base.h"
 #include "base/process.h"
 #include "cli/emulate.h"
+#include "cli/gpus.h"
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
@@ -30,6 +31,7 @@ struct launcher {
     uint32_t started, running;
     char path[4096]; /* of the program */
     char **env;      /* the nodes'; env[0] is the rank */
+    char gpus[GPUS_ROOM]; /* the node's */
     char rank[32], size[32], coord[160], pool[64], secret[80], guard[FAB_GUARD_MAX + 16], *hostfile;
     char *outer[LAUNCH_OUTER]; /* WEFT_OUTER_NAME=..., what NAME is here */
     char dir[96];              /* of the socket, where names are files, and of an emulated fabric; "": none */

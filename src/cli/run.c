@@ -28,6 +28,7 @@ static const char help[] =
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
+    "      --gpus K           give each node K of its machine's GPUs (sets CUDA_VISIBLE_DEVICES), in turn: they share what is few\n"
     "      --guard            let a process beside each node own its Thunderbolt devices, and free them even when the\n"
     "                         node is killed (sets WEFT_GUARD)\n"
     "  -t, --tag              put \"[K] \" before each line of node K's output\n"
@@ -62,12 +63,14 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
                                           {"remote-weft", required_argument, NULL, 'W'},
                                           {"softverbs", required_argument, NULL, 'S'},
                                           {"guard", no_argument, NULL, 'G'},
+                                          {"gpus", required_argument, NULL, 'U'},
                                           {"tag", no_argument, NULL, 't'},
                                           {"timeout", required_argument, NULL, 'T'},
                                           {"kill-on-failure", no_argument, NULL, 'k'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     bool started = false;
+    int64_t gpus;
     int c, status;
     while ((c = cli_option("run", argc, argv, "+n:tkh", longs, &started)) != -1) {
         switch (c) {
@@ -84,6 +87,11 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
         case 'W': l->weft = optarg; break;
         case 'S': l->softverbs = optarg; break;
         case 'G': l->guard = true; break;
+        case 'U':
+            if (base_parse_number(optarg, 1, 64, &gpus))
+                return cli_usage("run", "--gpus '%s': expected how many GPUs each node gets, 1 to 64", optarg);
+            l->gpus = (uint32_t)gpus;
+            break;
         case 't': l->tag = true; break;
         case 'T':
             if (base_parse_duration(optarg, &l->timeout_ns))

@@ -17,6 +17,7 @@
 #include "base/process.h"
 #include "cli/command.h"
 #include "cli/launch.h"
+#include "cli/gpus.h"
 #include "cli/ssh.h"
 
 extern char **environ;
@@ -145,6 +146,7 @@ static int ssh_read_all(void *buf, size_t len)
 struct job {
     char *text; /* the strings */
     char *dir, **argv, **env;
+    char gpus[GPUS_ROOM]; /* instead of what was asked */
 };
 
 /* Strings from `at` into a list that ends with NULL. */
@@ -185,8 +187,15 @@ static int read_job(struct job *job)
     job->dir = job->text;
     char *at = take_strings(job->text + strlen(job->text) + 1, job->argv, o.argc);
     take_strings(at, job->env, o.envc);
+    bool gpus = false;
+    for (size_t i = 0; i < o.envc && !gpus; i++) {
+        gpus = strncmp(job->env[i], GPUS_ASKED, strlen(GPUS_ASKED)) == 0;
+        if (gpus && (rc = gpus_give_asked(job->env[i] + strlen(GPUS_ASKED), job->gpus)))
+            return rc;
+        job->env[i] = gpus ? job->gpus : job->env[i];
+    }
     for (size_t i = 0; i < own; i++) /* what this host's own environment says about clusters is about others */
-        if (strncmp(environ[i], "WEFT_", 5) != 0)
+        if (strncmp(environ[i], "WEFT_", 5) != 0 && !(gpus && strncmp(environ[i], GPUS_VISIBLE, strlen(GPUS_VISIBLE)) == 0))
             job->env[n++] = environ[i];
     return 0;
 }

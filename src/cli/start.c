@@ -115,7 +115,7 @@ int launch_make_environment(struct launcher *s)
     size_t count = 0, n = 0;
     while (environ[count])
         count++;
-    s->env = calloc(count + 11 + LAUNCH_OUTER, sizeof *s->env);
+    s->env = calloc(count + 12 + LAUNCH_OUTER, sizeof *s->env);
     if (!s->env)
         return -ENOMEM;
     snprintf(s->size, sizeof s->size, "WEFT_SIZE=%u", s->l->nodes);
@@ -128,6 +128,10 @@ int launch_make_environment(struct launcher *s)
     if (s->l->pool) {
         snprintf(s->pool, sizeof s->pool, "WEFT_POOL=%s", s->l->pool);
         s->env[n++] = s->pool;
+    }
+    if (s->l->gpus) {
+        snprintf(s->gpus, sizeof s->gpus, "%s", GPUS_VISIBLE);
+        s->env[n++] = s->gpus;
     }
     if (s->l->guard) {
         snprintf(s->guard, sizeof s->guard, "WEFT_GUARD=%s", s->l->self);
@@ -163,6 +167,18 @@ struct node_files {
     int control[2];     /* to a node over ssh: the first end is its */
     struct ssh_command ssh;
 };
+
+/* Which of the nodes of its machine it is. */
+static uint32_t place_there(const struct launcher *s, uint32_t rank)
+{
+    const char *machine = launch_machine(s, rank);
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < rank; i++) {
+        const char *other = launch_machine(s, i);
+        place += machine && other ? strcmp(machine, other) == 0 : machine == other;
+    }
+    return place;
+}
 
 /* 0, or a negative errno without a sentence; `step`: what of it failed. */
 static int start_process(struct launcher *s, uint32_t rank, const struct node_files *f, pid_t *pid, enum base_process_step *step)
@@ -204,7 +220,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
 /* What a node on another machine needs before it is started: ssh's command line, and its order in the pipe. */
 static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
-    char dir[4096], number[32], guard[FAB_GUARD_MAX + 16], *order = NULL;
+    char dir[4096], number[32], gpus[64], guard[FAB_GUARD_MAX + 16], *order = NULL;
     const char *env[160] = {number, s->size, s->coord};
     size_t n = 3, len = 0;
     snprintf(number, sizeof number, "WEFT_RANK=%u", rank);
@@ -212,6 +228,10 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         env[n++] = s->secret;
     if (s->l->pool)
         env[n++] = s->pool;
+    if (s->l->gpus) {
+        snprintf(gpus, sizeof gpus, GPUS_ASKED "%u:%u", s->l->gpus, place_there(s, rank));
+        env[n++] = gpus;
+    }
     if (s->l->guard) {
         snprintf(guard, sizeof guard, "WEFT_GUARD=%s", s->l->weft);
         env[n++] = guard;
@@ -253,7 +273,7 @@ int launch_start_node(struct launcher *s, uint32_t rank)
         rc = base_pipe(f.err, 0);
     if (rc)
         goto failed;
-    if (machine && start_prepare_remote(s, rank, &f)) {
+    if (machine ? start_prepare_remote(s, rank, &f) : s->l->gpus ? gpus_give(s->l->gpus, place_there(s, rank), s->gpus) : 0) {
         launch_say(s, "node %u: %s", rank, base_error());
         goto cleanup;
     }

@@ -9,7 +9,7 @@ echo "$@" >>"$0.log"
 while [ "$1" != -- ]; do shift; done
 host=$2; shift 2
 case $host in *unreachable*) echo "ssh: no route" >&2; exit 255 ;; *silent*) exec sleep 1000 ;; esac
-exec {apart} env -i PATH="$PATH" HOME=/ LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SOFTVERBS_DIR="$SOFTVERBS_DIR" SOFTVERBS_FABRIC=test \\
+exec {apart} env -i PATH="$PATH" HOME=/ LD_LIBRARY_PATH="$LD_LIBRARY_PATH" SOFTVERBS_DIR="$SOFTVERBS_DIR" SOFTVERBS_FABRIC=test ${{CUDA_VISIBLE_DEVICES+CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"}} \\
     SOFTVERBS_HOST="${{host##*-}}" sh -c "$*"
 """
 

@@ -102,6 +102,21 @@ class ExitCodes(Base):
         self.assertRegex(lines[0][3], "^unix:")
         self.assertEqual(len(lines[0][4]), 64)
 
+    def test_gpus(self):
+        def seen(*options, devices="4,7,GPU-9", nodes=4):
+            code, out, err = run("-n", str(nodes), "-t", *options, "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES",
+                                 env={**os.environ, "CUDA_VISIBLE_DEVICES": devices})
+            return code, sorted(out.splitlines()), err
+        self.assertEqual(seen("--gpus", "1"), (0, ["[0] 4", "[1] 7", "[2] GPU-9", "[3] 4"], ""))
+        self.assertEqual(seen("--gpus", "2", nodes=2), (0, ["[0] 4,7", "[1] GPU-9,4"], ""))
+        self.assertEqual(seen(nodes=1), (0, ["[0] 4,7,GPU-9"], ""))
+        for devices, gpus, why in (("0", "2", "this machine has 1 GPU for its nodes"), ("", "1", "no NVIDIA GPU"),
+                                   ("0", "0", "expected how many"), ("0", "x", "expected how many")):
+            code, lines, err = seen("--gpus", gpus, devices=devices)
+            self.assertNotEqual(code, 0)
+            self.assertIn(why, err)
+            self.assertEqual(lines, [])
+
     @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
     def test_softverbs(self):
         script = "echo $SOFTVERBS_HOST $WEFT_TRANSPORT $SOFTVERBS_DIR; ls $SOFTVERBS_DIR"

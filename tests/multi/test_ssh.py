@@ -114,6 +114,16 @@ class Ssh(unittest.TestCase):
                                      settings={"secret_file": self.path("secret")})
         self.assertEqual((code, out), (0, "of the file\nof the file\n"))
 
+    def test_gpus(self):
+        """GPUs are dealt on the machine that has them, among its own nodes."""
+        there = self.there(0, 1)
+        code, out, err = self.run_weft([there[0], there[1], there[0]], "-t", "--gpus", "2", "--", "sh", "-c",
+                                       "echo $CUDA_VISIBLE_DEVICES; env | grep -c WEFT_GPUS", CUDA_VISIBLE_DEVICES="3,5,8")
+        self.assertEqual(sorted(out.splitlines()), ["[0] 0", "[0] 3,5", "[1] 0", "[1] 3,5", "[2] 0", "[2] 8,3"], err)
+        code, out, err = self.run_weft(self.there(0), "--gpus", "2", "--", "true", CUDA_VISIBLE_DEVICES="0")
+        self.assertNotEqual(code, 0)
+        self.assertIn("this machine has 1 GPU for its nodes", err)
+
     def test_failures(self):
         for script, code, says in (("exit 7", 7, "exited with 7"), ("kill -SEGV $$", 139, "killed by SIGSEGV")):
             got, _, err = self.run_weft(self.there(0), "--", "sh", "-c", script)

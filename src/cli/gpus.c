@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft run --gpus: see gpus.h. CUDA's own variable says it, which every program that uses CUDA understands; the launcher itself needs no
+ * driver for it.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "cli/gpus.h"
+
+#define GPUS_MOST 64u
+
+/* The names of this machine's GPUs, as CUDA_VISIBLE_DEVICES has them. They point into `text`. */
+static uint32_t gpus_find(char *text, size_t room, const char *names[GPUS_MOST])
+{
+    const char *set = getenv("CUDA_VISIBLE_DEVICES");
+    size_t len = 0;
+    if (set) {
+        len = (size_t)snprintf(text, room, "%s", set);
+    } else {
+        DIR *dev = opendir("/dev");
+        uint32_t count = 0;
+        for (struct dirent *e; dev && (e = readdir(dev));)
+            count += strncmp(e->d_name, "nvidia", 6) == 0 && isdigit((unsigned char)e->d_name[6]);
+        if (dev)
+            closedir(dev);
+        text[0] = '\0';
+        for (uint32_t i = 0; i < count && i < GPUS_MOST && len < room; i++)
+            len += (size_t)snprintf(text + len, room - len, "%s%u", i ? "," : "", i);
+    }
+    uint32_t n = 0;
+    char *rest = len < room ? text : NULL;
+    for (char *name; rest && n < GPUS_MOST && (name = strsep(&rest, ","));)
+        if (name[0])
+            names[n++] = name;
+    return n;
+}
+
+int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM])
+{
+    char text[4096];
+    const char *names[GPUS_MOST];
+    uint32_t n = gpus_find(text, sizeof text, names);
+    if (n == 0)
+        return base_fail(-ENODEV,
+                         "--gpus %u: this machine has no NVIDIA GPU for its nodes (/dev/nvidia0, CUDA_VISIBLE_DEVICES); leave --gpus out",
+                         each);
+    if (each > n)
+        return base_fail(-ENODEV, "--gpus %u: this machine has %u GPU%s for its nodes", each, n, n == 1 ? "" : "s");
+    size_t len = (size_t)snprintf(out, GPUS_ROOM, "%s", GPUS_VISIBLE);
+    for (uint32_t i = 0; i < each && len < GPUS_ROOM; i++)
+        len += (size_t)snprintf(out + len, GPUS_ROOM - len, "%s%s", i ? "," : "", names[((uint64_t)place * each + i) % n]);
+    return len < GPUS_ROOM ? 0 : base_fail(-ENODEV, "--gpus %u: the names of so many GPUs are too long", each);
+}
+
+int gpus_give_asked(const char *asked, char out[GPUS_ROOM])
+{
+    unsigned each, place;
+    char end;
+    if (sscanf(asked, "%4u:%4u%c", &each, &place, &end) != 2 || each == 0)
+        return base_fail(-EINVAL, "the order is invalid");
+    return gpus_give(each, place, out);
+}
