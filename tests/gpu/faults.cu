@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+//
+// What goes wrong on a GPU: weft run -n 2 -- faults trap | killed | twice. A kernel that traps: its node stays alive, says so, and its
+// processor goes on. A node that is killed while its kernel puts to another and another's to it: the other's calls end with an error, and
+// go on to those that live. One GPU opened twice.
+#include <csignal>
+
+#include "check.cuh"
+
+__global__ void trap(void)
+{
+    __trap();
+}
+
+/* Until the node at the other end is gone. */
+__global__ void put_for_ever(const weft_device *d, uint64_t there, uint64_t mine, struct report *bad, int *ended)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < 2000000 && rc == 0; i++) {
+        rc = weft_device_put(d, there, mine, 512, NULL);
+        if (rc == 0 && i % 32 == 0)
+            rc = weft_device_flush(d, (uint32_t)(there >> 48));
+    }
+    KERNEL_IS(rc, -ECONNRESET);
+    uint64_t old;
+    KERNEL(weft_device_fetch_add(d, mine, 1, &old)); /* its own node's memory is still there */
+    atomicAdd(ended, 1);
+}
+
+__global__ void add_one(const weft_device *d, uint64_t word, struct report *bad)
+{
+    uint64_t old;
+    KERNEL(weft_device_fetch_add(d, word, 1, &old));
+}
+
+static void test_trap(weft_gaddr page)
+{
+    if (weft_rank(w) == 0) {
+        trap<<<1, 1>>>();
+        CHECK(cudaDeviceSynchronize() != cudaSuccess);
+        sleep(3); /* the node's thread looks at the GPU once a second, and says what it finds */
+        OK(weft_put_blocking(w, on_node(page, 1), "alive", 6));
+        OK(weft_gpu_close(gpu));
+    }
+    all_here();
+    CHECK(weft_rank(w) == 0 || strcmp((char *)weft_ptr(w, page, 6), "alive") == 0);
+}
+
+static void test_killed(weft_gaddr page)
+{
+    uint32_t me = weft_rank(w);
+    int *ended;
+    CUDA(cudaHostAlloc(&ended, sizeof *ended, cudaHostAllocMapped));
+    *ended = 0;
+    put_for_ever<<<4, 16>>>(weft_gpu_device(gpu), on_node(page, 1 - me), on_node(page, me) + 4096, bad, ended);
+    CUDA(cudaGetLastError());
+    usleep(300000);
+    if (me == 1)
+        kill(getpid(), SIGKILL);
+    KERNEL_DONE();
+    CHECK(*ended == 64);
+    OK(weft_gpu_close(gpu));
+    exit(weft_close(w));
+}
+
+static void test_twice(weft_gaddr page)
+{
+    weft_gpu *first = gpu;
+    open_gpu(2, 64);
+    add_one<<<1, 8>>>(weft_gpu_device(first), on_node(page, weft_rank(w)), bad);
+    KERNEL_DONE();
+    OK(weft_gpu_close(first));
+    add_one<<<1, 8>>>(weft_gpu_device(gpu), on_node(page, weft_rank(w)), bad);
+    KERNEL_DONE();
+    CHECK(*(volatile uint64_t *)weft_ptr(w, on_node(page, weft_rank(w)), 8) == 16);
+    OK(weft_gpu_close(gpu));
+    CHECK(weft_gpu_close(gpu) == -EINVAL);
+    open_gpu(2, 64); /* and again, after all were closed */
+    all_here();
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    open_node();
+    CHECK(weft_size(w) == 2);
+    weft_gaddr page = same_place(8192);
+    open_gpu(2, 64);
+    all_here();
+    if (strcmp(what, "trap") == 0)
+        test_trap(page);
+    else if (strcmp(what, "killed") == 0)
+        test_killed(page);
+    else
+        test_twice(page);
+    OK(weft_close(w));
+    return 0;
+}
