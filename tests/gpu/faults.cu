@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What goes wrong on a GPU: weft run -n 2 -- faults trap | killed | twice. A kernel that traps: its node stays alive, says so, and its
-// processor goes on. A node that is killed while its kernel puts to another and another's to it: the other's calls end with an error, and
-// go on to those that live. One GPU opened twice.
+// What goes wrong on a GPU: weft run -n 2 -- faults trap | killed | twice | none. A kernel that traps: its node stays alive, says so, and
+// its processor goes on. A node that is killed while its kernel puts to another and another's to it: the other's calls end with an error,
+// and go on to those that live. One GPU opened twice. No GPU that this process may use.
 #include <csignal>
 
 #include "check.cuh"
@@ -79,9 +79,26 @@ static void test_twice(weft_gaddr page)
     all_here();
 }
 
+/* The rest of weft works without. */
+static void test_none(void)
+{
+    weft_gpu_config config = {};
+    config.bytes = sizeof config;
+    config.name = "cuda:0";
+    OK(weft_open(&w, NULL));
+    CHECK(weft_gpu_open(w, &config, &gpu) == -ENODEV);
+    printf("%s\n", weft_error());
+    config.name = "host";
+    OK(weft_gpu_open(w, &config, &gpu));
+    all_here();
+    OK(weft_close(w));
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "none") == 0)
+        return test_none(), 0;
     open_node();
     CHECK(weft_size(w) == 2);
     weft_gaddr page = same_place(8192);
@@ -94,5 +111,6 @@ int main(int argc, char **argv)
     else
         test_twice(page);
     OK(weft_close(w));
+    printf("all right\n");
     return 0;
 }
