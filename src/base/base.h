@@ -83,10 +83,13 @@ int64_t base_cpu_ns(void);    /* what this thread has had of a processor */
 int64_t base_recent_ns(void); /* the same, at most some 30 us ago: cheaper for who asks all the time */
 void base_sleep_ns(int64_t ns);
 /* The moment a relative time-out ends; saturates. */
+static inline int64_t base_after(int64_t now, int64_t timeout_ns)
+{
+    return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+}
 static inline int64_t base_deadline(int64_t timeout_ns)
 {
-    int64_t now = base_now_ns();
-    return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+    return base_after(base_now_ns(), timeout_ns);
 }
 
 static inline void base_relax(void)
