@@ -246,8 +246,9 @@ WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are see
     /* weft_device_store_cell() releases */
 }
 /* A clock that only goes forward; and letting others have the processor. */
-#define weft_device_first_look()
-#define WEFT_DEVICE_LOOKS 0u
+WEFT_DEVICE_CALL void weft_device_first_look(void)
+{
+}
 WEFT_API int64_t weft_device_now_ns(void);
 WEFT_API void weft_device_pause(void);
 WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
@@ -265,10 +266,12 @@ typedef struct weft_device_patience {
 } weft_device_patience;
 WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patience *p)
 {
+#if defined(__CUDACC__)
     if (p->looks < WEFT_DEVICE_LOOKS) {
         p->looks++;
         return false;
     }
+#endif
     int64_t now = weft_device_now_ns();
     if (p->since == 0)
         p->since = now;
