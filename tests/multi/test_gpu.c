@@ -222,7 +222,7 @@ static void on_flood(weft_node *w, uint32_t from, const void *header, size_t hea
     memcpy(&number, header, 8);
     CHECK(number == heard);
     if (number == 0)
-        usleep(200000); /* all that is kept for this node is full by then */
+        usleep((useconds_t)(patience_ns(1) / 5000)); /* all that is kept for this node is full by then */
     heard++;
 }
 
