@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The arenas of this node and their allocators, and what this process reaches of others'.
+ */
+#include "gpu/arena.h"
+
+#include <stdlib.h>
+
+void arena_ring(struct arenas *c)
+{
+    /* seq_cst: the thread says that it sleeps, and then looks at the bell */
+    atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
+        base_futex_wake(&c->bell, 1);
+}
+
+int arena_start(struct arenas *c)
+{
+    return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
+}
+
+static struct gpu_arena *other(struct arenas *c, uint32_t node, uint32_t space)
+{
+    return &c->other[node * ARENA_SPACES + space];
+}
+
+/* Kernels read the length first (weft_device_ptr()): it is written last, and cleared first. */
+static void show(const struct gpu_arena *a, uint64_t base, uint64_t bytes)
+{
+    uint64_t *entry = a->place.table + 2 * ((size_t)a->node * ARENA_SPACES + a->space);
+    if (base)
+        (void)a->place.backend->fill(a->place.device, entry, &base, sizeof base);
+    (void)a->place.backend->fill(a->place.device, entry + 1, &bytes, sizeof bytes);
+}
+
+void arena_show(const struct gpu_arena *a)
+{
+    show(a, (uint64_t)(uintptr_t)a->memory.base, a->memory.bytes);
+}
+
+static void dispose(struct gpu_arena *a)
+{
+    a->place.backend->memory_close(a->place.device, &a->memory);
+    mem_pool_destroy(a->books);
+    free(a);
+}
+
+/* --- what nodes know of each other's --- */
+
+static bool all_know(void *arg)
+{
+    struct arenas *c = arg;
+    for (uint32_t i = 0; i < c->w->size; i++)
+        if (i != c->w->rank && fab_alive(c->w, i) &&
+            (int32_t)(atomic_load_explicit(&c->peer[i].knows, memory_order_acquire) -
+                      atomic_load_explicit(&c->peer[i].told, memory_order_relaxed)) < 0)
+            return false;
+    return true;
+}
+
+/* Then wait until all know it: who gets an address of it knows that it is one. A node that is stopped will, before it can use it. */
+static void tell_all(struct arenas *c, uint32_t space, uint64_t bytes, int64_t deadline)
+{
+    struct arena_space m = {.space = space, .bytes = bytes};
+    for (uint32_t i = 0; i < c->w->size; i++) {
+        if (i == c->w->rank || !fab_alive(c->w, i))
+            continue;
+        atomic_fetch_add_explicit(&c->peer[i].told, 1, memory_order_relaxed);
+        if (fab_send(c->w, i, ARENA_HANDLER_SPACE, &m, sizeof m, NULL, 0, NULL))
+            atomic_fetch_sub_explicit(&c->peer[i].told, 1, memory_order_relaxed);
+    }
+    (void)fab_wait(c->w, all_know, c, deadline);
+}
+
+void arena_heard(struct arenas *c, uint32_t from, const void *header, size_t len)
+{
+    struct arena_space m;
+    if (len != sizeof m)
+        return;
+    memcpy(&m, header, sizeof m);
+    if (m.space >= ARENA_SPACES)
+        return;
+    atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_relaxed);
+    (void)fab_send(c->w, from, ARENA_HANDLER_TOLD, NULL, 0, NULL, 0, NULL);
+}
+
+int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+{
+    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
+    uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
+    if (most == 0)
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
+    if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+                         (unsigned long long)most);
+    return 0;
+}
+
+/* --- this node's --- */
+
+int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)
+{
+    if (!bytes || bytes > WEFT_MAX_POOL_BYTES - 2 * MEM_EXTENT_BYTES)
+        return base_fail(-EINVAL, "an arena of %llu bytes: at least 1, and less than 16 TiB", (unsigned long long)bytes);
+    struct gpu_arena *a = calloc(1, sizeof *a);
+    if (!a)
+        return base_fail(-ENOMEM, "no memory for an arena's record");
+    a->place = *place;
+    a->node = c->w->rank;
+    uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never handed out */
+    int rc = place->backend->memory_open(place->device, whole, &a->memory);
+    if (rc) {
+        free(a);
+        return rc;
+    }
+    rc = mem_pool_create_books(&a->books, whole);
+    pthread_rwlock_wrlock(&c->table_lock);
+    uint32_t s = 1;
+    while (s < ARENA_SPACES && c->own[s])
+        s++;
+    if (!rc && s == ARENA_SPACES)
+        rc = base_fail(-ENOSPC, "this node has %u arenas already: there are no more spaces", ARENA_SPACES - 1);
+    if (!rc) {
+        a->space = s;
+        c->own[s] = a;
+        atomic_store_explicit(&c->w->gpu_memory, true, memory_order_release);
+    }
+    pthread_rwlock_unlock(&c->table_lock);
+    if (rc) {
+        dispose(a);
+        return rc;
+    }
+    arena_show(a);
+    tell_all(c, s, whole, fab_timeout(c->w, WEFT_TIMEOUT_DEFAULT));
+    *space = s;
+    return 0;
+}
+
+/* Under table_lock. */
+static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
+{
+    struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;
+    return a && !atomic_load_explicit(&a->closing, memory_order_relaxed) ? a : NULL;
+}
+
+int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out)
+{
+    uint64_t offset;
+    pthread_rwlock_rdlock(&c->table_lock);
+    struct gpu_arena *a = own_open(c, space);
+    int rc = a ? mem_alloc(a->books, bytes, 0, &offset) : base_fail(-EFAULT, "this node has no arena in space %u", space);
+    if (!rc)
+        *out = weft_gaddr_make(c->w->rank, space, offset);
+    pthread_rwlock_unlock(&c->table_lock);
+    return rc;
+}
+
+int arena_free(struct arenas *c, weft_gaddr addr)
+{
+    pthread_rwlock_rdlock(&c->table_lock);
+    struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
+    int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
+               : base_fail(-EFAULT, "free of %#llx: this node has no space %u", (unsigned long long)addr, weft_gaddr_space(addr));
+    pthread_rwlock_unlock(&c->table_lock);
+    return rc;
+}
+
+static bool within(const struct gpu_arena *a, uint64_t offset, uint64_t bytes)
+{
+    return offset >= MEM_EXTENT_BYTES && offset <= a->memory.bytes && bytes <= a->memory.bytes - offset;
+}
+
+/* Under table_lock. */
+static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at)
+{
+    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
+    uint64_t offset = weft_gaddr_offset(addr);
+    struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : c->other ? other(c, node, space) : NULL;
+    if (a && node != c->w->rank &&
+        (!atomic_load_explicit(&a->mapped, memory_order_acquire) || atomic_load_explicit(&a->closing, memory_order_relaxed)))
+        a = NULL;
+    if (!a && node == c->w->rank)
+        return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
+    if (a && !within(a, offset, bytes))
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+                         (unsigned long long)a->memory.bytes);
+    if (a) {
+        atomic_fetch_add_explicit(&a->users, 1, memory_order_relaxed);
+        *at = a->memory.base + offset;
+    }
+    *out = a;
+    return 0;
+}
+
+int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at)
+{
+    *out = NULL;
+    *at = NULL;
+    pthread_rwlock_rdlock(&c->table_lock);
+    int rc = enter(c, addr, bytes, out, at);
+    pthread_rwlock_unlock(&c->table_lock);
+    return rc;
+}
+
+static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t bytes)
+{
+    for (uint32_t s = 1; s < ARENA_SPACES; s++) {
+        struct gpu_arena *a = own_open(c, s);
+        uint64_t at = a ? (uintptr_t)p - (uintptr_t)a->memory.base : 0;
+        if (a && at < a->memory.bytes && bytes <= a->memory.bytes - at)
+            return a;
+    }
+    return NULL;
+}
+
+struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes)
+{
+    pthread_rwlock_rdlock(&c->table_lock);
+    struct gpu_arena *a = find_memory(c, p, bytes);
+    if (a)
+        atomic_fetch_add_explicit(&a->users, 1, memory_order_relaxed);
+    pthread_rwlock_unlock(&c->table_lock);
+    return a;
+}
+
+bool arena_owns(struct arenas *c, const void *p)
+{
+    pthread_rwlock_rdlock(&c->table_lock);
+    bool is = find_memory(c, p, 0);
+    pthread_rwlock_unlock(&c->table_lock);
+    return is;
+}
+
+void arena_leave(struct gpu_arena *a)
+{
+    if (a)
+        atomic_fetch_sub_explicit(&a->users, 1, memory_order_release); /* pairs with the acquire in unused() */
+}
+
+/* Nothing new begins with it; true: nothing is under way any more. */
+static bool unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
+{
+    pthread_rwlock_wrlock(&c->table_lock);
+    atomic_store_explicit(&a->closing, true, memory_order_relaxed);
+    pthread_rwlock_unlock(&c->table_lock);
+    while (atomic_load_explicit(&a->users, memory_order_acquire)) {
+        if (base_now_ns() >= deadline)
+            return false;
+        base_sleep_ns(100 * WEFT_US);
+    }
+    return true;
+}
+
+static void close_own(struct arenas *c, uint32_t space, int64_t deadline)
+{
+    struct gpu_arena *a = c->own[space];
+    tell_all(c, space, 0, deadline);
+    if (!unused(c, a, deadline)) {
+        base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the process ends");
+        return;
+    }
+    show(a, 0, 0);
+    pthread_rwlock_wrlock(&c->table_lock);
+    c->own[space] = NULL;
+    pthread_rwlock_unlock(&c->table_lock);
+    dispose(a);
+}
+
+static void close_other(struct arenas *c, struct gpu_arena *a, int64_t deadline)
+{
+    if (!unused(c, a, deadline))
+        return;
+    show(a, 0, 0);
+    atomic_store_explicit(&a->mapped, false, memory_order_relaxed);
+    a->place.backend->memory_close(a->place.device, &a->memory);
+}
+
+void arena_close_all(struct arenas *c, const void *where, int64_t deadline)
+{
+    for (uint32_t s = 1; s < ARENA_SPACES; s++)
+        if (c->own[s] && c->own[s]->place.table == where)
+            close_own(c, s, deadline);
+    for (uint32_t i = 0; c->other && i < c->w->size * ARENA_SPACES; i++)
+        if (atomic_load_explicit(&c->other[i].mapped, memory_order_acquire) && c->other[i].place.table == where)
+            close_other(c, &c->other[i], deadline);
+}
+
+int arena_copy(struct arena_copy *copy, const struct gpu_place *p, void *to, const void *from, uint64_t bytes)
+{
+    int rc = p->backend->copy(p->device, to, from, bytes, &copy->ticket);
+    copy->place = rc ? NULL : p;
+    return rc;
+}
+
+int arena_copied(struct arena_copy *copy)
+{
+    if (!copy->place)
+        return 0;
+    int rc = copy->place->backend->copied(copy->place->device, copy->ticket);
+    if (rc != -EINPROGRESS)
+        copy->place = NULL;
+    return rc;
+}
