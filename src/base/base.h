@@ -152,6 +152,13 @@ int base_socketpair(int fd[2]);
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
+/* A place where processes of this user and host can give some: a non-blocking socket, with a new name that nobody can guess (`kind` is
+ * part of it). Giving and taking wait for nothing: -EAGAIN. A process of another user is refused: -EPERM. -ENOTSUP where there are no
+ * such names. All without a sentence. */
+#define BASE_PLACE_NAME 64u
+int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
+int base_place_take(int place);      /* who has come, as a socket to receive from */
+int base_place_go(const char *name); /* to such a place, as a socket to send on */
 /* Who is at the other end of a Unix socket, as the kernel knows it; pid is 0 where it does not say. -ENOTSUP for
  * other sockets. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);

@@ -4,8 +4,11 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -101,3 +104,79 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
     }
     return rc;
 }
+
+#if defined(__linux__)
+/* Abstract names: they end with their socket, and no file is left behind. */
+static socklen_t place_address(const char *name, struct sockaddr_un *un)
+{
+    size_t n = strnlen(name, BASE_PLACE_NAME - 1);
+    *un = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(un->sun_path + 1, name, n);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
+}
+
+static int of_this_user(int fd)
+{
+    unsigned uid;
+    int pid, rc = base_peer_identity(fd, &uid, &pid);
+    return rc ? rc : uid == geteuid() ? 0 : -EPERM;
+}
+
+int base_place_open(const char *kind, char name[BASE_PLACE_NAME])
+{
+    struct sockaddr_un un;
+    uint64_t r[2];
+    int rc = base_random(r, sizeof r);
+    int fd = rc ? rc : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return rc ? rc : -errno;
+    snprintf(name, BASE_PLACE_NAME, "%s-%016llx%016llx", kind, (unsigned long long)r[0], (unsigned long long)r[1]);
+    socklen_t len = place_address(name, &un);
+    if (bind(fd, (const struct sockaddr *)&un, len) || listen(fd, SOMAXCONN)) {
+        rc = -errno;
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+int base_place_take(int place)
+{
+    int fd = accept4(place, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int rc = fd < 0 ? -errno : of_this_user(fd);
+    if (rc && fd >= 0)
+        close(fd);
+    return rc ? rc : fd;
+}
+
+int base_place_go(const char *name)
+{
+    struct sockaddr_un un;
+    socklen_t len = place_address(name, &un);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    int rc = connect(fd, (const struct sockaddr *)&un, len) ? -errno : of_this_user(fd);
+    if (rc)
+        close(fd);
+    return rc ? rc : fd;
+}
+#else
+int base_place_open(const char *kind, char name[BASE_PLACE_NAME])
+{
+    (void)kind, (void)name;
+    return -ENOTSUP;
+}
+
+int base_place_take(int place)
+{
+    (void)place;
+    return -ENOTSUP;
+}
+
+int base_place_go(const char *name)
+{
+    (void)name;
+    return -ENOTSUP;
+}
+#endif

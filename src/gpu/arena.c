@@ -19,11 +19,6 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-static struct gpu_arena *other(struct arenas *c, uint32_t node, uint32_t space)
-{
-    return &c->other[node * ARENA_SPACES + space];
-}
-
 /* Kernels read the length first (weft_device_ptr()): it is written last, and cleared first. */
 static void show(const struct gpu_arena *a, uint64_t base, uint64_t bytes)
 {
@@ -36,6 +31,18 @@ static void show(const struct gpu_arena *a, uint64_t base, uint64_t bytes)
 void arena_show(const struct gpu_arena *a)
 {
     show(a, (uint64_t)(uintptr_t)a->memory.base, a->memory.bytes);
+}
+
+void arena_hide(const struct gpu_arena *a)
+{
+    show(a, 0, 0);
+}
+
+uint64_t arena_kind(const struct gpu_place *p)
+{
+    uint64_t kind = 0;
+    memcpy(&kind, p->backend->name, strnlen(p->backend->name, sizeof kind));
+    return kind;
 }
 
 static void dispose(struct gpu_arena *a)
@@ -59,9 +66,9 @@ static bool all_know(void *arg)
 }
 
 /* Then wait until all know it: who gets an address of it knows that it is one. A node that is stopped will, before it can use it. */
-static void tell_all(struct arenas *c, uint32_t space, uint64_t bytes, int64_t deadline)
+static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
-    struct arena_space m = {.space = space, .bytes = bytes};
+    struct arena_space m = {.space = a->space, .bytes = bytes, .kind = arena_kind(&a->place)};
     for (uint32_t i = 0; i < c->w->size; i++) {
         if (i == c->w->rank || !fab_alive(c->w, i))
             continue;
@@ -70,18 +77,6 @@ static void tell_all(struct arenas *c, uint32_t space, uint64_t bytes, int64_t d
             atomic_fetch_sub_explicit(&c->peer[i].told, 1, memory_order_relaxed);
     }
     (void)fab_wait(c->w, all_know, c, deadline);
-}
-
-void arena_heard(struct arenas *c, uint32_t from, const void *header, size_t len)
-{
-    struct arena_space m;
-    if (len != sizeof m)
-        return;
-    memcpy(&m, header, sizeof m);
-    if (m.space >= ARENA_SPACES)
-        return;
-    atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_relaxed);
-    (void)fab_send(c->w, from, ARENA_HANDLER_TOLD, NULL, 0, NULL, 0, NULL);
 }
 
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
@@ -132,7 +127,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
         return rc;
     }
     arena_show(a);
-    tell_all(c, s, whole, fab_timeout(c->w, WEFT_TIMEOUT_DEFAULT));
+    tell_all(c, a, whole, fab_timeout(c->w, WEFT_TIMEOUT_DEFAULT));
     *space = s;
     return 0;
 }
@@ -172,14 +167,22 @@ static bool within(const struct gpu_arena *a, uint64_t offset, uint64_t bytes)
 }
 
 /* Under table_lock. */
+static struct gpu_arena *other_open(struct arenas *c, uint32_t node, uint32_t space)
+{
+    struct arena_other *o = atomic_load_explicit(&c->other, memory_order_acquire); /* pairs with share_open() */
+    if (!o)
+        return NULL;
+    o += node * ARENA_SPACES + space;
+    bool mapped = atomic_load_explicit(&o->mapped, memory_order_acquire); /* pairs with share_map() */
+    return mapped && !atomic_load_explicit(&o->arena.closing, memory_order_relaxed) ? &o->arena : NULL;
+}
+
+/* Under table_lock. */
 static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     uint64_t offset = weft_gaddr_offset(addr);
-    struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : c->other ? other(c, node, space) : NULL;
-    if (a && node != c->w->rank &&
-        (!atomic_load_explicit(&a->mapped, memory_order_acquire) || atomic_load_explicit(&a->closing, memory_order_relaxed)))
-        a = NULL;
+    struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : other_open(c, node, space);
     if (!a && node == c->w->rank)
         return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
@@ -236,15 +239,19 @@ bool arena_owns(struct arenas *c, const void *p)
 void arena_leave(struct gpu_arena *a)
 {
     if (a)
-        atomic_fetch_sub_explicit(&a->users, 1, memory_order_release); /* pairs with the acquire in unused() */
+        atomic_fetch_sub_explicit(&a->users, 1, memory_order_release); /* pairs with the acquire in arena_unused() */
 }
 
-/* Nothing new begins with it; true: nothing is under way any more. */
-static bool unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
+void arena_refuse(struct arenas *c, struct gpu_arena *a)
 {
     pthread_rwlock_wrlock(&c->table_lock);
     atomic_store_explicit(&a->closing, true, memory_order_relaxed);
     pthread_rwlock_unlock(&c->table_lock);
+}
+
+bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
+{
+    arena_refuse(c, a);
     while (atomic_load_explicit(&a->users, memory_order_acquire)) {
         if (base_now_ns() >= deadline)
             return false;
@@ -256,25 +263,16 @@ static bool unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
 static void close_own(struct arenas *c, uint32_t space, int64_t deadline)
 {
     struct gpu_arena *a = c->own[space];
-    tell_all(c, space, 0, deadline);
-    if (!unused(c, a, deadline)) {
+    tell_all(c, a, 0, deadline);
+    if (!arena_unused(c, a, deadline)) {
         base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the process ends");
         return;
     }
-    show(a, 0, 0);
+    arena_hide(a);
     pthread_rwlock_wrlock(&c->table_lock);
     c->own[space] = NULL;
     pthread_rwlock_unlock(&c->table_lock);
     dispose(a);
-}
-
-static void close_other(struct arenas *c, struct gpu_arena *a, int64_t deadline)
-{
-    if (!unused(c, a, deadline))
-        return;
-    show(a, 0, 0);
-    atomic_store_explicit(&a->mapped, false, memory_order_relaxed);
-    a->place.backend->memory_close(a->place.device, &a->memory);
 }
 
 void arena_close_all(struct arenas *c, const void *where, int64_t deadline)
@@ -282,9 +280,6 @@ void arena_close_all(struct arenas *c, const void *where, int64_t deadline)
     for (uint32_t s = 1; s < ARENA_SPACES; s++)
         if (c->own[s] && c->own[s]->place.table == where)
             close_own(c, s, deadline);
-    for (uint32_t i = 0; c->other && i < c->w->size * ARENA_SPACES; i++)
-        if (atomic_load_explicit(&c->other[i].mapped, memory_order_acquire) && c->other[i].place.table == where)
-            close_other(c, &c->other[i], deadline);
 }
 
 int arena_copy(struct arena_copy *copy, const struct gpu_place *p, void *to, const void *from, uint64_t bytes)

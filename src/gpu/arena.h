@@ -10,6 +10,7 @@
  * A word is only ever changed by its owner's steps, one at a time. Each file calls only those before it:
  *
  *   arena.c   the arenas of this node and their allocators; what is reached of others'
+ *   share.c   memory of GPUs given to other processes of the host, and taken
  *   stage.c   pool memory that pieces go through
  *   owner.c   what other nodes ask of this node's arenas
  *   job.c     what this node asks
@@ -27,8 +28,9 @@
 #define ARENA_PIECES   64u              /* under way */
 #define ARENA_REQUESTS 64u              /* of one node at its owner: no node has more pieces under way */
 #define STAGE_SLOTS    8u
+#define SHARE_NAME     48u /* of a place where memory is brought (base_place_open()) */
 
-enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD };
+enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD, ARENA_HANDLER_SHARE };
 
 enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC };
 
@@ -43,9 +45,22 @@ struct arena_message {
     uint32_t zero;
 };
 
-/* To all nodes, when an arena is opened and closed. Each says that it knows. */
+/* To all nodes, when an arena is opened and closed. Each says that it knows: one of the same host, when it has mapped it. */
 struct arena_space {
     uint64_t space, bytes; /* 0 bytes: there is none any more */
+    uint64_t kind;         /* of its GPU: arena_kind() */
+};
+
+/* To an owner of the same host: bring its memory to this place. */
+struct arena_share {
+    uint64_t space;
+    uint64_t secret;        /* comes back: no other node can give in this one's name */
+    char place[SHARE_NAME]; /* ends with a zero */
+};
+/* What is brought, with a descriptor unless `status` says why not. */
+struct arena_gift {
+    uint64_t secret, bytes;
+    int64_t status;
 };
 
 struct arena_answer {
@@ -61,7 +76,21 @@ struct gpu_arena {
     uint32_t node, space;
     _Atomic bool closing;   /* nothing new begins */
     _Atomic uint32_t users; /* jobs and requests that touch it */
-    _Atomic bool mapped;    /* another node's: it can be reached */
+};
+
+/* An arena of another node of this host; and what that node wants of ours in the same space. The thread's, but for what is atomic. */
+struct arena_other {
+    struct gpu_arena arena;
+    _Atomic bool mapped;   /* it can be reached */
+    _Atomic bool look;     /* there is something to do about it, */
+    _Atomic bool fresh;    /* and that has not begun */
+    _Atomic uint32_t owed; /* so often its node has told of a change, and has no answer yet */
+    int64_t until;         /* its memory is awaited until then; 0: it is not */
+    bool ask;              /* and is still to be asked for */
+    bool lost;             /* it was in use when its GPU was closed: it stays as it is */
+    uint64_t secret;
+    bool wanted; /* under `lock`, as the next one */
+    struct arena_share wants;
 };
 
 /* Bytes under way between a GPU and other memory. */
@@ -95,7 +124,9 @@ struct arena_peer {
     _Atomic int failure;
     _Atomic uint32_t requests;            /* of that node, here */
     _Atomic uint64_t bytes[ARENA_SPACES]; /* its arenas, as it says */
-    _Atomic uint32_t told, knows;         /* so often it was told of one here, and so often it has said that it knows */
+    _Atomic uint64_t kind[ARENA_SPACES];
+    _Atomic int unmapped;         /* why one of them is not mapped here: the last reason */
+    _Atomic uint32_t told, knows; /* so often it was told of one here, and so often it has said that it knows */
 };
 
 struct arenas {
@@ -104,7 +135,15 @@ struct arenas {
     base_spin stepping; /* who holds it takes a step */
     pthread_rwlock_t table_lock;
     struct gpu_arena *own[ARENA_SPACES];
-    struct gpu_arena *other; /* [size * ARENA_SPACES], NULL until there is a GPU */
+    _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES], NULL until there is a GPU and another node on this host */
+    _Atomic uint32_t news;               /* something of them is to be looked at */
+    pthread_mutex_t share_lock;          /* of what follows, and of `other` */
+    struct gpu_place sharer;             /* the GPU that reaches them; no back end: there is none */
+    bool share_ends;                     /* it is being closed */
+    bool sharing;                        /* more is to be done */
+    int share_place, share_came;         /* where owners bring memory, or a negative errno; who has come and not given yet, or -1 */
+    int64_t share_until;                 /* who has come is awaited */
+    char share_name[BASE_PLACE_NAME];
     struct arena_peer *peer; /* [size] */
     struct arena_piece *piece;
     uint32_t pieces; /* under way */
@@ -128,18 +167,32 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
 int arena_free(struct arenas *c, weft_gaddr addr);
 /* Another node's: is there such memory? -EFAULT with a sentence. */
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
-void arena_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* of an arena of that node */
+uint64_t arena_kind(const struct gpu_place *p); /* of a GPU; nodes compare them */
 /* With these bytes, for a user: arena_leave() when done. -EFAULT with a sentence. Another node's: NULL, 0 where it is not reached. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes); /* the own arena that this is memory of */
 void arena_leave(struct gpu_arena *a);
 bool arena_owns(struct arenas *c, const void *p);
 void arena_show(const struct gpu_arena *a); /* kernels of its GPU find it from now on */
-/* No arena of that device is used any more, or the deadline is over. */
+void arena_hide(const struct gpu_arena *a); /* and no more */
+/* No own arena of that device is used any more, or the deadline is over. */
 void arena_close_all(struct arenas *c, const void *device, int64_t deadline);
+void arena_refuse(struct arenas *c, struct gpu_arena *a);                   /* nothing new begins with it */
+bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline); /* and nothing is under way any more */
 
 int arena_copy(struct arena_copy *c, const struct gpu_place *p, void *to, const void *from, uint64_t bytes);
 int arena_copied(struct arena_copy *c); /* -EINPROGRESS, or how it ended */
+
+/* --- share.c --- */
+void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* of an arena of that node */
+void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len); /* to bring one of ours there */
+bool share_step(struct arenas *c);                                                 /* the thread's: did anything move? */
+/* A GPU was opened: arenas of others of this host are mapped for it, where no other GPU has them. Waits for it. */
+void share_open(struct arenas *c, const struct gpu_place *place);
+void share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
+/* How memory of that node's GPUs is reached, and why so. */
+const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
+void share_free(struct arenas *c);
 
 /* --- stage.c --- */
 struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t node, int *why); /* NULL: not now, or an error in `*why` */

@@ -34,7 +34,8 @@ static void *carrier_run(void *arg)
     (void)fab_nowait(true);
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
         uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
-        if (arena_step(c)) {
+        bool moved = share_step(c);
+        if (arena_step(c) || moved) {
             last = nap = 0;
             continue;
         }
@@ -45,7 +46,7 @@ static void *carrier_run(void *arg)
             continue;
         }
         nap = nap == 0 ? NAP_LEAST_NS : nap * 2 < NAP_MOST_NS ? nap * 2 : NAP_MOST_NS;
-        bool active = atomic_load_explicit(&c->active, memory_order_relaxed);
+        bool active = c->sharing || atomic_load_explicit(&c->active, memory_order_relaxed);
         atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&c->bell, memory_order_seq_cst) == seen)
             base_futex_wait(&c->bell, seen, active ? nap : WEFT_SECOND);
@@ -162,16 +163,7 @@ static void carrier_stat(struct weft_node *w, uint32_t node, weft_link_stats *ou
     base_spin_unlock(&c->lock);
     if (!used)
         return;
-    bool mapped = false;
-    for (uint32_t s = 1; c->other && s < ARENA_SPACES; s++)
-        mapped |= atomic_load_explicit(&c->other[node * ARENA_SPACES + s].mapped, memory_order_acquire);
-    bool self = node == w->rank;
-    snprintf(out->arena_way, sizeof out->arena_way, "%s", self ? "own" : mapped ? "mapped" : "staged");
-    snprintf(out->arena_why, sizeof out->arena_why, "%s",
-             self                                 ? "it is this node's"
-             : mapped                             ? "the same host: its GPU's memory is mapped here"
-             : !w->links[node].transport->at_once ? "another host: GPUs' memory is not registered with RDMA devices"
-                                                  : "the same host: its GPU's memory is not mapped here");
+    snprintf(out->arena_way, sizeof out->arena_way, "%s", share_way(c, node, out->arena_why, sizeof out->arena_why));
 }
 
 static const struct fab_arenas hooks = {
@@ -203,7 +195,13 @@ static void on_answer(weft_node *w, uint32_t from, const void *header, size_t he
 static void on_space(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
 {
     (void)w, (void)payload, (void)len;
-    arena_heard(arg, from, header, header_len);
+    share_heard(arg, from, header, header_len);
+}
+
+static void on_share(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    (void)w, (void)payload, (void)len;
+    share_asked(arg, from, header, header_len);
 }
 
 static void on_told(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
@@ -229,6 +227,8 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     c->arrived_end = &c->arrived;
     pthread_rwlock_init(&c->table_lock, NULL);
     pthread_mutex_init(&c->start_lock, NULL);
+    pthread_mutex_init(&c->share_lock, NULL);
+    c->share_place = c->share_came = -1;
     *out = c;
     w->arenas = &hooks;
     int rc = fab_handle(w, ARENA_HANDLER_ASK, on_ask, c);
@@ -236,6 +236,8 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
         rc = fab_handle(w, ARENA_HANDLER_ANSWER, on_answer, c);
     if (!rc)
         rc = fab_handle(w, ARENA_HANDLER_SPACE, on_space, c);
+    if (!rc)
+        rc = fab_handle(w, ARENA_HANDLER_SHARE, on_share, c);
     return rc ? rc : fab_handle(w, ARENA_HANDLER_TOLD, on_told, c);
 }
 
@@ -260,8 +262,17 @@ void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     return at;
 }
 
+int gpu_arenas_share(struct arenas *c, const struct gpu_place *place)
+{
+    int rc = c->w->size_here > 1 ? arena_start(c) : 0;
+    if (!rc && c->w->size_here > 1)
+        share_open(c, place);
+    return rc;
+}
+
 void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
+    share_close(c, place, deadline);
     arena_close_all(c, place->table, deadline);
 }
 
@@ -280,9 +291,10 @@ void gpu_arenas_free(struct arenas *c)
     c->w->arenas = NULL;
     owner_free(c);
     job_free(c);
+    share_free(c);
     pthread_rwlock_destroy(&c->table_lock);
     pthread_mutex_destroy(&c->start_lock);
-    free(c->other);
+    pthread_mutex_destroy(&c->share_lock);
     free(c->peer);
     free(c);
 }

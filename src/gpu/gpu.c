@@ -347,6 +347,8 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (!g->ring || !g->pool_attached || !g->pool_at)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
+    if (!rc)
+        rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings, g->backend->check, g->device);
 }
 

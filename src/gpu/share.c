@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Memory of GPUs given to other processes of the host, and taken. Who has a GPU and hears of an arena asks its owner by message, and names
+ * a place; the owner brings a descriptor there, which the back end maps. The owner is not told that a node knows its arena before that has
+ * come to an end, well or not. What cannot be mapped is reached by messages.
+ *
+ * What was mapped stays so when its owner closes it or dies, since kernels may be at it: until the owner opens another in its space, or the
+ * GPU here is closed.
+ */
+#include "gpu/arena.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define KIND           "weft-arena"
+#define PATIENCE_MOST  (5 * WEFT_SECOND) /* for memory that was asked for */
+#define PATIENCE_GIVER WEFT_SECOND       /* for who has come and says nothing */
+
+static bool is_here(const struct arenas *c, uint32_t node)
+{
+    const struct fab_transport *t = c->w->links[node].transport;
+    return node != c->w->rank && t && t->at_once;
+}
+
+static int64_t patience(const struct arenas *c)
+{
+    int64_t quarter = c->w->options.deadline_ns / 4;
+    return quarter < PATIENCE_MOST ? quarter : PATIENCE_MOST;
+}
+
+/* --- what is heard, in handlers --- */
+
+static void look_at(struct arenas *c, struct arena_other *o)
+{
+    atomic_store_explicit(&o->look, true, memory_order_relaxed);
+    atomic_store_explicit(&o->fresh, true, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->news, 1, memory_order_release); /* pairs with the acquire in share_step() */
+}
+
+void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len)
+{
+    struct arena_space m;
+    if (len != sizeof m)
+        return;
+    memcpy(&m, header, sizeof m);
+    if (m.space == 0 || m.space >= ARENA_SPACES)
+        return;
+    /* seq_cst: share_open() sets `other`, and then looks at the bytes */
+    atomic_store_explicit(&c->peer[from].kind[m.space], m.kind, memory_order_relaxed);
+    atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_seq_cst);
+    struct arena_other *o = atomic_load_explicit(&c->other, memory_order_seq_cst);
+    if (o && is_here(c, from)) {
+        o += from * ARENA_SPACES + m.space;
+        atomic_fetch_add_explicit(&o->owed, 1, memory_order_relaxed);
+        look_at(c, o);
+        arena_ring(c);
+    } else {
+        (void)fab_send(c->w, from, ARENA_HANDLER_TOLD, NULL, 0, NULL, 0, NULL);
+    }
+}
+
+void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len)
+{
+    struct arena_share m;
+    struct arena_other *o = atomic_load_explicit(&c->other, memory_order_acquire);
+    if (!o || len != sizeof m || !is_here(c, from))
+        return;
+    memcpy(&m, header, sizeof m);
+    if (m.space == 0 || m.space >= ARENA_SPACES || !memchr(m.place, 0, sizeof m.place) || strncmp(m.place, KIND "-", sizeof KIND))
+        return;
+    o += from * ARENA_SPACES + m.space;
+    base_spin_lock(&c->lock);
+    o->wants = m;
+    o->wanted = true;
+    base_spin_unlock(&c->lock);
+    atomic_fetch_add_explicit(&c->news, 1, memory_order_release); /* pairs with the acquire in share_step() */
+    arena_ring(c);
+}
+
+/* --- giving --- */
+
+static void bring(const struct arena_share *to, struct arena_gift *gift, int memory)
+{
+    int fd = base_place_go(to->place);
+    if (fd < 0)
+        return; /* the other one waits for a while */
+    (void)base_send_fds(fd, gift, sizeof *gift, &memory, memory >= 0 ? 1 : 0);
+    close(fd);
+}
+
+static void share_give(struct arenas *c, struct arena_other *o)
+{
+    base_spin_lock(&c->lock);
+    struct arena_share to = o->wants;
+    bool wanted = o->wanted;
+    o->wanted = false;
+    base_spin_unlock(&c->lock);
+    if (!wanted)
+        return;
+    struct arena_gift gift = {.secret = to.secret};
+    struct gpu_arena *a;
+    void *at;
+    gift.status = arena_enter(c, weft_gaddr_make(c->w->rank, (uint32_t)to.space, MEM_EXTENT_BYTES), 0, &a, &at);
+    if (a) {
+        gift.bytes = a->memory.bytes;
+        gift.status = a->memory.fd < 0 ? -ENOTSUP : 0;
+    }
+    bring(&to, &gift, a ? a->memory.fd : -1);
+    arena_leave(a);
+}
+
+/* --- taking; under share_lock --- */
+
+static bool may_map(const struct arenas *c)
+{
+    return c->sharer.backend && !c->share_ends;
+}
+
+static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, int rc)
+{
+    o->until = 0;
+    o->ask = false;
+    if (rc)
+        atomic_store_explicit(&c->peer[node].unmapped, rc, memory_order_relaxed);
+    atomic_store_explicit(&o->look, false, memory_order_release); /* pairs with the acquire in all_looked_at() */
+    fab_wake_here(c->w);
+}
+
+static void share_unmap(struct arena_other *o)
+{
+    atomic_store_explicit(&o->mapped, false, memory_order_relaxed);
+    o->arena.place.backend->memory_close(o->arena.place.device, &o->arena.memory);
+}
+
+/* The owner has told of its space. */
+static void share_begin(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
+{
+    const struct arena_peer *p = &c->peer[node];
+    uint64_t bytes = atomic_load_explicit(&p->bytes[space], memory_order_seq_cst);
+    bool mapped = atomic_load_explicit(&o->mapped, memory_order_relaxed);
+    o->until = 0;
+    if (!may_map(c) || o->lost) {
+        share_end(c, o, node, bytes ? o->lost ? -EBUSY : -ENODEV : 0);
+        return;
+    }
+    if (mapped) {
+        arena_refuse(c, &o->arena);
+        arena_hide(&o->arena);
+    }
+    int rc = bytes == 0                                                                              ? -ENOENT
+             : atomic_load_explicit(&p->kind[space], memory_order_relaxed) != arena_kind(&c->sharer) ? -EXDEV
+             : c->share_place < 0                                                                    ? c->share_place
+                                  : base_random(&o->secret, sizeof o->secret);
+    if (rc) {
+        share_end(c, o, node, rc == -ENOENT ? 0 : rc);
+        return;
+    }
+    o->until = base_now_ns() + patience(c);
+    o->ask = true;
+}
+
+static void share_ask(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
+{
+    struct arena_share m = {.space = space, .secret = o->secret};
+    memcpy(m.place, c->share_name, sizeof m.place);
+    int rc = fab_send(c->w, node, ARENA_HANDLER_SHARE, &m, sizeof m, NULL, 0, NULL);
+    if (rc == -EAGAIN)
+        return;
+    o->ask = false;
+    if (rc)
+        share_end(c, o, node, rc);
+}
+
+static void share_await(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
+{
+    bool mapped = atomic_load_explicit(&o->mapped, memory_order_relaxed);
+    if (!fab_alive(c->w, node))
+        share_end(c, o, node, -ECONNRESET);
+    else if (base_now_ns() >= o->until)
+        share_end(c, o, node, -ETIMEDOUT);
+    else if (mapped && atomic_load_explicit(&o->arena.users, memory_order_acquire)) /* pairs with arena_leave() */
+        return;                                                                     /* the one before is in use */
+    else if (mapped)
+        share_unmap(o);
+    else if (o->ask)
+        share_ask(c, o, node, space);
+}
+
+static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space, const struct arena_gift *gift, int fd)
+{
+    const struct gpu_place *place = &c->sharer;
+    uint64_t told = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
+    if (gift->status || fd < 0 || gift->bytes < told || gift->bytes > WEFT_MAX_POOL_BYTES)
+        return gift->status < 0 && gift->status >= -4095 ? (int)gift->status : -EPROTO;
+    struct gpu_memory memory;
+    int rc = place->backend->memory_import(place->device, fd, gift->bytes, &memory);
+    if (rc)
+        return rc;
+    o->arena = (struct gpu_arena){.place = *place, .memory = memory, .node = node, .space = space};
+    atomic_store_explicit(&o->mapped, true, memory_order_release); /* pairs with the acquire in other_open() */
+    arena_show(&o->arena);
+    return 0;
+}
+
+/* A gift is for what was asked with its secret. */
+static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
+{
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
+    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++) {
+        struct arena_other *o = &all[i];
+        uint32_t node = i / ARENA_SPACES;
+        if (o->until && !o->ask && o->secret == gift->secret && may_map(c)) {
+            share_end(c, o, node, share_map(c, o, node, i % ARENA_SPACES, gift, fd));
+            return;
+        }
+    }
+}
+
+/* One who has come to the place, with what it brings. */
+static bool share_receive(struct arenas *c)
+{
+    struct arena_gift gift;
+    int memory = -1;
+    if (c->share_came < 0) {
+        int fd = c->share_place < 0 ? -1 : base_place_take(c->share_place);
+        if (fd < 0)
+            return false;
+        c->share_came = fd;
+        c->share_until = base_now_ns() + PATIENCE_GIVER;
+    }
+    struct pollfd ready = {.fd = c->share_came, .events = POLLIN};
+    if (poll(&ready, 1, 0) == 0 && base_now_ns() < c->share_until)
+        return false;
+    /* It is there as a whole, or not from weft. */
+    int rc = ready.revents ? base_receive_fds(c->share_came, &gift, sizeof gift, &memory, 1, base_deadline(WEFT_MS)) : -ETIMEDOUT;
+    close(c->share_came);
+    c->share_came = -1;
+    if (!rc)
+        share_take(c, &gift, memory);
+    if (memory >= 0)
+        close(memory);
+    return true;
+}
+
+/* Say that it is known now. */
+static void share_say(struct arenas *c, struct arena_other *o, uint32_t node)
+{
+    while (atomic_load_explicit(&o->owed, memory_order_relaxed)) {
+        if (fab_send(c->w, node, ARENA_HANDLER_TOLD, NULL, 0, NULL, 0, NULL) == -EAGAIN)
+            return;
+        atomic_fetch_sub_explicit(&o->owed, 1, memory_order_relaxed);
+    }
+}
+
+/* --- steps --- */
+
+/* True: there is more to do. */
+static bool share_look(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
+{
+    share_give(c, o);
+    if (atomic_exchange_explicit(&o->fresh, false, memory_order_relaxed))
+        share_begin(c, o, node, space);
+    if (o->until)
+        share_await(c, o, node, space);
+    else
+        share_say(c, o, node);
+    return o->until || atomic_load_explicit(&o->owed, memory_order_relaxed);
+}
+
+bool share_step(struct arenas *c)
+{
+    bool news = atomic_load_explicit(&c->news, memory_order_relaxed) && atomic_exchange_explicit(&c->news, 0, memory_order_acquire);
+    if (!news && !c->sharing)
+        return false;
+    pthread_mutex_lock(&c->share_lock);
+    bool came = share_receive(c);
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
+    c->sharing = false;
+    for (uint32_t node = 0; node < c->w->size; node++)
+        for (uint32_t s = 1; s < ARENA_SPACES && is_here(c, node); s++)
+            c->sharing |= share_look(c, &all[node * ARENA_SPACES + s], node, s);
+    pthread_mutex_unlock(&c->share_lock);
+    return news || came;
+}
+
+/* --- the GPU --- */
+
+static bool all_looked_at(void *arg)
+{
+    struct arenas *c = arg;
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
+    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++)
+        if (atomic_load_explicit(&all[i].look, memory_order_acquire))
+            return false;
+    return true;
+}
+
+/* Under share_lock. False: there is no memory to remember what is mapped; all is reached by messages. */
+static bool share_prepare(struct arenas *c)
+{
+    if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
+        struct arena_other *all = calloc((size_t)c->w->size * ARENA_SPACES, sizeof *all);
+        if (!all)
+            return false;
+        c->share_place = base_place_open(KIND, c->share_name);
+        atomic_store_explicit(&c->other, all, memory_order_seq_cst); /* see share_heard() */
+    }
+    return true;
+}
+
+void share_open(struct arenas *c, const struct gpu_place *place)
+{
+    pthread_mutex_lock(&c->share_lock);
+    bool first = !c->sharer.backend && share_prepare(c);
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
+    if (first)
+        c->sharer = *place;
+    for (uint32_t i = 0; first && i < c->w->size * ARENA_SPACES; i++)
+        if (atomic_load_explicit(&c->peer[i / ARENA_SPACES].bytes[i % ARENA_SPACES], memory_order_seq_cst) && is_here(c, i / ARENA_SPACES))
+            look_at(c, &all[i]);
+    pthread_mutex_unlock(&c->share_lock);
+    if (first) {
+        arena_ring(c);
+        (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
+    }
+}
+
+static void share_leave(struct arenas *c, struct arena_other *o, int64_t deadline)
+{
+    if (!atomic_load_explicit(&o->mapped, memory_order_acquire) || o->lost)
+        return;
+    o->lost = !arena_unused(c, &o->arena, deadline);
+    arena_hide(&o->arena);
+    if (o->lost)
+        base_log(BASE_LOG_WARN, "a GPU is closed while operations on another node's arena are under way: it stays mapped");
+    else
+        share_unmap(o);
+}
+
+void share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+{
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
+    pthread_mutex_lock(&c->share_lock);
+    bool is = c->sharer.backend && c->sharer.table == place->table;
+    c->share_ends |= is;
+    for (uint32_t i = 0; is && i < c->w->size * ARENA_SPACES; i++)
+        if (all[i].until)
+            share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
+    pthread_mutex_unlock(&c->share_lock);
+    if (!is)
+        return;
+    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++) /* what waits for a step must not wait for us */
+        share_leave(c, &all[i], deadline);
+    pthread_mutex_lock(&c->share_lock);
+    c->sharer = (struct gpu_place){0};
+    c->share_ends = false;
+    pthread_mutex_unlock(&c->share_lock);
+}
+
+const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
+{
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
+    int rc = atomic_load_explicit(&c->peer[node].unmapped, memory_order_relaxed);
+    bool mapped = false;
+    for (uint32_t s = 1; all && s < ARENA_SPACES; s++)
+        mapped |= atomic_load_explicit(&all[node * ARENA_SPACES + s].mapped, memory_order_relaxed);
+    if (node == c->w->rank)
+        snprintf(why, room, "it is this node's");
+    else if (mapped)
+        snprintf(why, room, "the same host: its GPU's memory is mapped here");
+    else if (!is_here(c, node))
+        snprintf(why, room, "another host: GPUs' memory is not registered with RDMA devices");
+    else if (!all || rc == -ENODEV || rc == 0)
+        snprintf(why, room, "the same host, but no GPU was open here to map its memory for");
+    else if (rc == -EXDEV)
+        snprintf(why, room, "the same host, but its GPU is of another kind");
+    else
+        snprintf(why, room, "the same host, but its GPU's memory cannot be mapped here: %s", base_strerror(rc));
+    return node == c->w->rank ? "own" : mapped ? "mapped" : "staged";
+}
+
+void share_free(struct arenas *c)
+{
+    if (c->share_place >= 0)
+        close(c->share_place);
+    if (c->share_came >= 0)
+        close(c->share_came);
+    free(atomic_load_explicit(&c->other, memory_order_relaxed));
+}
