@@ -135,7 +135,8 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
 
 static void piece_direct(struct arena_job *j, struct arena_piece *p)
 {
-    const struct gpu_place *place = j->near_arena ? &j->near_arena->place : &j->far_arena->place;
+    const struct gpu_place *near = j->near_arena ? &j->near_arena->place : NULL, *far = j->far_arena ? &j->far_arena->place : NULL;
+    const struct gpu_place *place = !near || (far && near->backend == &gpu_host) ? far : near; /* the processor reaches no other GPU's */
     bool in = j->kind == JOB_GET;
     p->from = 0;
     p->length = j->length;

@@ -34,6 +34,14 @@ static weft_gpu *open_arena(weft_node *w, size_t bytes)
     return g;
 }
 
+/* Do nodes reach each other's arenas directly? */
+static bool maps(weft_node *w)
+{
+    weft_link_stats stats;
+    OK(weft_link_stat(w, (weft_rank(w) + 1) % weft_size(w), &stats, sizeof stats));
+    return !strcmp(stats.transport, "shm");
+}
+
 static uint64_t draw(uint64_t *seed)
 {
     *seed ^= *seed << 13;
@@ -58,6 +66,7 @@ static void fill(uint8_t *p, size_t n, uint64_t seed)
 /* What this node has: at each node an area of the arena, at the same offset everywhere, and one of the pool. */
 struct mine {
     weft_node *w;
+    weft_gpu *g;
     weft_gaddr area[2]; /* 0: of the pool, 1: of the arena; on_node() has the others' */
     weft_gaddr local;   /* of this node's arena */
     uint8_t *near[3];   /* outside of the pool, in it, in the arena (a GPU's address) */
@@ -125,7 +134,7 @@ static void mine_open(struct mine *m, weft_node *w)
     weft_gaddr at;
     *m = (struct mine){.w = w, .seed = 88172645463325252ull + weft_rank(w) * 7919};
     m->area[0] = symmetric_alloc(w, (size_t)AREA * weft_size(w)) + (uint64_t)AREA * weft_rank(w);
-    weft_gpu *g = open_arena(w, ARENA_BYTES);
+    weft_gpu *g = m->g = open_arena(w, ARENA_BYTES);
     OK(weft_gpu_alloc(g, SPACE, (size_t)AREA * weft_size(w), &at)); /* the first: at the same place everywhere */
     m->area[1] = at + (uint64_t)AREA * weft_rank(w);
     OK(weft_gpu_alloc(g, SPACE, AREA, &m->local));
@@ -168,7 +177,7 @@ static void node_shadow(weft_node *w, void *arg)
     OK(weft_link_stat(w, weft_rank(w), &stats, sizeof stats));
     CHECK(!strcmp(stats.arena_way, "own") && stats.arena_why[0]);
     OK(weft_link_stat(w, (weft_rank(w) + 1) % weft_size(w), &stats, sizeof stats));
-    CHECK((!strcmp(stats.arena_way, "staged") || !strcmp(stats.arena_way, "mapped")) && stats.arena_why[0]);
+    CHECK(!strcmp(stats.arena_way, maps(w) ? "mapped" : "staged") && stats.arena_why[0]);
     mine_close(&m);
 }
 
@@ -269,6 +278,7 @@ static void test_words(void **state)
 
 struct kernel_job {
     weft_gaddr at, local;
+    bool maps;
 };
 
 #define KERNEL(call)                                                                           \
@@ -284,8 +294,9 @@ static void in_kernel(const weft_device *d, void *arg)
 {
     const struct kernel_job *j = arg;
     uint64_t *own = weft_device_ptr(d, j->local, 16384), old;
-    if (!own || weft_device_ptr(d, j->local, 1ull << 40)) {
-        fprintf(stderr, "a kernel does not find its own arena\n");
+    const uint64_t *others = weft_device_ptr(d, on_node(j->at, 1 - d->rank) + 16384 * d->rank, 16384);
+    if (!own || weft_device_ptr(d, j->local, 1ull << 40) || !others != !j->maps) {
+        fprintf(stderr, "a kernel does not find its own arena, or the other's\n");
         _exit(1);
     }
     for (uint32_t round = 0; round < 20; round++)
@@ -298,6 +309,8 @@ static void in_kernel(const weft_device *d, void *arg)
             KERNEL(weft_device_fence(d, node));
             KERNEL(weft_device_put_value(d, there + 8, round, NULL));
             KERNEL(weft_device_flush(d, node));
+            if (node != d->rank && others && (others[0] != own[0] || others[1] != round || others[1023] != own[1023]))
+                _exit(1);
             KERNEL(weft_device_get(d, j->local + 8192, there, 8192, &op));
             KERNEL(weft_device_wait(d, &op));
             own[1] = round;
@@ -316,7 +329,7 @@ static void in_kernel(const weft_device *d, void *arg)
 static void node_kernels(weft_node *w, void *arg)
 {
     (void)arg;
-    struct kernel_job j;
+    struct kernel_job j = {.maps = maps(w)};
     weft_gpu *g = open_arena(w, 4 << 20);
     OK(weft_gpu_alloc(g, SPACE, (size_t)16384 * weft_size(w), &j.at));
     OK(weft_gpu_alloc(g, SPACE, 16384, &j.local));
@@ -331,6 +344,90 @@ static void test_kernels(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed(2, node_kernels, NULL), 0);
+}
+
+/* --- memory of other processes --- */
+
+static void way_is(weft_node *w, uint32_t node, const char *way, const char *why)
+{
+    weft_link_stats stats;
+    OK(weft_link_stat(w, node, &stats, sizeof stats));
+    if (strcmp(stats.arena_way, way) || !strstr(stats.arena_why, why)) {
+        fprintf(stderr, "node %u: to node %u: %s (%s), not %s (%s)\n", weft_rank(w), node, stats.arena_way, stats.arena_why, way, why);
+        _exit(1);
+    }
+}
+
+static void is_there(weft_node *w, weft_gaddr at, uint64_t value)
+{
+    uint64_t got = 0;
+    OK(weft_put_blocking(w, at, &value, 8));
+    OK(weft_get_blocking(w, &got, at, 8));
+    CHECK(got == value);
+}
+
+/* Node 0 owns. Node 1 has a GPU before, node 2 later. Node 0 closes its arena and opens another. */
+static void node_late(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t me = weft_rank(w), space;
+    bool shm = maps(w);
+    weft_gpu *g = NULL;
+    weft_gaddr at = weft_gaddr_make(0, SPACE, 65536) + 8 * me;
+    const char *way = shm ? "mapped" : "staged";
+    const weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = 1, .slots = 64};
+    if (me == 1)
+        OK(weft_gpu_open(w, &config, &g));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 0)
+        g = open_arena(w, 1 << 20);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 2) {
+        is_there(w, at, 4);
+        way_is(w, 0, "staged", shm ? "no GPU was open here" : "");
+        OK(weft_gpu_open(w, &config, &g));
+    }
+    is_there(w, at, me + 5);
+    if (me)
+        way_is(w, 0, way, "");
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    volatile uint64_t *word = weft_gpu_ptr(g, at, 8);
+    CHECK(!word == (me && !shm) && (!word || *word == me + 5));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 0)
+        OK(weft_gpu_close(g));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    CHECK(weft_put(w, at, &(uint64_t){1}, 8, NULL) == -EFAULT);
+    CHECK(!me || !weft_gpu_ptr(g, at, 8));
+    if (me && word)
+        *word = 9; /* what a kernel may do that is late */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 0) {
+        g = open_arena(w, 1 << 20);
+        OK(weft_gpu_arena(g, 5 << 20, &space));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    uint64_t got = 1;
+    OK(weft_get_blocking(w, &got, at, 8));
+    CHECK(got == 0); /* it is another one */
+    is_there(w, at, me + 5);
+    is_there(w, weft_gaddr_make(0, 2, 5 << 20) + 8 * me, me + 6);
+    if (me)
+        way_is(w, 0, way, "");
+    if (me == 1) { /* without its GPU it asks the owner */
+        OK(weft_gpu_close(g));
+        is_there(w, at, 77);
+        way_is(w, 0, "staged", "");
+        OK(weft_gpu_open(w, &config, &g));
+        CHECK(!weft_gpu_ptr(g, at, 8) == !shm);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_late(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, node_late, NULL), 0);
 }
 
 /* --- what is wrong --- */
@@ -387,6 +484,8 @@ static void node_death(weft_node *w, void *arg)
     (void)arg;
     struct mine m;
     mine_open(&m, w);
+    uint8_t *theirs = weft_gpu_ptr(m.g, on_node(m.area[1], 1), AREA);
+    CHECK(!theirs == !maps(w) || weft_rank(w) == 1);
     if (weft_rank(w) == 1) {
         usleep(100000);
         kill(getpid(), SIGKILL);
@@ -410,6 +509,8 @@ static void node_death(weft_node *w, void *arg)
     }
     CHECK(rc == -ECONNRESET && weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     uint64_t old;
+    if (theirs)
+        memset((void *)(uintptr_t)theirs, 1, AREA); /* a kernel that has not noticed */
     OK(weft_fetch_add_blocking(w, on_node(m.area[1], weft_rank(w)), 1, &old));
     OK(weft_put_blocking(w, on_node(m.area[1], weft_rank(w)), m.near[2], AREA));
     _exit(0);
@@ -454,6 +555,32 @@ static const struct lie_field ANSWER[] = {
     LIE_FIELD(struct arena_answer, value),
 };
 
+static const struct lie_field SPACES[] = {
+    LIE_FIELD(struct arena_space, space),
+    LIE_FIELD(struct arena_space, bytes),
+    LIE_FIELD(struct arena_space, kind),
+};
+static const struct lie_field SHARE[] = {
+    LIE_FIELD(struct arena_share, space),
+    LIE_FIELD(struct arena_share, secret),
+};
+
+/* Of arenas that there are not; asked for theirs, at places that there are not. */
+static void lie_about_sharing(struct liar_to *to)
+{
+    to->payload = 0;
+    to->handler = ARENA_HANDLER_SPACE;
+    struct arena_space space = {.space = SPACE, .bytes = 1 << 20, .kind = arena_kind(&(struct gpu_place){.backend = &gpu_host})};
+    lie_about(&space, sizeof space, SPACES, LIE_COUNT(SPACES), tell_arena, to);
+    to->handler = ARENA_HANDLER_SHARE;
+    struct arena_share share = {.space = SPACE, .place = "weft-arena-0"};
+    lie_about(&share, sizeof share, SHARE, LIE_COUNT(SHARE), tell_arena, to);
+    memset(share.place, 'x', sizeof share.place);
+    lie_about(&share, sizeof share, SHARE, LIE_COUNT(SHARE), tell_arena, to);
+    to->handler = ARENA_HANDLER_TOLD;
+    tell_arena(NULL, 0, "told", to);
+}
+
 static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
 {
     for (uint32_t node = 0; node < NODES - 1; node++) {
@@ -474,6 +601,7 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
         struct arena_answer truth = {.id = 256};
         for (to.payload = 0; to.payload <= 8; to.payload += 8)
             lie_about(&truth, sizeof truth, ANSWER, LIE_COUNT(ANSWER), tell_arena, &to);
+        lie_about_sharing(&to);
         OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
     }
 }
@@ -513,8 +641,8 @@ static void test_liar(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_shadow), cmocka_unit_test(test_words),
-        cmocka_unit_test(test_kernels), cmocka_unit_test(test_death),  cmocka_unit_test(test_liar),
+        cmocka_unit_test(test_wrong), cmocka_unit_test(test_shadow), cmocka_unit_test(test_words), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_late),  cmocka_unit_test(test_death),  cmocka_unit_test(test_liar),
     };
     return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
 }
