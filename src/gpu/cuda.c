@@ -56,7 +56,6 @@ static struct {
     int (*cuMemAlloc_v2)(cuda_ptr *, size_t);
     int (*cuMemFree_v2)(cuda_ptr);
     int (*cuMemsetD8_v2)(cuda_ptr, unsigned char, size_t);
-    int (*cuMemcpyHtoD_v2)(cuda_ptr, const void *, size_t);
     int (*cuCtxSynchronize)(void);
     int (*cuMemGetAllocationGranularity)(size_t *, const struct allocation *, int);
     int (*cuMemAddressReserve)(cuda_ptr *, size_t, size_t, cuda_ptr, unsigned long long);
@@ -105,7 +104,6 @@ static const struct {
     FUNCTION(cuMemAlloc_v2),
     FUNCTION(cuMemFree_v2),
     FUNCTION(cuMemsetD8_v2),
-    FUNCTION(cuMemcpyHtoD_v2),
     FUNCTION(cuCtxSynchronize),
     FUNCTION(cuMemGetAllocationGranularity),
     FUNCTION(cuMemAddressReserve),
@@ -374,8 +372,11 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    return cuda_failed(WITHIN((struct cuda_device *)device, cuda.cuMemcpyHtoD_v2((cuda_ptr)(uintptr_t)to, from, bytes)),
-                       "copying to the GPU");
+    struct cuda_device *d = device; /* a stream that waits for no kernel: one may run as long as the program */
+    int code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
+    if (!code)
+        code = WITHIN(d, cuda.cuStreamSynchronize(d->word));
+    return cuda_failed(code, "copying to the GPU");
 }
 
 /* --- arenas --- */

@@ -333,7 +333,9 @@ static void node_kernels(weft_node *w, void *arg)
     weft_gpu *g = open_arena(w, 4 << 20);
     OK(weft_gpu_alloc(g, SPACE, (size_t)16384 * weft_size(w), &j.at));
     OK(weft_gpu_alloc(g, SPACE, 16384, &j.local));
-    memset(weft_gpu_ptr(g, j.at, 1), 0, (size_t)16384 * weft_size(w));
+    uint8_t *zeros = calloc(weft_size(w), 16384);
+    OK(weft_put_blocking(w, j.at, zeros, (size_t)16384 * weft_size(w)));
+    free(zeros);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_gpu_run(g, in_kernel, 1, &j));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -486,6 +488,7 @@ static void node_death(weft_node *w, void *arg)
     mine_open(&m, w);
     uint8_t *theirs = weft_gpu_ptr(m.g, on_node(m.area[1], 1), AREA);
     CHECK(!theirs == !maps(w) || weft_rank(w) == 1);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1) {
         usleep(100000);
         kill(getpid(), SIGKILL);
