@@ -58,13 +58,20 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Open an arena: memory of the GPU with addresses of all nodes, in a space of this node, 1 to 15. It is closed with the GPU; operations
  * that other nodes have under way on it end before, up to the node's deadline. All operations of weft/fabric.h take its addresses, and
- * so do kernels' calls. The local memory of puts and gets may be of an arena of this process, too (weft_gpu_ptr()).
+ * so do kernels' calls. The local memory of puts and gets may be of an arena of this node, too (weft_gpu_ptr()), not of another's.
  *
  * Atomics on its words are done by its node, one at a time. They are atomic against each other, but not against kernels that change the
- * word themselves. A node whose arena is on another host is asked by messages, and large data goes through both pools
- * (weft_link_stats.arena_way). All nodes are told of an arena, and it waits until they know, up to the node's deadline.
- * weft_fence() may wait for operations on GPUs' memory that are under way to that node, up to the node's deadline, and in a handler it is
- * -EDEADLK then.
+ * word themselves.
+ *
+ * A node of the same host that has a GPU of the same kind open maps the arena for the first one: it copies there directly, and kernels
+ * of that GPU load and store there (weft_device_ptr()). It stays mapped, for kernels that are late, until its node opens another arena in
+ * that space or the GPU there is closed; its memory is free after that. Any other node asks by messages, and large data goes through both
+ * pools. weft_link_stats.arena_way and arena_why tell.
+ *
+ * All nodes are told of an arena, and it waits until they know and have mapped it, up to the node's deadline. weft_gpu_open() waits for
+ * the arenas that there are to be mapped, for at most 10 s. weft_fence() may wait for operations on GPUs' memory that are under way to that
+ * node, up to the node's deadline, and in a handler it is -EDEADLK then.
+ *
  * Errors: -EINVAL 0 bytes, or too many for an address; -ENOMEM the GPU has not so much memory; -ENOSPC there are 15 arenas; -EIO its driver
  * has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);

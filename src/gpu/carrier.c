@@ -252,14 +252,26 @@ int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr
     return arena_alloc(c, space, bytes, out);
 }
 
-void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+/* `place`: only of what that GPU reaches. */
+static void *find(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
 {
     struct gpu_arena *a = NULL;
     void *at = NULL;
     if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, &a, &at))
         return NULL;
+    bool reached = a && (!place || a->place.table == place->table);
     arena_leave(a);
-    return at;
+    return reached ? at : NULL;
+}
+
+void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+{
+    return find(c, NULL, addr, bytes);
+}
+
+void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
+{
+    return find(c, place, addr, bytes);
 }
 
 int gpu_arenas_share(struct arenas *c, const struct gpu_place *place)

@@ -407,7 +407,7 @@ int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out)
 void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes)
 {
     if (weft_gaddr_space(addr))
-        return gpu_arena_pointer(gpu_arenas_of(g->w), addr, bytes);
+        return gpu_arena_reached(gpu_arenas_of(g->w), &g->place, addr, bytes);
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
     if (!weft_ptr(g->w, addr, bytes) || !g->pool_at[node])

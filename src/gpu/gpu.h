@@ -85,7 +85,8 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
 void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes); /* the GPU's address; NULL: this process does not reach it */
-int gpu_arenas_share(struct arenas *c, const struct gpu_place *place);      /* a GPU was opened; others' of this host */
+void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes); /* by kernels of that GPU */
+int gpu_arenas_share(struct arenas *c, const struct gpu_place *place);                    /* a GPU was opened; others' of this host */
 void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* those of that GPU */
 void gpu_arenas_end(struct arenas *c);                                                    /* no job is under way; ends the thread */
 void gpu_arenas_free(struct arenas *c);                                                   /* no thread of weft's runs any more */
