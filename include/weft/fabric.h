@@ -123,8 +123,8 @@ WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
 /* Order operations to `node`: the earlier ones are visible there before the later ones. Waits only for operations on GPUs' memory
  * (weft/gpu.h), if there are any under way to that node.
- * Errors: -EFAULT no such node; -ECONNRESET the node is gone; of a wait for GPUs' memory: -ETIMEDOUT not complete before the deadline;
- * -EDEADLK it would wait in a handler. */
+ * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ETIMEDOUT operations on GPUs' memory were not complete before the deadline;
+ * -EDEADLK it would wait for these in a handler. */
 WEFT_API int weft_fence(weft_node *w, uint32_t node);
 
 /* The result of an operation, or -EINPROGRESS while it is pending.

@@ -223,11 +223,14 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     go_to(p, PIECE_ANSWER); /* before the answer can come */
     bool bytes = m.kind == ASK_WRITE;
     int rc = fab_send(c->w, j->node, ARENA_HANDLER_ASK, &m, sizeof m, bytes ? p->bytes : NULL, bytes ? p->length : 0, NULL);
-    if (rc &&
-        atomic_compare_exchange_strong_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_DONE, memory_order_acq_rel,
-                                                memory_order_acquire) &&
-        rc != -EAGAIN)
-        p->status = rc;
+    while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,
+                                                        memory_order_acq_rel, memory_order_acquire)) {
+        if (expected == PIECE_CAME)
+            return;              /* an answer to what was not asked */
+        expected = PIECE_ANSWER; /* the handler looks at an answer that another node made up */
+    }
+    if (rc && rc != -EAGAIN)
+        piece_end(p, rc);
 }
 
 static void piece_await(struct arenas *c, struct arena_job *j, struct arena_piece *p)

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -99,9 +100,49 @@ static void no_room_for_them(void **state)
     close(s[0]), close(s[1]), close(p[0]), close(p[1]);
 }
 
+#if defined(__linux__)
+/* By a name, which ends with its place; who is another user is refused at both ends. */
+static void to_a_place(void **state)
+{
+    (void)state;
+    char name[BASE_PLACE_NAME], again[BASE_PLACE_NAME], text[4];
+    int p[2], got, before = open_descriptors();
+    int place = base_place_open("weft-test", name), other = base_place_open("weft-test", again);
+    assert_true(place >= 0 && other >= 0);
+    assert_memory_equal(name, "weft-test-", 10);
+    assert_string_not_equal(name, again);
+    assert_int_equal(base_place_take(place), -EAGAIN);
+    assert_int_equal(base_pipe(p, 0), 0);
+    int from = base_place_go(name), to = base_place_take(place);
+    assert_true(from >= 0 && to >= 0);
+    assert_int_equal(base_send_fds(from, "this", 4, p, 1), 0);
+    close(from);
+    assert_int_equal(base_receive_fds(to, text, 4, &got, 1, SOON), 0);
+    assert_true(same(got, p[0]));
+    close(got), close(to), close(p[0]), close(p[1]);
+    if (geteuid() == 0) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(setuid(65534) == 0 && base_place_go(name) == -EPERM ? 0 : 1);
+        int status;
+        assert_true(waitpid(child, &status, 0) == child && status == 0);
+        assert_int_equal(base_place_take(place), -EPERM);
+    }
+    close(place), close(other);
+    assert_int_equal(base_place_go(name), -ECONNREFUSED);
+    assert_int_equal(open_descriptors(), before);
+}
+#endif
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(they_arrive), cmocka_unit_test(an_end_and_a_deadline),
-                                       cmocka_unit_test(no_room_for_them)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(they_arrive),
+        cmocka_unit_test(an_end_and_a_deadline),
+        cmocka_unit_test(no_room_for_them),
+#if defined(__linux__)
+        cmocka_unit_test(to_a_place),
+#endif
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
