@@ -20,6 +20,7 @@ struct weft_gpu {
     uint32_t rings, attached; /* of them: reached by the device */
     struct gpu_ring *ring;
     struct gpu_server *server;
+    struct gpu_workers workers;
     weft_device here; /* as kernels have it */
     void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
     weft_device *there;
@@ -99,14 +100,17 @@ static void dismantle(weft_gpu *g)
         gpu_ring_close(&g->ring[i]);
     free(g->ring);
     free(g->pool_attached);
+    pthread_mutex_destroy(&g->workers.lock);
     free(g);
 }
 
 /* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
+    gpu_work_end(&g->workers);
     bool done = !g->server || gpu_serve_end(g->server, deadline);
     g->server = NULL;
+    gpu_work_free(&g->workers);
     for (uint32_t i = 0; i < g->attached; i++)
         g->backend->detach(g->device, g->ring[i].memory);
     g->attached = 0;
@@ -334,7 +338,9 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (!g->ring || !g->pool_attached)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
-    return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings, g->backend->check, g->device);
+    g->workers.backend = g->backend;
+    g->workers.device = g->device;
+    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings);
 }
 
 int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
@@ -350,6 +356,8 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     if (!g)
         return base_fail(-ENOMEM, "no memory for a GPU");
     g->w = w;
+    g->workers.w = w;
+    pthread_mutex_init(&g->workers.lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
         (void)gpu_shut(g, 0);
@@ -375,6 +383,14 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
     return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+}
+
+int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)
+{
+    *out = NULL;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
+    return gpu_work_open(&g->workers, q, config, out);
 }
 
 int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)

@@ -6,6 +6,7 @@
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
+ *   work.c   persistent workers: tasks from queues to blocks, results back
  *   serve.c  the thread that does what kernels ask for
  *   gpu.c    opening and closing
  */
@@ -15,6 +16,7 @@
 #include "fabric/fabric.h"
 #include "weft/device.h"
 #include "weft/gpu.h"
+#include "weft/queue.h"
 
 #define GPU_RINGS_DEFAULT 8u
 #define GPU_RINGS_MAX     256u
@@ -42,11 +44,30 @@ struct gpu_backend {
 };
 extern const struct gpu_backend gpu_host, gpu_cuda;
 
-/* --- serve.c --- */
+/* --- work.c --- */
+#define GPU_WORKERS_MAX 64u
+
 struct gpu_ring;
+struct gpu_request;
+/* The workers of a GPU, by number. None is freed while the GPU is open: its kernels and the thread that serves it may name any. */
+struct gpu_workers {
+    struct weft_node *w;
+    const struct gpu_backend *backend;
+    void *device;
+    pthread_mutex_t lock; /* of opening and closing */
+    uint32_t count;
+    _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
+};
+int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
+/* The serving thread's: a block has done a task. */
+int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
+void gpu_work_end(struct gpu_workers *all);  /* closes those that are open; kernels and the serving thread may go on */
+void gpu_work_free(struct gpu_workers *all); /* they do not any more */
+
+/* --- serve.c --- */
 struct gpu_server;
-/* `check`, where there is one, is asked from time to time while no request comes, and what it says is logged once. */
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t count, int (*check)(void *), void *device);
+/* The back end's check(), where there is one, is asked from time to time while no request comes, and what it says is logged once. */
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);

@@ -19,6 +19,7 @@
 
 struct gpu_server {
     struct weft_node *w;
+    struct gpu_workers *workers;
     struct gpu_ring *rings;
     uint32_t count;
     _Atomic int64_t until;      /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
@@ -78,8 +79,9 @@ static int start_fence(struct weft_node *w, const struct gpu_request *q)
 }
 
 /* Start it. -EAGAIN: there is no room towards its node now. */
-static int server_start(struct weft_node *w, struct gpu_request *q)
+static int server_start(struct gpu_server *s, struct gpu_request *q)
 {
+    struct weft_node *w = s->w;
     switch (q->kind) {
     case WEFT_DEVICE_PUT_VALUE: return weft_put(w, q->low[0], &q->low[1], 8, &q->op);
     case WEFT_DEVICE_PUT:
@@ -90,6 +92,7 @@ static int server_start(struct weft_node *w, struct gpu_request *q)
     case WEFT_DEVICE_COMPARE_SWAP: return weft_compare_swap(w, q->low[0], q->low[1], q->low[2], &q->value, &q->op);
     case WEFT_DEVICE_SEND: return start_send(w, q);
     case WEFT_DEVICE_FENCE: return start_fence(w, q);
+    case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
     default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
@@ -110,7 +113,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;
-    int rc = server_start(s->w, q);
+    int rc = server_start(s, q);
     if (rc == -EAGAIN)
         return rc;
     if (q->kind == WEFT_DEVICE_FLUSH) {
@@ -241,16 +244,17 @@ static void *server_run(void *arg)
     }
 }
 
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t n, int (*check)(void *), void *device)
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n)
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory to serve a GPU");
-    s->w = w;
+    s->w = workers->w;
+    s->workers = workers;
     s->rings = rings;
     s->count = n;
-    s->check = check;
-    s->device = device;
+    s->check = workers->backend->check;
+    s->device = workers->device;
     s->until = INT64_MAX;
     int rc = base_thread(&s->thread, server_run, s);
     if (rc) {
