@@ -291,8 +291,9 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN, "a worker of a GPU is closed: %u tasks that no block has done are given back to the queue", n);
-    while (finish(k, now))
-        ;
+    while (k->used) /* the serving thread hands over the last ones at this moment */
+        if (!finish(k, now))
+            sched_yield();
     return true;
 }
 
