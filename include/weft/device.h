@@ -71,7 +71,10 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_FENCE        10u /* low: node */
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
 #define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
-#define WEFT_DEVICE_KINDS        13u
+#define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
+#define WEFT_DEVICE_KINDS        14u
+
+#define WEFT_DEVICE_RECORD_BYTES 256u
 
 #define WEFT_DEVICE_ROUND      (1ull << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
@@ -432,7 +435,8 @@ WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_r
 /* Does it bring what the kernel reads, or may it tell the kernel that there is something to read? */
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
-    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP;
+    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
+           kind == WEFT_DEVICE_RECORD;
 }
 
 /* Hand a request over. With an op an answer comes. */
@@ -598,6 +602,19 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(const weft_device *d, uint64_t wor
 {
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
+}
+/* Hand a record of WEFT_DEVICE_RECORD_BYTES in this node's own pool to a service of this node (weft_gpu_service()). The record belongs to
+ * the service until it has answered. */
+WEFT_DEVICE_CALL int weft_device_ask_start(const weft_device *d, uint32_t service, uint64_t record, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+/* And wait for its answer: its status; `value` may be NULL. */
+WEFT_DEVICE_CALL int weft_device_ask(const weft_device *d, uint32_t service, uint64_t record, uint64_t *value)
+{
+    weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
+    return weft_device_call(d, &q, value);
 }
 /* All operations that this block has started towards `node` are complete and visible there. Returns the first error of those without
  * an op since the last flush of that node. Blocks that use the same ring (weft_gpu_config.rings) share this: one of them is told. */

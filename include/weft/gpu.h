@@ -64,6 +64,25 @@ typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
  * has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
+/* --- services: what kernels ask the program for --- */
+
+#define WEFT_GPU_SERVICES 64u
+
+/* What a kernel has asked, until it is answered. */
+typedef struct weft_gpu_call weft_gpu_call;
+/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, of this node's pool, aligned to 8). Kernels may change it
+ * meanwhile: read it once, and believe nothing in it. Called by the thread that serves the GPU, for which it must not wait; it answers by
+ * weft_gpu_answer(), at once or later. */
+typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
+
+/* From now on `fn` is called for records with that number, which is below WEFT_GPU_SERVICES, until weft_close().
+ * Errors: -EINVAL no such number, or no function; -EALREADY the number has a service. */
+WEFT_API int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg);
+
+/* Answer a call, once, from any thread, before weft_close(). A kernel sees what was written before. Later answers to requests of the same
+ * ring wait for it. `status` is 0 or a negative error number. Errors: -EINVAL the status is positive, or it has been answered. */
+WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
+
 /* --- persistent workers --- */
 
 /* Tasks of a queue for kernels that stay on the GPU: a thread of this node claims them ahead, blocks take them (weft_device_next_task())

@@ -32,6 +32,7 @@ struct weft_gpu {
 struct gpus {
     pthread_mutex_t lock;
     weft_gpu *left;
+    struct gpu_service services[WEFT_GPU_SERVICES];
 };
 
 /* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
@@ -357,6 +358,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         return base_fail(-ENOMEM, "no memory for a GPU");
     g->w = w;
     g->workers.w = w;
+    g->workers.services = ((struct gpus *)w->gpus)->services;
     pthread_mutex_init(&g->workers.lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
@@ -383,6 +385,22 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
     return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+}
+
+int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg)
+{
+    struct gpus *all = w->gpus;
+    if (number >= WEFT_GPU_SERVICES || !fn)
+        return base_fail(-EINVAL, "weft_gpu_service(): number %u, of %u; or no function", number, WEFT_GPU_SERVICES);
+    struct gpu_service *s = &all->services[number];
+    pthread_mutex_lock(&all->lock);
+    bool there = atomic_load_explicit(&s->fn, memory_order_relaxed);
+    if (!there) {
+        s->arg = arg;
+        atomic_store_explicit(&s->fn, fn, memory_order_release); /* pairs with start_record() */
+    }
+    pthread_mutex_unlock(&all->lock);
+    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service", number) : 0;
 }
 
 int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)

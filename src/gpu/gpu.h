@@ -44,6 +44,12 @@ struct gpu_backend {
 };
 extern const struct gpu_backend gpu_host, gpu_cuda;
 
+/* What kernels ask the program for: by number, of all GPUs of a node. */
+struct gpu_service {
+    _Atomic(weft_gpu_service_fn) fn; /* set last, once */
+    void *arg;
+};
+
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
 
@@ -54,7 +60,8 @@ struct gpu_workers {
     struct weft_node *w;
     const struct gpu_backend *backend;
     void *device;
-    pthread_mutex_t lock; /* of opening and closing */
+    struct gpu_service *services; /* [WEFT_GPU_SERVICES] */
+    pthread_mutex_t lock;         /* of opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
 };

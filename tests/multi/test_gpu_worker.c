@@ -233,6 +233,88 @@ static void test_lie(void **state)
     assert_int_equal(nodes_failed(1, node_lie, NULL), 0);
 }
 
+/* Services: one that answers at once, one later from another thread, and one that never does. */
+struct later {
+    weft_gpu_call *_Atomic call;
+    uint64_t *record;
+};
+
+static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    uint64_t *words = record;
+    CHECK(arg == w);
+    words[31] = words[0] + 1;
+    CHECK(weft_gpu_answer(call, 1, 0) == -EINVAL);
+    OK(weft_gpu_answer(call, words[0] == 13 ? -ENOSPC : 0, words[0] * 2));
+}
+
+static void later(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    (void)w;
+    struct later *l = arg;
+    l->record = record;
+    atomic_store(&l->call, call);
+}
+
+static void *answers(void *arg)
+{
+    struct later *l = arg;
+    weft_gpu_call *call;
+    while (!(call = atomic_load(&l->call)))
+        usleep(100);
+    usleep(2000);
+    l->record[1] = 77;
+    OK(weft_gpu_answer(call, 0, 5));
+    return NULL;
+}
+
+static void ask(const weft_device *d, void *arg)
+{
+    weft_gaddr record = *(weft_gaddr *)arg;
+    uint64_t *words = weft_device_ptr(d, record, WEFT_DEVICE_RECORD_BYTES), value;
+    for (uint64_t i = 0; i < 100; i++) {
+        words[0] = i;
+        CHECK(weft_device_ask(d, 3, record, &value) == (i == 13 ? -ENOSPC : 0));
+        CHECK(words[31] == i + 1 && (i == 13 || value == 2 * i));
+    }
+    weft_device_op op;
+    CHECK(weft_device_ask_start(d, 4, record, &op) == 0 && weft_device_wait(d, &op) == 0 && op.value == 5 && words[1] == 77);
+    CHECK(weft_device_ask(d, 5, record, NULL) == -ENOENT);
+    CHECK(weft_device_ask(d, UINT32_MAX, record, NULL) == -ENOENT);
+    CHECK(weft_device_ask(d, 3, record + 1, NULL) == -EINVAL);
+    CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 0, 1ull << 43), NULL) == -EFAULT);
+    CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank + 1, 0, 4096), NULL) == -EFAULT);
+    CHECK(weft_device_ask_start(d, 6, record, NULL) == 0);
+}
+
+static void node_services(weft_node *w, void *arg)
+{
+    (void)arg;
+    static struct later one, never;
+    weft_gaddr record;
+    OK(weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, 64, &record));
+    OK(weft_gpu_service(w, 3, at_once, w));
+    OK(weft_gpu_service(w, 4, later, &one));
+    OK(weft_gpu_service(w, 6, later, &never));
+    CHECK(weft_gpu_service(w, 4, later, &one) == -EALREADY && weft_gpu_service(w, WEFT_GPU_SERVICES, later, NULL) == -EINVAL);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, answers, &one) == 0);
+    weft_gpu *g;
+    weft_gpu_config gc = {.bytes = sizeof gc, .name = "host"};
+    OK(weft_gpu_open(w, &gc, &g));
+    OK(weft_gpu_run(g, ask, 1, &record));
+    pthread_join(thread, NULL);
+    OK(weft_gpu_close(g)); /* within the deadline */
+    CHECK(never.call);
+}
+
+static void test_services(void **state)
+{
+    (void)state;
+    const char *const environment[] = {"WEFT_DEADLINE=1s", NULL};
+    assert_int_equal(nodes_failed_with(1, node_services, NULL, environment), 0);
+}
+
 /* A node is killed while its blocks work: the other's do its tasks. */
 static void node_killed(weft_node *w, void *arg)
 {
@@ -269,7 +351,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_once), cmocka_unit_test(test_hang),   cmocka_unit_test(test_idle),
-        cmocka_unit_test(test_lie),  cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_lie),  cmocka_unit_test(test_killed), cmocka_unit_test(test_services),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
