@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Persistent workers: a thread of the node for each claims tasks ahead and puts them into a ring that blocks take them from; blocks hand
- * results over by requests, which the serving thread passes on. tests/model/task_ring.pml has the ring's protocol.
+ * results over by requests, which the serving thread passes on.
  *
  * A slot is filled again when its task is done, in whatever order that is. A number whose slot is in use is left out: the slot does not
  * hold it, and the block that draws it draws the next. So a block that hangs takes one slot, and holds up nobody.
@@ -45,6 +45,7 @@ struct weft_gpu_worker {
     weft_queue *q;
     weft_gpu_worker_config config;
     uint32_t number;
+    bool open; /* under the lock; not beside what the thread writes */
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* slots whose tasks are done: written by the serving thread, as many as slots */
@@ -59,8 +60,7 @@ struct weft_gpu_worker {
     bool stalled;                           /* no block lives, as far as is known */
     bool failed;                            /* the device has */
     bool finished;                          /* no more will be claimed */
-    bool open;
-    _Atomic int64_t until; /* INT64_MAX: nobody closes it; else it ends, then at the latest */
+    _Atomic int64_t until;                  /* INT64_MAX: nobody closes it; else it ends, then at the latest */
     pthread_t thread;
     _Atomic uint64_t claimed, completed, refused, taken_back;
     void *memory; /* of what follows: shared with kernels */
@@ -406,10 +406,10 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     int rc = work_make(k);
     if (rc)
         return rc;
+    k->open = true;
     rc = base_thread(&k->thread, work_run, k);
     if (rc)
         return base_fail(rc, "starting the thread of a GPU's worker: %s", base_strerror(rc));
-    k->open = true;
     atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
     return 0;
 }
