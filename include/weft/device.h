@@ -4,7 +4,8 @@
  * it compiles as C and C++, for kernels of the `host` back end, which threads play, and as CUDA.
  *
  * A kernel is given a weft_device (weft_gpu_device(), weft/gpu.h), and is one of its threads. Addresses are those of weft/types.h; memory
- * of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by its address, too, and lies in the pool.
+ * of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by its address, too, and lies in the pool or
+ * an arena.
  *
  * Every call ends: with 0, or a negative errno. A wait ends after weft_device.deadline_ns with -WEFT_DEVICE_ETIMEDOUT. The numbers of
  * errors are Linux's, on every system.
@@ -111,6 +112,7 @@ typedef struct weft_device {
     weft_device_ring *ring;
     const uint64_t *pool; /* [size]: where a kernel finds the node's pool; 0: it cannot reach it by loads and stores */
     const uint64_t *pool_bytes;
+    const uint64_t *arena; /* [size][16][2]: of each space, where a kernel finds it, and its bytes; 0: it cannot reach it */
 } weft_device;
 
 /* An operation under way. Fields are private. */
@@ -559,18 +561,27 @@ WEFT_DEVICE_CALL int weft_device_nothing(const weft_device *d, bool answer)
     return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
 }
 
-/* The memory behind an address, where the kernel reaches it by loads and stores: the pools of this node and of others of its host. NULL
- * where it cannot, or when any of the `bytes` are outside the pool. */
+/* The memory behind an address, where the kernel reaches it by loads and stores: the pools of this node and of others of its host, the
+ * arenas of its own GPU, and those of GPUs of other nodes of its host that are mapped (weft_link_stats.arena_way). NULL where it cannot,
+ * or when any of the `bytes` are outside. */
 WEFT_DEVICE_CALL void *weft_device_ptr(const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & ((1ull << 44) - 1);
+    if (space != 0 && node < d->size) {
+        const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
+        uint64_t most = weft_device_load(arena + 1); /* written after the address */
+        if (offset > most || bytes > most - offset || most == 0)
+            return NULL;
+        return (void *)(uintptr_t)(weft_device_load_own(arena) + offset);
+    }
     if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
         return NULL;
     return (void *)(uintptr_t)(d->pool[node] + offset);
 }
 
-/* Wait until the 8-byte word, in this node's own pool, is at least `value`: a signal or counter that others add to. */
+/* Wait until the 8-byte word, in this node's own pool or an arena of this GPU, is at least `value`: a signal or counter that others add to.
+ */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
 {
     const uint64_t *p = (const uint64_t *)weft_device_ptr(d, word, 8);

@@ -56,6 +56,26 @@ WEFT_API int weft_gpu_close(weft_gpu *g);
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
+/* Open an arena: memory of the GPU with addresses of all nodes, in a space of this node, 1 to 15. It is closed with the GPU; operations
+ * that other nodes have under way on it end before, up to the node's deadline. All operations of weft/fabric.h take its addresses, and
+ * so do kernels' calls. The local memory of puts and gets may be of an arena of this process, too (weft_gpu_ptr()).
+ *
+ * Atomics on its words are done by its node, one at a time. They are atomic against each other, but not against kernels that change the
+ * word themselves. A node whose arena is on another host is asked by messages, and large data goes through both pools
+ * (weft_link_stats.arena_way). An address of another node's arena that does not exist is told of by the op, or by weft_flush(): -EFAULT.
+ * weft_fence() may wait for operations on GPUs' memory that are under way to that node, up to the node's deadline, and in a handler it is
+ * -EDEADLK then.
+ * Errors: -EINVAL 0 bytes, or too many for an address; -ENOMEM the GPU has not so much memory; -ENOSPC there are 15 arenas; -EIO its driver
+ * has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
+
+/* Allocate in an arena of this node, as weft_alloc() does in the pool; weft_free() frees it.
+ * Errors: -EINVAL 0 bytes; -EFAULT there is no such arena; -ENOMEM no room (all else stays usable). */
+WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
+
+/* Where kernels of the GPU find the memory of an address, as weft_device_ptr(); NULL if they cannot reach it. */
+WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
+
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.

@@ -6,6 +6,12 @@
 
 #include <stdio.h>
 
+/* Has the address a space, and somebody here who knows what that is? */
+static inline bool of_arena(const struct weft_node *w, weft_gaddr addr)
+{
+    return weft_gaddr_space(addr) != 0 && w->arenas;
+}
+
 static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
@@ -26,18 +32,24 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
                      (unsigned long long)w->links[node].pool_bytes);
 }
 
-int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
+/* The link to a living node that has these bytes in its pool; NULL: there is none such. */
+static inline struct fab_link *fabric_link(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
     if (BASE_UNLIKELY(node >= w->size || weft_gaddr_space(addr) != 0))
-        return base_failure(fabric_refuse(w, addr, bytes));
+        return NULL;
     struct fab_link *l = &w->links[node];
     if (BASE_UNLIKELY(atomic_load_explicit(&l->state, memory_order_acquire) != FAB_ALIVE || offset < w->heap_offset ||
                       offset > l->pool_bytes || bytes > l->pool_bytes - offset))
-        return base_failure(fabric_refuse(w, addr, bytes));
-    *link = l;
-    return 0;
+        return NULL;
+    return l;
+}
+
+int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link)
+{
+    *link = fabric_link(w, addr, bytes);
+    return BASE_LIKELY(*link != NULL) ? 0 : base_failure(fabric_refuse(w, addr, bytes));
 }
 
 /* The node's link, while it is alive. */
@@ -61,19 +73,17 @@ void fab_complete(weft_op *op, int status)
 
 int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
-    struct fab_link *l;
-    int rc = fab_resolve(w, dst, len, &l);
-    if (BASE_UNLIKELY(rc))
-        return rc;
+    struct fab_link *l = fabric_link(w, dst, len);
+    if (BASE_UNLIKELY(!l || fab_gpu_memory(w, src)))
+        return l || of_arena(w, dst) ? w->arenas->put(w, dst, src, len, op) : base_failure(fabric_refuse(w, dst, len));
     return l->transport->put(w, l, weft_gaddr_offset(dst), src, len, op);
 }
 
 int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
 {
-    struct fab_link *l;
-    int rc = fab_resolve(w, src, len, &l);
-    if (BASE_UNLIKELY(rc))
-        return rc;
+    struct fab_link *l = fabric_link(w, src, len);
+    if (BASE_UNLIKELY(!l || fab_gpu_memory(w, dst)))
+        return l || of_arena(w, src) ? w->arenas->get(w, dst, src, len, op) : base_failure(fabric_refuse(w, src, len));
     return l->transport->get(w, l, dst, weft_gaddr_offset(src), len, op);
 }
 
@@ -95,12 +105,13 @@ int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op
 
 static inline int atomic_op(weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op)
 {
-    struct fab_link *l;
-    int rc = fab_resolve(w, word, 8, &l);
-    if (BASE_UNLIKELY(rc))
-        return rc;
+    struct fab_link *l = fabric_link(w, word, 8);
+    if (BASE_UNLIKELY(!l && !of_arena(w, word)))
+        return base_failure(fabric_refuse(w, word, 8));
     if (BASE_UNLIKELY(word & 7))
         return base_fail(-EINVAL, "atomic at %#llx: the word must be aligned to 8 bytes", (unsigned long long)word);
+    if (BASE_UNLIKELY(!l))
+        return w->arenas->atomic(w, kind, word, a, b, old, op);
     return l->transport->atomic(w, l, kind, weft_gaddr_offset(word), a, b, old, op);
 }
 
@@ -121,22 +132,23 @@ int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft
 
 int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
 {
-    struct fab_link *l;
-    int rc = fab_resolve(w, signal, 8, &l);
-    if (BASE_UNLIKELY(rc))
-        return rc;
+    struct fab_link *l = fabric_link(w, signal, 8);
+    bool arenas = !l || (len && weft_gaddr_space(dst) != 0) || fab_gpu_memory(w, src);
+    if (BASE_UNLIKELY(!l && !of_arena(w, signal)))
+        return base_failure(fabric_refuse(w, signal, 8));
     if (BASE_UNLIKELY(signal & 7))
         return base_fail(-EINVAL, "signal at %#llx: the word must be aligned to 8 bytes", (unsigned long long)signal);
     uint64_t to = 0;
     if (len) {
-        rc = fab_resolve(w, dst, len, &l);
-        if (BASE_UNLIKELY(rc))
-            return rc;
+        if (BASE_UNLIKELY(!fabric_link(w, dst, len) && !of_arena(w, dst)))
+            return base_failure(fabric_refuse(w, dst, len));
         if (BASE_UNLIKELY(weft_gaddr_node(dst) != weft_gaddr_node(signal)))
             return base_fail(-EINVAL, "put_signal: the bytes go to node %u and the signal to node %u; it must be one node",
                              weft_gaddr_node(dst), weft_gaddr_node(signal));
         to = weft_gaddr_offset(dst);
     }
+    if (BASE_UNLIKELY(arenas))
+        return w->arenas->put_signal(w, dst, src, len, signal, add, op);
     return l->transport->put_signal(w, l, to, src, len, weft_gaddr_offset(signal), add, op);
 }
 
@@ -169,13 +181,30 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
+/* Operations on GPUs' memory come first: they may end by others to the same node. */
+static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
+{
+    if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, l->node, f))
+        return false;
+    return l->transport->flushed(w, l, f);
+}
+
+/* Of operations on GPUs' memory without an op. */
+static inline int arena_failure(struct weft_node *w, uint32_t node)
+{
+    return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) ? w->arenas->failure(w, node) : 0;
+}
+
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f)
 {
     struct fab_link *l = living(w, node);
     if (!l)
         return fab_refuse_node(w, node);
-    if (!l->transport->flushed(w, l, f))
+    if (!flushed_all(w, l, f))
         return -EINPROGRESS;
+    int rc = arena_failure(w, node);
+    if (rc)
+        return rc;
     return atomic_exchange_explicit(&l->unsure, false, memory_order_relaxed) ? -ECONNABORTED : 0;
 }
 
@@ -188,7 +217,7 @@ struct flush_wait {
 static bool flushed(void *arg)
 {
     struct flush_wait *f = arg;
-    return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || f->l->transport->flushed(f->w, f->l, &f->f);
+    return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || flushed_all(f->w, f->l, &f->f);
 }
 
 int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
@@ -211,13 +240,45 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
                          "flush of node %u: its link broke, or its device refused a request: an operation without an op may "
                          "not have happened",
                          node);
-    return 0;
+    int rc = arena_failure(w, node);
+    return rc ? base_fail(rc, "flush of node %u: an operation on a GPU's memory, without an op, has failed: %s", node, base_strerror(rc))
+              : 0;
+}
+
+struct arena_wait {
+    struct weft_node *w;
+    uint32_t node;
+    struct fab_flush f;
+};
+
+static bool arenas_flushed(void *arg)
+{
+    struct arena_wait *a = arg;
+    return a->w->arenas->flushed(a->w, a->node, &a->f);
+}
+
+/* What has begun on GPUs' memory ends by several steps, which nothing later must overtake. */
+static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
+{
+    struct arena_wait a = {.w = w, .node = node};
+    if (arenas_flushed(&a))
+        return 0;
+    int rc = fab_wait_for_room(w, arenas_flushed, &a);
+    return rc == -ETIMEDOUT ? base_fail(rc, "fence to node %u: operations on GPUs' memory are not complete before the deadline", node)
+           : rc == -ENOBUFS || rc == -EDEADLK
+               ? base_fail(-EDEADLK, "fence to node %u: it would wait for operations on GPUs' memory, which a handler must not", node)
+               : rc;
 }
 
 int weft_fence(weft_node *w, uint32_t node)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
+    if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed))) {
+        int rc = fence_arenas(w, node);
+        if (rc)
+            return rc;
+    }
     w->links[node].transport->fence(w, &w->links[node]);
     return 0;
 }
@@ -283,6 +344,8 @@ int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t byt
     snprintf(stats.transport, sizeof stats.transport, "%s", l->transport->name);
     if (l->transport->stat)
         l->transport->stat(w, l, &stats);
+    if (w->arenas)
+        w->arenas->stat(w, node, &stats);
     base_give_struct(out, bytes, &stats, sizeof stats);
     return 0;
 }

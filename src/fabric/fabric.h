@@ -190,6 +190,21 @@ struct fab_bell {
     _Atomic uint32_t napping;
 };
 
+/* What a room above does for addresses with a space, the memory of GPUs, and for local memory that only a GPU reaches. All of it from any
+ * thread. The operations are as those of weft/fabric.h; addresses are not checked. */
+struct fab_arenas {
+    int (*put)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+    int (*get)(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
+    int (*atomic)(struct weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op);
+    int (*put_signal)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
+    int (*free)(struct weft_node *w, weft_gaddr addr);
+    bool (*owns)(struct weft_node *w, const void *p); /* is it memory of a GPU of this process? */
+    /* Those to the node that had begun before `f` was first given (flush.h) are complete. */
+    bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
+    int (*failure)(struct weft_node *w, uint32_t node); /* the first error of those without an op; asked once */
+    void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
+};
+
 struct fab_handler {
     _Atomic(weft_handler_fn) fn;
     void *arg;
@@ -240,6 +255,10 @@ struct weft_node {
     struct pollfd *poll_fds;     /* the progress thread's, with whose they are */
     uint32_t *poll_nodes;
 
+    const struct fab_arenas *arenas; /* set before the node joins */
+    _Atomic bool gpu_memory;         /* a GPU of this process has memory: a local pointer may be of it */
+    _Atomic bool arenas_used;        /* an operation has begun that these did: a fence or flush asks them */
+
     void *cluster, *sync, *queues, *gpus; /* of the rooms above */
 };
 
@@ -285,6 +304,11 @@ int64_t fab_run_ticks(struct weft_node *w); /* ns until they want to be called a
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
+/* Local memory that only a GPU reaches. */
+static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
+{
+    return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
+}
 /* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
  * above. */
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);

@@ -12,6 +12,8 @@
 /* All zeros at first; filled in and compared by the transport, under the lock that its counts are under. */
 struct fab_flush {
     bool begun;       /* `kept`, `asked` and `turn` are set */
+    bool arenas;      /* `arena` is set */
+    uint64_t arena;   /* of operations on GPUs' memory, those that had begun */
     bool gone;        /* all that was kept has gone: `at` and `read` are set */
     uint32_t turn;    /* rc: queue pairs whose positions `at` and `read` are of; tb: turns of works before it */
     uint64_t asked;   /* rc: asks */

@@ -230,9 +230,12 @@ int weft_free(weft_node *w, weft_gaddr addr)
     if (addr == WEFT_NULL)
         return 0;
     /* Node and space in one look: space 0 of this node. */
-    if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS))
-        return base_fail(-EFAULT, "free of %#llx: it is an address of node %u, space %u; a node frees only its own pool",
+    if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS)) {
+        if (weft_gaddr_node(addr) == w->rank && w->arenas)
+            return w->arenas->free(w, addr);
+        return base_fail(-EFAULT, "free of %#llx: it is an address of node %u, space %u; a node frees only its own memory",
                          (unsigned long long)addr, weft_gaddr_node(addr), weft_gaddr_space(addr));
+    }
     return mem_free(w->pool, weft_gaddr_offset(addr));
 }
 

@@ -57,7 +57,7 @@ bool fab_at_once(const struct weft_node *w, weft_gaddr where)
 {
     uint32_t node = weft_gaddr_node(where);
     const struct fab_transport *t = node < w->size ? w->links[node].transport : NULL;
-    return !t || t->at_once;
+    return !t || (t->at_once && weft_gaddr_space(where) == 0);
 }
 
 static int now_begin(struct weft_node *w, struct fab_now **n)
@@ -107,13 +107,13 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 
 int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len)
 {
-    if (fab_at_once(w, dst))
+    if (fab_at_once(w, dst) && !fab_gpu_memory(w, src))
         return weft_put(w, dst, src, len, NULL);
     struct fab_now *n;
     int rc = now_begin(w, &n);
     if (rc)
         return rc;
-    if (len <= sizeof n->bytes && !in_pool(w, src)) {
+    if (len <= sizeof n->bytes && !in_pool(w, src) && !fab_gpu_memory(w, src)) {
         memcpy(n->bytes, src, len);
         src = n->bytes;
     }
@@ -124,13 +124,13 @@ int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len)
 
 int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len)
 {
-    if (fab_at_once(w, src))
+    if (fab_at_once(w, src) && !fab_gpu_memory(w, dst))
         return weft_get(w, dst, src, len, NULL);
     struct fab_now *n;
     int rc = now_begin(w, &n);
     if (rc)
         return rc;
-    bool little = len <= sizeof n->bytes && !in_pool(w, dst);
+    bool little = len <= sizeof n->bytes && !in_pool(w, dst) && !fab_gpu_memory(w, dst);
     rc = now_end(w, n, weft_get(w, little ? n->bytes : dst, src, len, &n->op), WEFT_TIMEOUT_DEFAULT);
     if (rc == 0 && little)
         memcpy(dst, n->bytes, len);

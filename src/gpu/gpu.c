@@ -24,6 +24,8 @@ struct weft_gpu {
     void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
     weft_device *there;
     bool *pool_attached; /* [size] */
+    uint64_t *pool_at;   /* [size]: their addresses there */
+    struct gpu_place place;
     weft_gpu *next;
 };
 
@@ -31,7 +33,13 @@ struct weft_gpu {
 struct gpus {
     pthread_mutex_t lock;
     weft_gpu *left;
+    struct arenas *arenas;
 };
+
+struct arenas *gpu_arenas_of(struct weft_node *w)
+{
+    return ((struct gpus *)w->gpus)->arenas;
+}
 
 /* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -99,6 +107,7 @@ static void dismantle(weft_gpu *g)
         gpu_ring_close(&g->ring[i]);
     free(g->ring);
     free(g->pool_attached);
+    free(g->pool_at);
     free(g);
 }
 
@@ -107,6 +116,8 @@ static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     bool done = !g->server || gpu_serve_end(g->server, deadline);
     g->server = NULL;
+    if (g->place.table)
+        gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
     for (uint32_t i = 0; i < g->attached; i++)
         g->backend->detach(g->device, g->ring[i].memory);
     g->attached = 0;
@@ -195,9 +206,16 @@ static void free_all(struct weft_node *w, void *arg)
         all->left = g->next;
         dismantle(g);
     }
+    gpu_arenas_free(all->arenas);
     pthread_mutex_destroy(&all->lock);
     free(all);
     w->gpus = NULL;
+}
+
+void gpu_end(struct weft_node *w)
+{
+    if (w->gpus)
+        gpu_arenas_end(gpu_arenas_of(w));
 }
 
 int gpu_open(struct weft_node *w)
@@ -207,7 +225,9 @@ int gpu_open(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory for GPUs");
     pthread_mutex_init(&all->lock, NULL);
     w->gpus = all;
-    int rc = fab_hook(w, &(struct fab_hook){.close = free_all, .arg = all});
+    int rc = gpu_arenas_new(w, &all->arenas);
+    if (!rc)
+        rc = fab_hook(w, &(struct fab_hook){.close = free_all, .arg = all});
     if (rc)
         free_all(w, all);
     return rc;
@@ -217,7 +237,7 @@ int gpu_open(struct weft_node *w)
 
 /* The kernels' memory: weft_device, then the tables, then what only kernels write, each ring's words on lines of their own. */
 struct layout {
-    size_t rings, pools, pool_bytes, words, awaited, bytes;
+    size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
 #define RING_WORDS 32u /* two lines of 128 bytes: `next`, `taken_seen` */
 
@@ -226,7 +246,8 @@ static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
     struct layout l = {.rings = base_round_up(sizeof(weft_device), 128)};
     l.pools = base_round_up(l.rings + rings * sizeof(weft_device_ring), 128);
     l.pool_bytes = base_round_up(l.pools + nodes * sizeof(uint64_t), 128);
-    l.words = base_round_up(l.pool_bytes + nodes * sizeof(uint64_t), 128);
+    l.arenas = base_round_up(l.pool_bytes + nodes * sizeof(uint64_t), 128);
+    l.words = base_round_up(l.arenas + (size_t)nodes * 2 * sizeof(uint64_t) << WEFT_SPACE_BITS, 128);
     l.awaited = l.words + (size_t)rings * RING_WORDS * sizeof(uint64_t);
     l.bytes = l.awaited + (size_t)rings * slots * sizeof(uint32_t);
     return l;
@@ -271,6 +292,7 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
             return base_context(rc, "the pool of node %u", i);
         g->pool_attached[i] = true;
         bytes[i] = l->pool_bytes;
+        g->pool_at[i] = pools[i];
     }
     return 0;
 }
@@ -295,9 +317,11 @@ static int fill_device(weft_gpu *g, uint32_t slots)
             .ring = (weft_device_ring *)(void *)(own + l.rings),
             .pool = (const uint64_t *)(void *)(own + l.pools),
             .pool_bytes = (const uint64_t *)(void *)(own + l.pool_bytes),
+            .arena = (const uint64_t *)(void *)(own + l.arenas),
         };
         memcpy(image, &g->here, sizeof g->here);
         g->there = g->own;
+        g->place = (struct gpu_place){g->backend, g->device, (uint64_t *)(void *)(own + l.arenas)};
         rc = g->backend->fill(g->device, own, image, l.words);
     }
     free(image);
@@ -331,7 +355,8 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->rings = c->rings;
     g->ring = calloc(c->rings, sizeof *g->ring);
     g->pool_attached = calloc(g->w->size, sizeof *g->pool_attached);
-    if (!g->ring || !g->pool_attached)
+    g->pool_at = calloc(g->w->size, sizeof *g->pool_at);
+    if (!g->ring || !g->pool_attached || !g->pool_at)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
     return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings, g->backend->check, g->device);
@@ -375,6 +400,29 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
     return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+}
+
+int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler");
+    return gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
+}
+
+int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out)
+{
+    return gpu_arena_alloc(gpu_arenas_of(g->w), space, bytes, out);
+}
+
+void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes)
+{
+    if (weft_gaddr_space(addr))
+        return gpu_arena_pointer(gpu_arenas_of(g->w), addr, bytes);
+    uint32_t node = weft_gaddr_node(addr);
+    uint64_t offset = weft_gaddr_offset(addr);
+    if (!weft_ptr(g->w, addr, bytes) || !g->pool_at[node])
+        return NULL;
+    return (void *)(uintptr_t)(g->pool_at[node] + offset);
 }
 
 int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)

@@ -5,6 +5,7 @@
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver
+ *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   serve.c  the thread that does what kernels ask for
  *   gpu.c    opening and closing
@@ -20,6 +21,14 @@
 #define GPU_RINGS_MAX     256u
 #define GPU_SLOTS_DEFAULT 4096u
 #define GPU_SLOTS_MAX     65536u
+
+/* Memory of a device that others may be given. */
+struct gpu_memory {
+    uint8_t *base;
+    uint64_t bytes;
+    uint64_t handle; /* the back end's */
+    int fd;          /* for other processes, and ours; -1: there is none */
+};
 
 struct gpu_backend {
     const char *name;
@@ -37,10 +46,37 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copy there */
     int (*check)(void *device);                                          /* does it still work? May be NULL: always */
+    /* An arena's memory. `bytes` becomes what was made; -ENOMEM when there is not so much. Of another process: from its descriptor, which
+     * stays the caller's. */
+    int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
+    int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
+    void (*memory_close)(void *device, struct gpu_memory *m);
+    /* Begin to copy between memory of the device and any other. copied() is called until it says something else than -EINPROGRESS. */
+    int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
+    int (*copied)(void *device, uint64_t ticket);
+    /* One at a time for a word. */
+    int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
     /* May be NULL: kernels are started by the program itself. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 };
 extern const struct gpu_backend gpu_host, gpu_cuda;
+
+/* An open GPU, as its arenas know it. */
+struct gpu_place {
+    const struct gpu_backend *backend;
+    void *device;
+    uint64_t *table; /* the kernels' weft_device.arena, in the device's memory */
+};
+
+/* --- carrier.c --- */
+struct arenas;
+int gpu_arenas_new(struct weft_node *w, struct arenas **out);
+int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
+int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
+void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes); /* the GPU's address; NULL: this process does not reach it */
+void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* those of that GPU */
+void gpu_arenas_end(struct arenas *c);                                                    /* no job is under way; ends the thread */
+void gpu_arenas_free(struct arenas *c);                                                   /* no thread of weft's runs any more */
 
 /* --- serve.c --- */
 struct gpu_ring;
@@ -52,7 +88,9 @@ bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 
 /* --- gpu.c --- */
+struct arenas *gpu_arenas_of(struct weft_node *w);
 int gpu_open(struct weft_node *w);
+void gpu_end(struct weft_node *w);   /* after that, before the progress thread ends */
 void gpu_leave(struct weft_node *w); /* closes those that are open; before the node flushes what it has sent */
 
 #endif

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define BLOCKS_MAX 1024u
@@ -75,8 +76,73 @@ static void host_free(void *device, void *memory)
 static int host_fill(void *device, void *to, const void *from, size_t bytes)
 {
     (void)device;
-    memcpy(to, from, bytes);
+    if (bytes == 8)
+        fab_copy_little(to, from, bytes); /* kernels may look at the word */
+    else
+        memcpy(to, from, bytes);
     return 0;
+}
+
+static int host_map(int fd, uint64_t bytes, struct gpu_memory *out)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (at == MAP_FAILED)
+        return base_fail(-errno, "mapping %llu bytes of the GPU `host`: %s", (unsigned long long)bytes, base_strerror(errno));
+    *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
+    return 0;
+}
+
+static int host_memory_open(void *device, uint64_t bytes, struct gpu_memory *out)
+{
+    (void)device;
+    uint64_t available = base_memory_available();
+    if (bytes > available)
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu free", (unsigned long long)bytes,
+                         (unsigned long long)available);
+    int fd = base_memory_fd("weft-arena", bytes, false);
+    int rc = fd < 0 ? fd : host_map(fd, bytes, out);
+    if (rc && fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static int host_memory_import(void *device, int fd, uint64_t bytes, struct gpu_memory *out)
+{
+    (void)device;
+    int rc = base_memory_fd_check(fd, bytes);
+    if (!rc)
+        rc = host_map(fd, bytes, out);
+    if (!rc)
+        out->fd = -1;
+    return rc;
+}
+
+static void host_memory_close(void *device, struct gpu_memory *m)
+{
+    (void)device;
+    munmap(m->base, m->bytes);
+    if (m->fd >= 0)
+        close(m->fd);
+}
+
+static int host_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
+{
+    (void)device;
+    *ticket = 0;
+    fab_copy_little(to, from, bytes);
+    return 0;
+}
+
+static int host_copied(void *device, uint64_t ticket)
+{
+    (void)device, (void)ticket;
+    return 0;
+}
+
+static int host_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
+{
+    (void)device;
+    return fab_atomic_do(kind, word, a, b, old) ? 0 : -EINVAL;
 }
 
 struct block {
@@ -136,5 +202,11 @@ const struct gpu_backend gpu_host = {
     .alloc = host_alloc,
     .free = host_free,
     .fill = host_fill,
+    .memory_open = host_memory_open,
+    .memory_import = host_memory_import,
+    .memory_close = host_memory_close,
+    .copy = host_copy,
+    .copied = host_copied,
+    .atomic = host_atomic,
     .run = host_run,
 };

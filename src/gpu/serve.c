@@ -38,9 +38,10 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
 /* Memory of this node that a kernel names by its address. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
 {
-    *out = weft_gaddr_node(addr) == w->rank ? weft_ptr(w, addr, bytes) : NULL;
+    bool own = weft_gaddr_node(addr) == w->rank;
+    *out = !own ? NULL : weft_gaddr_space(addr) ? gpu_arena_pointer(gpu_arenas_of(w), addr, bytes) : weft_ptr(w, addr, bytes);
     return *out || bytes == 0 ? 0
-                              : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool",
+                              : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool or arenas",
                                           (unsigned long long)addr, (unsigned long long)bytes);
 }
 

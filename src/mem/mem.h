@@ -31,6 +31,9 @@ struct mem_stats {
 };
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
+/* Only the allocator, for memory that the processor cannot touch: there is no base and no descriptor. The first extent is never handed out.
+ */
+int mem_pool_create_books(struct mem_pool **out, uint64_t bytes);
 void mem_pool_destroy(struct mem_pool *pool); /* no other thread may be in it */
 
 /* As weft_alloc_aligned() and weft_free() have it; an `align` of 0 to 16 asks for nothing. Any thread may

@@ -97,9 +97,58 @@ static int lock_pages(struct mem_pool *p)
                      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
 }
 
-int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
+/* A pool's record, without any memory. */
+static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
 {
     static _Atomic uint64_t next_id = 1;
+    struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
+    if (!p) {
+        base_fail(-ENOMEM, "the pool: no memory for its record");
+        return NULL;
+    }
+    memset(p, 0, sizeof *p);
+    p->id = atomic_fetch_add_explicit(&next_id, 1, memory_order_relaxed);
+    p->bytes = bytes;
+    p->extents = bytes >> EXTENT_SHIFT;
+    p->heap = (uint32_t)(heap >> EXTENT_SHIFT);
+    p->fd = -1;
+    return p;
+}
+
+/* What the allocator knows of the pool's extents; all of the heap is free. */
+static int pool_start(struct mem_pool *p)
+{
+    p->extent = reserve(p->extents * sizeof *p->extent);
+    p->kind = reserve(p->extents);
+    if (!p->extent || !p->kind) {
+        if (p->extent)
+            munmap(p->extent, p->extents * sizeof *p->extent);
+        if (p->kind)
+            munmap(p->kind, p->extents);
+        return base_fail(-ENOMEM, "the pool: no memory to manage %llu extents", (unsigned long long)p->extents);
+    }
+    slab_init(p);
+    run_init(p);
+    return 0;
+}
+
+int mem_pool_create_books(struct mem_pool **out, uint64_t bytes)
+{
+    if (bytes < 2 * MEM_EXTENT_BYTES || bytes % MEM_EXTENT_BYTES || bytes > WEFT_MAX_POOL_BYTES)
+        return base_fail(-EINVAL, "%llu bytes cannot be managed: whole extents of 64 KiB, at least 2, at most 16 TiB",
+                         (unsigned long long)bytes);
+    struct mem_pool *p = pool_new(bytes, MEM_EXTENT_BYTES);
+    int rc = p ? pool_start(p) : -ENOMEM;
+    if (rc) {
+        free(p);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
+{
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
     /* Look at the size before it is rounded: the largest numbers would wrap. */
@@ -115,15 +164,9 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         return base_fail(-EINVAL, "a pool of %llu bytes: weft itself uses the first %llu, so it needs at least %llu (WEFT_POOL)",
                          (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
-    struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
+    struct mem_pool *p = pool_new(bytes, heap);
     if (!p)
-        return base_fail(-ENOMEM, "the pool: no memory for its record");
-    memset(p, 0, sizeof *p);
-    p->id = atomic_fetch_add_explicit(&next_id, 1, memory_order_relaxed);
-    p->bytes = bytes;
-    p->extents = bytes >> EXTENT_SHIFT;
-    p->heap = (uint32_t)(heap >> EXTENT_SHIFT);
-
+        return -ENOMEM;
     p->fd = base_memory_fd("weft-pool", bytes, o->huge);
     rc = p->fd;
     if (rc < 0)
@@ -140,22 +183,13 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         goto fail_books;
     if (o->prefault && (rc = prefault(p)))
         goto fail_books;
-    p->extent = reserve(p->extents * sizeof *p->extent);
-    p->kind = reserve(p->extents);
-    if (!p->extent || !p->kind) {
-        rc = base_fail(-ENOMEM, "the pool: no memory to manage %llu extents", (unsigned long long)p->extents);
+    rc = pool_start(p);
+    if (rc)
         goto fail_books;
-    }
-    slab_init(p);
-    run_init(p);
     *out = p;
     return 0;
 
 fail_books:
-    if (p->extent)
-        munmap(p->extent, p->extents * sizeof *p->extent);
-    if (p->kind)
-        munmap(p->kind, p->extents);
     munmap(p->base, p->bytes);
 fail_map:
     close(p->fd);
@@ -172,8 +206,10 @@ void mem_pool_destroy(struct mem_pool *p)
     slab_fini(p);
     munmap(p->kind, p->extents);
     munmap(p->extent, p->extents * sizeof *p->extent);
-    munmap(p->base, p->bytes);
-    close(p->fd);
+    if (p->base)
+        munmap(p->base, p->bytes);
+    if (p->fd >= 0)
+        close(p->fd);
     free(p);
 }
 

@@ -55,6 +55,7 @@ static int delist(struct weft_node *w)
 /* Leave what is below links and threads: also the end of a weft_open() that failed. */
 static void take_apart(struct weft_node *w)
 {
+    gpu_end(w);
     fab_stop(w);
     fab_run_close(w);
     fab_destroy(w);

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The thread that takes the steps of jobs and requests, and the way in: what the fabric hands over.
+ */
+#include "gpu/arena.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define NAP_LEAST_NS (10 * WEFT_US)
+#define NAP_MOST_NS  WEFT_MS
+
+static struct arenas *arenas_of(struct weft_node *w)
+{
+    return gpu_arenas_of(w);
+}
+
+/* False: another thread is at it, or nothing moved. */
+static bool arena_step(struct arenas *c)
+{
+    if (!base_spin_try(&c->stepping))
+        return false;
+    bool moved = owner_step(c);
+    moved |= job_step(c);
+    base_spin_unlock(&c->stepping);
+    return moved;
+}
+
+void arena_ring(struct arenas *c)
+{
+    /* seq_cst: the thread says that it sleeps, and then looks at the bell */
+    atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
+        base_futex_wake(&c->bell, 1);
+}
+
+static void *carrier_run(void *arg)
+{
+    struct arenas *c = arg;
+    int64_t last = 0, nap = 0;
+    (void)fab_nowait(true);
+    while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
+        uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
+        if (arena_step(c)) {
+            last = nap = 0;
+            continue;
+        }
+        int64_t now = base_now_ns();
+        last = last ? last : now;
+        if (now - last < c->w->options.spin_ns) {
+            sched_yield();
+            continue;
+        }
+        nap = nap == 0 ? NAP_LEAST_NS : nap * 2 < NAP_MOST_NS ? nap * 2 : NAP_MOST_NS;
+        bool active = atomic_load_explicit(&c->active, memory_order_relaxed);
+        atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
+        if (atomic_load_explicit(&c->bell, memory_order_seq_cst) == seen)
+            base_futex_wait(&c->bell, seen, active ? nap : WEFT_SECOND);
+        else
+            last = nap = 0;
+        atomic_store_explicit(&c->sleeping, 0, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+int arena_start(struct arenas *c)
+{
+    if (atomic_load_explicit(&c->started, memory_order_acquire))
+        return 0;
+    int rc = 0;
+    pthread_mutex_lock(&c->start_lock);
+    if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
+        if (!c->piece && !(c->piece = job_table()))
+            rc = base_fail(-ENOMEM, "no memory for operations on GPUs' memory");
+        if (!rc && (rc = base_thread(&c->thread, carrier_run, c)))
+            rc = base_fail(rc, "starting the thread for operations on GPUs' memory: %s", base_strerror(rc));
+        atomic_store_explicit(&c->started, !rc, memory_order_release);
+    }
+    pthread_mutex_unlock(&c->start_lock);
+    return rc;
+}
+
+/* --- the way in --- */
+
+static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
+{
+    struct arenas *c = arenas_of(w);
+    int rc = job_begin(c, j, op);
+    if (rc)
+        return rc;
+    if (!fab_in_handler()) { /* the first step now: no other thread has to wake up for it */
+        bool before = fab_nowait(true);
+        (void)arena_step(c);
+        fab_nowait(before);
+    }
+    if (atomic_load_explicit(&c->active, memory_order_relaxed))
+        arena_ring(c);
+    return 0;
+}
+
+static int carrier_put(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+{
+    struct arena_job j = {.kind = JOB_PUT, .node = weft_gaddr_node(dst), .far = dst, .near = (uint8_t *)(uintptr_t)src, .length = len};
+    return begin(w, &j, op);
+}
+
+static int carrier_get(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
+{
+    struct arena_job j = {.kind = JOB_GET, .node = weft_gaddr_node(src), .far = src, .near = dst, .length = len};
+    return begin(w, &j, op);
+}
+
+static int carrier_atomic(struct weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op)
+{
+    struct arena_job j = {
+        .kind = JOB_ATOMIC, .node = weft_gaddr_node(word), .atomic = kind, .word = word, .a = a, .b = b, .old = old, .word_left = true};
+    return begin(w, &j, op);
+}
+
+static int carrier_put_signal(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add,
+                              weft_op *op)
+{
+    struct arena_job j = {.kind = JOB_PUT,
+                          .node = weft_gaddr_node(signal),
+                          .far = dst,
+                          .near = (uint8_t *)(uintptr_t)src,
+                          .length = len,
+                          .atomic = FAB_ADD,
+                          .word = signal,
+                          .a = add,
+                          .word_left = true};
+    return begin(w, &j, op);
+}
+
+static int carrier_free(struct weft_node *w, weft_gaddr addr)
+{
+    return arena_free(arenas_of(w), addr);
+}
+
+static bool carrier_owns(struct weft_node *w, const void *p)
+{
+    return arena_owns(arenas_of(w), p);
+}
+
+static bool carrier_flushed(struct weft_node *w, uint32_t node, struct fab_flush *f)
+{
+    struct arenas *c = arenas_of(w);
+    struct arena_peer *peer = &c->peer[node];
+    if (!f->arenas) {
+        base_spin_lock(&c->lock);
+        f->arena = peer->begun;
+        base_spin_unlock(&c->lock);
+        f->arenas = true;
+    }
+    return atomic_load_explicit(&peer->oldest, memory_order_acquire) >= f->arena; /* pairs with job_end() */
+}
+
+static int carrier_failure(struct weft_node *w, uint32_t node)
+{
+    return atomic_exchange_explicit(&arenas_of(w)->peer[node].failure, 0, memory_order_relaxed);
+}
+
+static void carrier_stat(struct weft_node *w, uint32_t node, weft_link_stats *out)
+{
+    struct arenas *c = arenas_of(w);
+    struct arena_peer *peer = &c->peer[node];
+    base_spin_lock(&c->lock);
+    bool used = peer->begun > 0;
+    base_spin_unlock(&c->lock);
+    if (!used)
+        return;
+    bool mapped = false;
+    for (uint32_t s = 1; c->other && s < ARENA_SPACES; s++)
+        mapped |= atomic_load_explicit(&c->other[node * ARENA_SPACES + s].mapped, memory_order_acquire);
+    bool self = node == w->rank;
+    snprintf(out->arena_way, sizeof out->arena_way, "%s", self ? "own" : mapped ? "mapped" : "staged");
+    snprintf(out->arena_why, sizeof out->arena_why, "%s",
+             self                                 ? "it is this node's"
+             : mapped                             ? "the same host: its GPU's memory is mapped here"
+             : !w->links[node].transport->at_once ? "another host: GPUs' memory is not registered with RDMA devices"
+                                                  : "the same host: its GPU's memory is not mapped here");
+}
+
+static const struct fab_arenas hooks = {
+    .put = carrier_put,
+    .get = carrier_get,
+    .atomic = carrier_atomic,
+    .put_signal = carrier_put_signal,
+    .free = carrier_free,
+    .owns = carrier_owns,
+    .flushed = carrier_flushed,
+    .failure = carrier_failure,
+    .stat = carrier_stat,
+};
+
+/* --- making and unmaking --- */
+
+static void on_ask(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    (void)w;
+    owner_asked(arg, from, header, header_len, payload, len);
+}
+
+static void on_answer(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    (void)w;
+    job_answered(arg, from, header, header_len, payload, len);
+}
+
+int gpu_arenas_new(struct weft_node *w, struct arenas **out)
+{
+    struct arenas *c = calloc(1, sizeof *c);
+    struct arena_peer *peer = calloc(w->size, sizeof *peer);
+    if (!c || !peer) {
+        free(c);
+        free(peer);
+        return base_fail(-ENOMEM, "no memory for operations on GPUs' memory");
+    }
+    c->w = w;
+    c->peer = peer;
+    c->requests_end = &c->requests;
+    c->arrived_end = &c->arrived;
+    pthread_rwlock_init(&c->table_lock, NULL);
+    pthread_mutex_init(&c->start_lock, NULL);
+    *out = c;
+    w->arenas = &hooks;
+    int rc = fab_handle(w, ARENA_HANDLER_ASK, on_ask, c);
+    return rc ? rc : fab_handle(w, ARENA_HANDLER_ANSWER, on_answer, c);
+}
+
+int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)
+{
+    int rc = arena_start(c);
+    return rc ? rc : arena_new(c, place, bytes, space);
+}
+
+int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out)
+{
+    return arena_alloc(c, space, bytes, out);
+}
+
+void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+{
+    struct gpu_arena *a = NULL;
+    void *at = NULL;
+    if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, &a, &at))
+        return NULL;
+    arena_leave(a);
+    return at;
+}
+
+void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+{
+    arena_close_all(c, place->table, deadline);
+}
+
+void gpu_arenas_end(struct arenas *c)
+{
+    atomic_store_explicit(&c->stop, true, memory_order_release);
+    arena_ring(c);
+    if (atomic_load_explicit(&c->started, memory_order_acquire))
+        pthread_join(c->thread, NULL);
+}
+
+void gpu_arenas_free(struct arenas *c)
+{
+    if (!c)
+        return;
+    c->w->arenas = NULL;
+    owner_free(c);
+    job_free(c);
+    pthread_rwlock_destroy(&c->table_lock);
+    pthread_mutex_destroy(&c->start_lock);
+    free(c->other);
+    free(c->peer);
+    free(c);
+}

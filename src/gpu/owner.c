@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What other nodes ask of this node's arenas. The handler only keeps it; every field is checked before it is used. Large ones go through
+ * the stage in turns, unless the asker's pool is mapped here.
+ */
+#include "gpu/arena.h"
+
+#include <stdlib.h>
+
+enum request_step { REQUEST_NEW, REQUEST_FETCH, REQUEST_COPY, REQUEST_STORE, REQUEST_ANSWER };
+
+struct arena_request {
+    struct arena_request *next;
+    uint32_t from;
+    enum request_step step;
+    struct arena_message m;
+    struct gpu_arena *arena;
+    uint8_t *at;   /* in the arena */
+    uint8_t *pool; /* the asker's, where it is mapped here */
+    uint64_t done; /* bytes */
+    uint32_t turn; /* bytes under way */
+    struct stage_slot *slot;
+    struct arena_copy copy;
+    bool started; /* `op` */
+    weft_op op;
+    int status;
+    uint64_t value;
+    uint32_t len;    /* of `bytes` */
+    uint8_t bytes[]; /* WRITE, READ */
+};
+
+static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
+{
+    struct arena_answer a = {.id = id, .status = status};
+    (void)fab_send(w, to, ARENA_HANDLER_ANSWER, &a, sizeof a, NULL, 0, NULL);
+}
+
+static int owner_check(const struct arena_message *m, size_t len)
+{
+    bool little = m->kind == ASK_WRITE || m->kind == ASK_READ;
+    if (m->kind < ASK_WRITE || m->kind > ASK_WHERE || m->space == 0 || m->space >= ARENA_SPACES)
+        return -EINVAL;
+    if (m->length > (little ? ARENA_LITTLE : ARENA_PIECE) || (m->kind == ASK_WRITE ? len != m->length : len != 0))
+        return -EINVAL;
+    if (m->kind == ASK_ATOMIC && (m->length != 8 || m->offset % 8 || m->atomic > FAB_CAS))
+        return -EINVAL;
+    return 0;
+}
+
+void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len)
+{
+    struct arena_message m;
+    if (header_len != sizeof m)
+        return; /* not from any weft */
+    memcpy(&m, header, sizeof m);
+    int rc = owner_check(&m, len);
+    struct arena_peer *p = &c->peer[from];
+    if (!rc && atomic_load_explicit(&p->requests, memory_order_relaxed) >= ARENA_REQUESTS)
+        rc = -ENOBUFS;
+    struct arena_request *r = rc ? NULL : calloc(1, sizeof *r + (m.kind == ASK_WRITE || m.kind == ASK_READ ? m.length : 0));
+    if (!rc && (!r || arena_start(c)))
+        rc = -ENOMEM;
+    if (rc) {
+        free(r);
+        refuse(c->w, from, m.id, rc);
+        return;
+    }
+    r->from = from;
+    r->m = m;
+    r->len = (uint32_t)(m.kind == ASK_WRITE || m.kind == ASK_READ ? m.length : 0);
+    if (len)
+        memcpy(r->bytes, payload, len);
+    atomic_fetch_add_explicit(&p->requests, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->active, 1, memory_order_relaxed);
+    base_spin_lock(&c->lock);
+    *c->arrived_end = r;
+    c->arrived_end = &r->next;
+    base_spin_unlock(&c->lock);
+    arena_ring(c);
+}
+
+static void request_answer(struct arena_request *r, int status)
+{
+    r->status = status;
+    r->step = REQUEST_ANSWER;
+}
+
+static void request_new(struct arenas *c, struct arena_request *r)
+{
+    const struct arena_message *m = &r->m;
+    void *at;
+    int rc = arena_enter(c, weft_gaddr_make(c->w->rank, m->space, m->offset), m->length, &r->arena, &at);
+    r->at = at;
+    if (rc) {
+        request_answer(r, rc);
+    } else if (m->kind == ASK_ATOMIC) {
+        request_answer(r, r->arena->place.backend->atomic(r->arena->place.device, at, m->atomic, m->a, m->b, &r->value));
+    } else if (m->kind == ASK_WRITE || m->kind == ASK_READ) {
+        bool in = m->kind == ASK_WRITE;
+        rc = arena_copy(&r->copy, &r->arena->place, in ? at : r->bytes, in ? r->bytes : at, r->len);
+        r->turn = r->len;
+        r->step = REQUEST_COPY;
+        if (rc)
+            request_answer(r, rc);
+    } else if (m->kind == ASK_WHERE) {
+        r->value = r->arena->cookie;
+        request_answer(r, -ENOTSUP);
+    } else if (weft_gaddr_node(m->a) != r->from || weft_gaddr_space(m->a) != 0) {
+        request_answer(r, -EFAULT);
+    } else {
+        r->pool = weft_ptr(c->w, m->a, m->length);
+        r->step = REQUEST_FETCH;
+    }
+}
+
+/* The next turn: PULL's bytes come from the asker, PUSH's from the arena. */
+static void request_fetch(struct arenas *c, struct arena_request *r)
+{
+    const struct arena_message *m = &r->m;
+    uint64_t left = m->length - r->done;
+    int rc = 0;
+    if (!r->pool && !r->slot && !(r->slot = stage_take(c->w, &c->serves, r->from, &rc))) {
+        if (rc)
+            request_answer(r, rc);
+        return;
+    }
+    r->turn = r->pool || left < r->slot->bytes ? (uint32_t)left : r->slot->bytes;
+    if (m->kind == ASK_PULL && !r->pool) {
+        if (!r->started) {
+            rc = weft_get(c->w, r->slot->at, m->a + r->done, r->turn, &r->op);
+            r->started = rc == 0;
+        }
+        if (r->started)
+            rc = weft_test(c->w, &r->op);
+        if (rc == -EAGAIN || rc == -EINPROGRESS)
+            return;
+        r->started = false;
+    }
+    uint8_t *here = r->pool ? r->pool + r->done : r->slot->at;
+    bool in = m->kind == ASK_PULL;
+    if (!rc)
+        rc = arena_copy(&r->copy, &r->arena->place, in ? r->at + r->done : here, in ? here : r->at + r->done, r->turn);
+    r->step = REQUEST_COPY;
+    if (rc)
+        request_answer(r, rc);
+}
+
+static void request_copied(struct arena_request *r)
+{
+    int rc = arena_copied(&r->copy);
+    if (rc == -EINPROGRESS)
+        return;
+    if (!rc && r->m.kind == ASK_PUSH && !r->pool) {
+        r->step = REQUEST_STORE;
+        return;
+    }
+    r->done += r->turn;
+    if (rc || r->done == r->m.length)
+        request_answer(r, rc);
+    else
+        r->step = REQUEST_FETCH;
+}
+
+static void request_store(struct arenas *c, struct arena_request *r)
+{
+    int rc = 0;
+    if (!r->started) {
+        rc = weft_put(c->w, r->m.a + r->done, r->slot->at, r->turn, &r->op);
+        r->started = rc == 0;
+    }
+    if (r->started)
+        rc = weft_test(c->w, &r->op);
+    if (rc == -EAGAIN || rc == -EINPROGRESS)
+        return;
+    r->started = false;
+    r->done += r->turn;
+    if (rc || r->done == r->m.length)
+        request_answer(r, rc);
+    else
+        r->step = REQUEST_FETCH;
+}
+
+/* True: it has been answered. */
+static bool request_end(struct arenas *c, struct arena_request *r)
+{
+    if (!fab_alive(c->w, r->from))
+        return true;
+    if (r->m.kind == ASK_PUSH) /* the answer does not overtake the bytes */
+        c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
+    bool bytes = r->m.kind == ASK_READ && r->status == 0;
+    struct arena_answer a = {.id = r->m.id, .status = r->status, .value = r->value};
+    return fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL) != -EAGAIN;
+}
+
+/* One look. True: it is over. */
+static bool request_step(struct arenas *c, struct arena_request *r)
+{
+    if (r->step == REQUEST_NEW)
+        request_new(c, r);
+    if (r->step == REQUEST_FETCH)
+        request_fetch(c, r);
+    if (r->step == REQUEST_COPY)
+        request_copied(r);
+    if (r->step == REQUEST_STORE)
+        request_store(c, r);
+    return r->step == REQUEST_ANSWER && request_end(c, r);
+}
+
+static void request_free(struct arenas *c, struct arena_request *r)
+{
+    stage_give(&c->serves, r->slot);
+    arena_leave(r->arena);
+    atomic_fetch_sub_explicit(&c->peer[r->from].requests, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&c->active, 1, memory_order_relaxed);
+    free(r);
+}
+
+static void take_arrived(struct arenas *c)
+{
+    base_spin_lock(&c->lock);
+    if (c->arrived) {
+        *c->requests_end = c->arrived;
+        c->requests_end = c->arrived_end;
+        c->arrived = NULL;
+        c->arrived_end = &c->arrived;
+    }
+    base_spin_unlock(&c->lock);
+}
+
+bool owner_step(struct arenas *c)
+{
+    bool moved = false;
+    take_arrived(c);
+    for (struct arena_request **at = &c->requests, *r; (r = *at);) {
+        enum request_step before = r->step;
+        uint64_t done = r->done;
+        bool over = request_step(c, r);
+        moved = moved || over || r->step != before || r->done != done;
+        if (!over) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        if (!*at)
+            c->requests_end = at;
+        request_free(c, r);
+    }
+    return moved;
+}
+
+void owner_free(struct arenas *c)
+{
+    take_arrived(c);
+    for (struct arena_request *r; (r = c->requests);) {
+        c->requests = r->next;
+        request_free(c, r);
+    }
+    c->requests_end = &c->requests;
+}
