@@ -8,8 +8,32 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { HOST_REGISTER_PORTABLE = 1, HOST_REGISTER_DEVICEMAP = 2 };
+
+enum { MEMORY_PINNED = 1, HANDLE_FD = 1, AT_DEVICE = 1, READ_WRITE = 3, GRANULARITY_LEAST = 0 };
+enum { STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, OUT_OF_MEMORY = 2, NOT_READY = 600 };
+
+/* CUmemLocation, CUmemAllocationProp and CUmemAccessDesc, as cuda.h lays them out. */
+struct place {
+    int kind, device;
+};
+struct allocation {
+    int kind, handles;
+    struct place where;
+    void *security;
+    struct {
+        unsigned char compression, rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+struct access {
+    struct place where;
+    int flags;
+};
+_Static_assert(sizeof(struct allocation) == 32 && sizeof(struct access) == 12, "as the driver has them");
 
 typedef unsigned long long cuda_ptr;
 static struct {
@@ -34,6 +58,25 @@ static struct {
     int (*cuMemsetD8_v2)(cuda_ptr, unsigned char, size_t);
     int (*cuMemcpyHtoD_v2)(cuda_ptr, const void *, size_t);
     int (*cuCtxSynchronize)(void);
+    int (*cuMemGetAllocationGranularity)(size_t *, const struct allocation *, int);
+    int (*cuMemAddressReserve)(cuda_ptr *, size_t, size_t, cuda_ptr, unsigned long long);
+    int (*cuMemAddressFree)(cuda_ptr, size_t);
+    int (*cuMemCreate)(uint64_t *, size_t, const struct allocation *, unsigned long long);
+    int (*cuMemRelease)(unsigned long long);
+    int (*cuMemMap)(cuda_ptr, size_t, size_t, unsigned long long, unsigned long long);
+    int (*cuMemUnmap)(cuda_ptr, size_t);
+    int (*cuMemSetAccess)(cuda_ptr, size_t, const struct access *, size_t);
+    int (*cuMemExportToShareableHandle)(void *, unsigned long long, int, unsigned long long);
+    int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
+    int (*cuStreamCreate)(void **, unsigned);
+    int (*cuStreamDestroy_v2)(void *);
+    int (*cuStreamSynchronize)(void *);
+    int (*cuMemcpyAsync)(cuda_ptr, cuda_ptr, size_t, void *);
+    int (*cuMemsetD8Async)(cuda_ptr, unsigned char, size_t, void *);
+    int (*cuEventCreate)(void **, unsigned);
+    int (*cuEventDestroy_v2)(void *);
+    int (*cuEventRecord)(void *, void *);
+    int (*cuEventQuery)(void *);
     int (*cuGetErrorName)(int, const char **);
 } cuda;
 
@@ -64,6 +107,25 @@ static const struct {
     FUNCTION(cuMemsetD8_v2),
     FUNCTION(cuMemcpyHtoD_v2),
     FUNCTION(cuCtxSynchronize),
+    FUNCTION(cuMemGetAllocationGranularity),
+    FUNCTION(cuMemAddressReserve),
+    FUNCTION(cuMemAddressFree),
+    FUNCTION(cuMemCreate),
+    FUNCTION(cuMemRelease),
+    FUNCTION(cuMemMap),
+    FUNCTION(cuMemUnmap),
+    FUNCTION(cuMemSetAccess),
+    FUNCTION(cuMemExportToShareableHandle),
+    FUNCTION(cuMemImportFromShareableHandle),
+    FUNCTION(cuStreamCreate),
+    FUNCTION(cuStreamDestroy_v2),
+    FUNCTION(cuStreamSynchronize),
+    FUNCTION(cuMemcpyAsync),
+    FUNCTION(cuMemsetD8Async),
+    FUNCTION(cuEventCreate),
+    FUNCTION(cuEventDestroy_v2),
+    FUNCTION(cuEventRecord),
+    FUNCTION(cuEventQuery),
     FUNCTION(cuGetErrorName),
 };
 
@@ -156,9 +218,13 @@ static const char *cuda_why(void)
     return cuda_usable() ? "CUDA's driver knows of no GPU" : cuda.why;
 }
 
+#define STREAMS 4u
 struct cuda_device {
     int device;
     void *context;
+    void *stream[STREAMS]; /* of copies, in turn: both directions go at a time */
+    void *word;            /* the stream of atomics */
+    _Atomic uint32_t turn;
 };
 
 /* A call in the device's context, whatever context the thread has. */
@@ -173,6 +239,18 @@ struct cuda_device {
         code_;                                              \
     })
 
+static void cuda_close(void *device)
+{
+    struct cuda_device *d = device;
+    for (uint32_t i = 0; i <= STREAMS; i++) {
+        void *s = i < STREAMS ? d->stream[i] : d->word;
+        if (s)
+            (void)WITHIN(d, cuda.cuStreamDestroy_v2(s));
+    }
+    (void)cuda.cuDevicePrimaryCtxRelease_v2(d->device);
+    free(d);
+}
+
 static int cuda_open(uint32_t index, void **device)
 {
     struct cuda_device *d = calloc(1, sizeof *d);
@@ -185,15 +263,14 @@ static int cuda_open(uint32_t index, void **device)
         free(d);
         return cuda_failed(code, "opening the GPU");
     }
+    for (uint32_t i = 0; !code && i <= STREAMS; i++)
+        code = WITHIN(d, cuda.cuStreamCreate(i < STREAMS ? &d->stream[i] : &d->word, STREAM_NON_BLOCKING));
+    if (code) {
+        cuda_close(d);
+        return cuda_failed(code, "making a stream of the GPU");
+    }
     *device = d;
     return 0;
-}
-
-static void cuda_close(void *device)
-{
-    struct cuda_device *d = device;
-    (void)cuda.cuDevicePrimaryCtxRelease_v2(d->device);
-    free(d);
 }
 
 /* Memory that this process has registered, for all devices: two GPUs of a node, or one that is opened twice, share it. */
@@ -301,6 +378,132 @@ static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
                        "copying to the GPU");
 }
 
+/* --- arenas --- */
+
+static struct allocation arena_kind(const struct cuda_device *d)
+{
+    return (struct allocation){.kind = MEMORY_PINNED, .handles = HANDLE_FD, .where = {AT_DEVICE, d->device}};
+}
+
+/* Addresses for memory that there is, and the right of this GPU to use it. */
+static int map_handle(struct cuda_device *d, struct gpu_memory *m)
+{
+    cuda_ptr at = 0;
+    struct access may = {.where = {AT_DEVICE, d->device}, .flags = READ_WRITE};
+    int code = WITHIN(d, cuda.cuMemAddressReserve(&at, m->bytes, 0, 0, 0));
+    if (code)
+        return code;
+    code = WITHIN(d, cuda.cuMemMap(at, m->bytes, 0, m->handle, 0));
+    if (!code && (code = WITHIN(d, cuda.cuMemSetAccess(at, m->bytes, &may, 1))))
+        (void)WITHIN(d, cuda.cuMemUnmap(at, m->bytes));
+    if (code)
+        (void)WITHIN(d, cuda.cuMemAddressFree(at, m->bytes));
+    else
+        m->base = (uint8_t *)(uintptr_t)at;
+    return code;
+}
+
+static void cuda_memory_close(void *device, struct gpu_memory *m)
+{
+    struct cuda_device *d = device;
+    cuda_ptr at = (cuda_ptr)(uintptr_t)m->base;
+    if (at) {
+        (void)WITHIN(d, cuda.cuMemUnmap(at, m->bytes));
+        (void)WITHIN(d, cuda.cuMemAddressFree(at, m->bytes));
+    }
+    (void)WITHIN(d, cuda.cuMemRelease(m->handle));
+    if (m->fd >= 0)
+        close(m->fd);
+}
+
+static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out)
+{
+    struct cuda_device *d = device;
+    struct allocation kind = arena_kind(d);
+    struct gpu_memory m = {.fd = -1};
+    size_t unit = 0, total = 0;
+    int code = WITHIN(d, cuda.cuMemGetAllocationGranularity(&unit, &kind, GRANULARITY_LEAST));
+    if (code)
+        return cuda_failed(code, "the GPU's unit of memory");
+    m.bytes = base_round_up(bytes, unit);
+    code = WITHIN(d, cuda.cuMemCreate(&m.handle, m.bytes, &kind, 0));
+    if (code) {
+        (void)cuda.cuDeviceTotalMem_v2(&total, d->device);
+        return base_fail(code == OUT_OF_MEMORY ? -ENOMEM : -EIO, "an arena of %llu bytes does not fit: the GPU has %zu, not all free (%s)",
+                         (unsigned long long)bytes, total, error_name(code));
+    }
+    code = map_handle(d, &m);
+    if (!code)
+        code = WITHIN(d, cuda.cuMemsetD8Async((cuda_ptr)(uintptr_t)m.base, 0, m.bytes, d->word));
+    if (!code)
+        code = WITHIN(d, cuda.cuStreamSynchronize(d->word));
+    if (!code && WITHIN(d, cuda.cuMemExportToShareableHandle(&m.fd, m.handle, HANDLE_FD, 0)))
+        m.fd = -1; /* other processes do without */
+    if (code) {
+        cuda_memory_close(d, &m);
+        return cuda_failed(code, "mapping an arena");
+    }
+    *out = m;
+    return 0;
+}
+
+static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_memory *out)
+{
+    struct cuda_device *d = device;
+    struct gpu_memory m = {.bytes = bytes, .fd = -1};
+    int code = WITHIN(d, cuda.cuMemImportFromShareableHandle(&m.handle, (void *)(uintptr_t)fd, HANDLE_FD));
+    if (!code && (code = map_handle(d, &m)))
+        (void)WITHIN(d, cuda.cuMemRelease(m.handle));
+    if (!code)
+        *out = m;
+    return cuda_failed(code, "mapping another node's arena");
+}
+
+static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
+{
+    struct cuda_device *d = device;
+    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % STREAMS], *event = NULL;
+    int code = WITHIN(d, cuda.cuEventCreate(&event, EVENT_NO_TIMING));
+    if (!code)
+        code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));
+    if (!code)
+        code = WITHIN(d, cuda.cuEventRecord(event, stream));
+    if (code && event)
+        (void)WITHIN(d, cuda.cuEventDestroy_v2(event));
+    *ticket = (uint64_t)(uintptr_t)event;
+    return cuda_failed(code, "copying to or from the GPU");
+}
+
+static int cuda_copied(void *device, uint64_t ticket)
+{
+    struct cuda_device *d = device;
+    void *event = (void *)(uintptr_t)ticket;
+    int code = WITHIN(d, cuda.cuEventQuery(event));
+    if (code == NOT_READY)
+        return -EINPROGRESS;
+    (void)WITHIN(d, cuda.cuEventDestroy_v2(event));
+    return cuda_failed(code, "copying to or from the GPU");
+}
+
+static int copy_word(struct cuda_device *d, void *to, const void *from)
+{
+    int code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, 8, d->word));
+    return code ? code : WITHIN(d, cuda.cuStreamSynchronize(d->word));
+}
+
+/* By the processor, between two copies: the caller sees to it that there is only one at a time. */
+static int cuda_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
+{
+    uint64_t value;
+    int code = copy_word(device, &value, word);
+    uint64_t was = value;
+    if (!code && !fab_atomic_do(kind, &value, a, b, old))
+        return -EINVAL;
+    if (!code && value != was)
+        code = copy_word(device, word, &value);
+    return cuda_failed(code, "an atomic on the GPU's memory");
+}
+
 const struct gpu_backend gpu_cuda = {
     .name = "cuda",
     .look = cuda_look,
@@ -313,4 +516,10 @@ const struct gpu_backend gpu_cuda = {
     .free = cuda_free,
     .fill = cuda_fill,
     .check = cuda_check,
+    .memory_open = cuda_memory_open,
+    .memory_import = cuda_memory_import,
+    .memory_close = cuda_memory_close,
+    .copy = cuda_copy,
+    .copied = cuda_copied,
+    .atomic = cuda_atomic,
 };
