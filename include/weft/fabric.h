@@ -15,6 +15,7 @@
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
  * - tb: 1 MiB of messages, and 1 MiB of the rest.
+ * - memory of GPUs: 1024 operations; in a handler -ENOBUFS past that.
  * In a handler no call waits: past 64 MiB (and past 256 atomics and signals over rc) it returns -ENOBUFS.
  *
  * Order. Puts are unordered until a weft_fence() to their node. Messages from one node to another arrive once, in the order they were sent.
@@ -116,11 +117,14 @@ WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *ar
 /* Wait until all earlier operations of this node to `node` are complete and visible there. Messages have arrived then, but their handlers
  * may not have run.
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ECONNABORTED the link broke, and an operation without an op may or may not
- * have happened (rc, tb); -ETIMEDOUT not complete before the deadline; -EDEADLK it would wait in a handler. */
+ * have happened (rc, tb); -ETIMEDOUT not complete before the deadline; -EDEADLK it would wait in a handler. Of an operation on a GPU's
+ * memory without an op: its own error, such as -EFAULT, no such address. */
 WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
-/* Order operations to `node`: the earlier ones are visible there before the later ones. Does not wait.
- * Errors: -EFAULT no such node; -ECONNRESET the node is gone. */
+/* Order operations to `node`: the earlier ones are visible there before the later ones. Waits only for operations on GPUs' memory
+ * (weft/gpu.h), if there are any under way to that node.
+ * Errors: -EFAULT no such node; -ECONNRESET the node is gone; of a wait for GPUs' memory: -ETIMEDOUT not complete before the deadline;
+ * -EDEADLK it would wait in a handler. */
 WEFT_API int weft_fence(weft_node *w, uint32_t node);
 
 /* The result of an operation, or -EINPROGRESS while it is pending.

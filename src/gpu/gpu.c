@@ -247,7 +247,7 @@ static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
     l.pools = base_round_up(l.rings + rings * sizeof(weft_device_ring), 128);
     l.pool_bytes = base_round_up(l.pools + nodes * sizeof(uint64_t), 128);
     l.arenas = base_round_up(l.pool_bytes + nodes * sizeof(uint64_t), 128);
-    l.words = base_round_up(l.arenas + (size_t)nodes * 2 * sizeof(uint64_t) << WEFT_SPACE_BITS, 128);
+    l.words = base_round_up(l.arenas + ((size_t)nodes * 2 * sizeof(uint64_t) << WEFT_SPACE_BITS), 128);
     l.awaited = l.words + (size_t)rings * RING_WORDS * sizeof(uint64_t);
     l.bytes = l.awaited + (size_t)rings * slots * sizeof(uint32_t);
     return l;
