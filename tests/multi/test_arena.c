@@ -15,7 +15,8 @@
 
 #include <cmocka.h>
 
-#include "cluster_test.h"
+#include "gpu/arena.h"
+#include "liar.h"
 
 #define ARENA_BYTES (24u << 20)
 #define AREA        (3u << 20) /* of each node in each arena, and in each pool */
@@ -266,7 +267,7 @@ static void test_words(void **state)
 
 /* --- kernels --- */
 
-struct job {
+struct kernel_job {
     weft_gaddr at, local;
 };
 
@@ -281,7 +282,7 @@ struct job {
 
 static void in_kernel(const weft_device *d, void *arg)
 {
-    const struct job *j = arg;
+    const struct kernel_job *j = arg;
     uint64_t *own = weft_device_ptr(d, j->local, 16384), old;
     if (!own || weft_device_ptr(d, j->local, 1ull << 40)) {
         fprintf(stderr, "a kernel does not find its own arena\n");
@@ -315,7 +316,7 @@ static void in_kernel(const weft_device *d, void *arg)
 static void node_kernels(weft_node *w, void *arg)
 {
     (void)arg;
-    struct job j;
+    struct kernel_job j;
     weft_gpu *g = open_arena(w, 4 << 20);
     OK(weft_gpu_alloc(g, SPACE, (size_t)16384 * weft_size(w), &j.at));
     OK(weft_gpu_alloc(g, SPACE, 16384, &j.local));
@@ -425,11 +426,96 @@ static void test_death(void **state)
     assert_int_equal(status[2], 0);
 }
 
+/* --- messages that lie --- */
+
+struct liar_to {
+    weft_node *w;
+    struct told *t;
+    uint32_t node, handler;
+    size_t payload;
+};
+
+static void tell_arena(const void *record, size_t bytes, const char *what, void *arg)
+{
+    static const uint8_t payload[WEFT_PAYLOAD_MAX];
+    struct liar_to *to = arg;
+    note(to->t, what);
+    int rc = fab_send(to->w, to->node, to->handler, record, bytes, payload, to->payload, NULL);
+    CHECK(rc == 0 || rc == -ETIMEDOUT || rc == -ECONNRESET);
+}
+
+static const struct lie_field ASK[] = {
+    LIE_FIELD(struct arena_message, id),     LIE_FIELD(struct arena_message, kind),   LIE_FIELD(struct arena_message, space),
+    LIE_FIELD(struct arena_message, offset), LIE_FIELD(struct arena_message, length), LIE_FIELD(struct arena_message, a),
+    LIE_FIELD(struct arena_message, b),      LIE_FIELD(struct arena_message, atomic),
+};
+static const struct lie_field ANSWER[] = {
+    LIE_FIELD(struct arena_answer, id),
+    LIE_FIELD(struct arena_answer, status),
+    LIE_FIELD(struct arena_answer, value),
+};
+
+static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
+{
+    for (uint32_t node = 0; node < NODES - 1; node++) {
+        struct liar_to to = {w, t, node, ARENA_HANDLER_ASK, 0};
+        for (uint32_t kind = ASK_WRITE; kind <= ASK_WHERE; kind++) {
+            struct arena_message truth = {.kind = kind,
+                                          .space = 1,
+                                          .offset = 1 << 16,
+                                          .length = kind < ASK_PULL      ? 100
+                                                    : kind == ASK_ATOMIC ? 8
+                                                                         : 70000,
+                                          .a = mine};
+            to.payload = kind == ASK_WRITE ? 100 : 0;
+            lie_about(&truth, sizeof truth, ASK, LIE_COUNT(ASK), tell_arena, &to);
+            OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
+        }
+        to.handler = ARENA_HANDLER_ANSWER;
+        struct arena_answer truth = {.id = 256};
+        for (to.payload = 0; to.payload <= 8; to.payload += 8)
+            lie_about(&truth, sizeof truth, ANSWER, LIE_COUNT(ANSWER), tell_arena, &to);
+        OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
+    }
+}
+
+/* Meanwhile the honest nodes use each other's arenas, of which the liar may write every byte. */
+static void node_liar(weft_node *w, void *arg)
+{
+    struct told *t = arg;
+    weft_gaddr mine = symmetric_alloc(w, 1 << 17), theirs;
+    weft_gpu *g = open_arena(w, 1 << 20);
+    OK(weft_gpu_alloc(g, SPACE, 200000, &theirs));
+    meet(&t->here, NODES);
+    if (weft_rank(w) == LIAR) {
+        lie_about_arenas(w, t, on_node(mine, LIAR));
+        atomic_store(&t->over, 1);
+        meet(&t->met[0], NODES);
+        return;
+    }
+    uint8_t *bytes = calloc(1, 200000);
+    theirs = on_node(theirs, 1 - weft_rank(w));
+    do {
+        uint64_t old;
+        OK(weft_put_blocking(w, theirs, bytes, 200000));
+        OK(weft_get_blocking(w, bytes, theirs, 3000));
+        OK(weft_fetch_add_blocking(w, theirs, 1, &old));
+    } while (!t->over);
+    free(bytes);
+    meet(&t->met[0], NODES);
+}
+
+static void test_liar(void **state)
+{
+    (void)state;
+    run_with_liar(node_liar);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong),   cmocka_unit_test(test_shadow), cmocka_unit_test(test_words),
-        cmocka_unit_test(test_kernels), cmocka_unit_test(test_death),
+        cmocka_unit_test(test_kernels), cmocka_unit_test(test_death),  cmocka_unit_test(test_liar),
     };
     return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
 }
