@@ -62,7 +62,7 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
  *
  * Atomics on its words are done by its node, one at a time. They are atomic against each other, but not against kernels that change the
  * word themselves. A node whose arena is on another host is asked by messages, and large data goes through both pools
- * (weft_link_stats.arena_way). An address of another node's arena that does not exist is told of by the op, or by weft_flush(): -EFAULT.
+ * (weft_link_stats.arena_way). All nodes are told of an arena, and it waits until they know, up to the node's deadline.
  * weft_fence() may wait for operations on GPUs' memory that are under way to that node, up to the node's deadline, and in a handler it is
  * -EDEADLK then.
  * Errors: -EINVAL 0 bytes, or too many for an address; -ENOMEM the GPU has not so much memory; -ENOSPC there are 15 arenas; -EIO its driver

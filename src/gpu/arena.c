@@ -6,6 +6,19 @@
 
 #include <stdlib.h>
 
+void arena_ring(struct arenas *c)
+{
+    /* seq_cst: the thread says that it sleeps, and then looks at the bell */
+    atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
+        base_futex_wake(&c->bell, 1);
+}
+
+int arena_start(struct arenas *c)
+{
+    return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
+}
+
 static struct gpu_arena *other(struct arenas *c, uint32_t node, uint32_t space)
 {
     return &c->other[node * ARENA_SPACES + space];
@@ -32,6 +45,60 @@ static void dispose(struct gpu_arena *a)
     free(a);
 }
 
+/* --- what nodes know of each other's --- */
+
+static bool all_know(void *arg)
+{
+    struct arenas *c = arg;
+    for (uint32_t i = 0; i < c->w->size; i++)
+        if (i != c->w->rank && fab_alive(c->w, i) &&
+            (int32_t)(atomic_load_explicit(&c->peer[i].knows, memory_order_acquire) -
+                      atomic_load_explicit(&c->peer[i].told, memory_order_relaxed)) < 0)
+            return false;
+    return true;
+}
+
+/* Then wait until all know it: who gets an address of it knows that it is one. A node that is stopped will, before it can use it. */
+static void tell_all(struct arenas *c, uint32_t space, uint64_t bytes, int64_t deadline)
+{
+    struct arena_space m = {.space = space, .bytes = bytes};
+    for (uint32_t i = 0; i < c->w->size; i++) {
+        if (i == c->w->rank || !fab_alive(c->w, i))
+            continue;
+        atomic_fetch_add_explicit(&c->peer[i].told, 1, memory_order_relaxed);
+        if (fab_send(c->w, i, ARENA_HANDLER_SPACE, &m, sizeof m, NULL, 0, NULL))
+            atomic_fetch_sub_explicit(&c->peer[i].told, 1, memory_order_relaxed);
+    }
+    (void)fab_wait(c->w, all_know, c, deadline);
+}
+
+void arena_heard(struct arenas *c, uint32_t from, const void *header, size_t len)
+{
+    struct arena_space m;
+    if (len != sizeof m)
+        return;
+    memcpy(&m, header, sizeof m);
+    if (m.space >= ARENA_SPACES)
+        return;
+    atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_relaxed);
+    (void)fab_send(c->w, from, ARENA_HANDLER_TOLD, NULL, 0, NULL, 0, NULL);
+}
+
+int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+{
+    uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
+    uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
+    if (most == 0)
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
+    if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+                         (unsigned long long)most);
+    return 0;
+}
+
+/* --- this node's --- */
+
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)
 {
     if (!bytes || bytes > WEFT_MAX_POOL_BYTES - 2 * MEM_EXTENT_BYTES)
@@ -42,9 +109,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     a->place = *place;
     a->node = c->w->rank;
     uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never handed out */
-    int rc = base_random(&a->cookie, sizeof a->cookie);
-    if (!rc)
-        rc = place->backend->memory_open(place->device, whole, &a->memory);
+    int rc = place->backend->memory_open(place->device, whole, &a->memory);
     if (rc) {
         free(a);
         return rc;
@@ -67,6 +132,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
         return rc;
     }
     arena_show(a);
+    tell_all(c, s, whole, fab_timeout(c->w, WEFT_TIMEOUT_DEFAULT));
     *space = s;
     return 0;
 }
@@ -190,6 +256,7 @@ static bool unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
 static void close_own(struct arenas *c, uint32_t space, int64_t deadline)
 {
     struct gpu_arena *a = c->own[space];
+    tell_all(c, space, 0, deadline);
     if (!unused(c, a, deadline)) {
         base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the process ends");
         return;

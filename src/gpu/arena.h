@@ -28,9 +28,9 @@
 #define ARENA_REQUESTS 64u              /* of one node at its owner: no node has more pieces under way */
 #define STAGE_SLOTS    8u
 
-enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER };
+enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD };
 
-enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC, ASK_WHERE };
+enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC };
 
 /* What is asked of an owner. WRITE has the bytes behind it, READ's answer has them. The owner gets PULL's from the asker's pool, and puts
  * PUSH's there. */
@@ -41,6 +41,11 @@ struct arena_message {
     uint64_t a, b;   /* PULL, PUSH: `a` is where, in the asker's pool; ATOMIC: its operands */
     uint32_t atomic; /* enum fab_atomic */
     uint32_t zero;
+};
+
+/* To all nodes, when an arena is opened and closed. Each says that it knows. */
+struct arena_space {
+    uint64_t space, bytes; /* 0 bytes: there is none any more */
 };
 
 struct arena_answer {
@@ -54,7 +59,6 @@ struct gpu_arena {
     struct gpu_memory memory;
     struct mem_pool *books; /* NULL: another node's */
     uint32_t node, space;
-    uint64_t cookie;        /* who knows it has asked for the descriptor */
     _Atomic bool closing;   /* nothing new begins */
     _Atomic uint32_t users; /* jobs and requests that touch it */
     _Atomic bool mapped;    /* another node's: it can be reached */
@@ -89,7 +93,9 @@ struct arena_peer {
     _Atomic uint64_t oldest;               /* number of the oldest that is not complete */
     uint32_t pieces;
     _Atomic int failure;
-    _Atomic uint32_t requests; /* of that node, here */
+    _Atomic uint32_t requests;            /* of that node, here */
+    _Atomic uint64_t bytes[ARENA_SPACES]; /* its arenas, as it says */
+    _Atomic uint32_t told, knows;         /* so often it was told of one here, and so often it has said that it knows */
 };
 
 struct arenas {
@@ -105,8 +111,8 @@ struct arenas {
     struct stage asks, serves;
     struct arena_request *requests, **requests_end; /* that are being done; */
     struct arena_request *arrived, **arrived_end;   /* and new ones, under `lock` */
-    struct reach *reach;
 
+    int (*start)(struct arenas *c); /* carrier.c has it */
     pthread_mutex_t start_lock;
     pthread_t thread;
     _Atomic bool started, stop;
@@ -115,9 +121,14 @@ struct arenas {
 };
 
 /* --- arena.c --- */
+void arena_ring(struct arenas *c); /* there is something to do */
+int arena_start(struct arenas *c); /* the thread, once */
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
 int arena_free(struct arenas *c, weft_gaddr addr);
+/* Another node's: is there such memory? -EFAULT with a sentence. */
+int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
+void arena_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* of an arena of that node */
 /* With these bytes, for a user: arena_leave() when done. -EFAULT with a sentence. Another node's: NULL, 0 where it is not reached. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes); /* the own arena that this is memory of */
@@ -165,9 +176,5 @@ int job_begin(struct arenas *c, const struct arena_job *what, weft_op *op);
 bool job_step(struct arenas *c);
 void job_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 void job_free(struct arenas *c);
-
-/* --- carrier.c --- */
-void arena_ring(struct arenas *c); /* there is something to do */
-int arena_start(struct arenas *c); /* the thread, once */
 
 #endif

@@ -27,14 +27,6 @@ static bool arena_step(struct arenas *c)
     return moved;
 }
 
-void arena_ring(struct arenas *c)
-{
-    /* seq_cst: the thread says that it sleeps, and then looks at the bell */
-    atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
-        base_futex_wake(&c->bell, 1);
-}
-
 static void *carrier_run(void *arg)
 {
     struct arenas *c = arg;
@@ -64,7 +56,7 @@ static void *carrier_run(void *arg)
     return NULL;
 }
 
-int arena_start(struct arenas *c)
+static int carrier_start(struct arenas *c)
 {
     if (atomic_load_explicit(&c->started, memory_order_acquire))
         return 0;
@@ -208,6 +200,19 @@ static void on_answer(weft_node *w, uint32_t from, const void *header, size_t he
     job_answered(arg, from, header, header_len, payload, len);
 }
 
+static void on_space(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    (void)w, (void)payload, (void)len;
+    arena_heard(arg, from, header, header_len);
+}
+
+static void on_told(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    struct arenas *c = arg;
+    (void)w, (void)header, (void)header_len, (void)payload, (void)len;
+    atomic_fetch_add_explicit(&c->peer[from].knows, 1, memory_order_release); /* pairs with the acquire in all_know() */
+}
+
 int gpu_arenas_new(struct weft_node *w, struct arenas **out)
 {
     struct arenas *c = calloc(1, sizeof *c);
@@ -219,6 +224,7 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     }
     c->w = w;
     c->peer = peer;
+    c->start = carrier_start;
     c->requests_end = &c->requests;
     c->arrived_end = &c->arrived;
     pthread_rwlock_init(&c->table_lock, NULL);
@@ -226,7 +232,11 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     *out = c;
     w->arenas = &hooks;
     int rc = fab_handle(w, ARENA_HANDLER_ASK, on_ask, c);
-    return rc ? rc : fab_handle(w, ARENA_HANDLER_ANSWER, on_answer, c);
+    if (!rc)
+        rc = fab_handle(w, ARENA_HANDLER_ANSWER, on_answer, c);
+    if (!rc)
+        rc = fab_handle(w, ARENA_HANDLER_SPACE, on_space, c);
+    return rc ? rc : fab_handle(w, ARENA_HANDLER_TOLD, on_told, c);
 }
 
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)

@@ -29,18 +29,6 @@ struct weft_gpu {
     weft_gpu *next;
 };
 
-/* Of a node's GPUs, what has to stay until its links are closed. */
-struct gpus {
-    pthread_mutex_t lock;
-    weft_gpu *left;
-    struct arenas *arenas;
-};
-
-struct arenas *gpu_arenas_of(struct weft_node *w)
-{
-    return ((struct gpus *)w->gpus)->arenas;
-}
-
 /* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;

@@ -68,8 +68,19 @@ struct gpu_place {
     uint64_t *table; /* the kernels' weft_device.arena, in the device's memory */
 };
 
-/* --- carrier.c --- */
+/* A node's GPUs: its arenas, and what has to stay until its links are closed. */
 struct arenas;
+struct gpus {
+    pthread_mutex_t lock;
+    weft_gpu *left;
+    struct arenas *arenas;
+};
+static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
+{
+    return ((struct gpus *)w->gpus)->arenas;
+}
+
+/* --- carrier.c --- */
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
@@ -88,7 +99,6 @@ bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 
 /* --- gpu.c --- */
-struct arenas *gpu_arenas_of(struct weft_node *w);
 int gpu_open(struct weft_node *w);
 void gpu_end(struct weft_node *w);   /* after that, before the progress thread ends */
 void gpu_leave(struct weft_node *w); /* closes those that are open; before the node flushes what it has sent */

@@ -450,6 +450,10 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
     else if (j->length && j->near_arena)
         at = weft_ptr(c->w, j->far, j->length);
     j->far_at = at;
+    if (!rc && j->length && weft_gaddr_space(j->far) && !own(c, j->far))
+        rc = arena_known(c, j->far, j->length);
+    if (!rc && j->word_left && weft_gaddr_space(j->word) && !own(c, j->word))
+        rc = arena_known(c, j->word, 8);
     if (!rc && j->word_left && weft_gaddr_space(j->word) && own(c, j->word)) {
         struct gpu_arena *a;
         rc = arena_enter(c, j->word, 8, &a, &at); /* it exists */

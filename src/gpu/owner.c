@@ -38,7 +38,7 @@ static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
 static int owner_check(const struct arena_message *m, size_t len)
 {
     bool little = m->kind == ASK_WRITE || m->kind == ASK_READ;
-    if (m->kind < ASK_WRITE || m->kind > ASK_WHERE || m->space == 0 || m->space >= ARENA_SPACES)
+    if (m->kind < ASK_WRITE || m->kind > ASK_ATOMIC || m->space == 0 || m->space >= ARENA_SPACES)
         return -EINVAL;
     if (m->length > (little ? ARENA_LITTLE : ARENA_PIECE) || (m->kind == ASK_WRITE ? len != m->length : len != 0))
         return -EINVAL;
@@ -102,9 +102,6 @@ static void request_new(struct arenas *c, struct arena_request *r)
         r->step = REQUEST_COPY;
         if (rc)
             request_answer(r, rc);
-    } else if (m->kind == ASK_WHERE) {
-        r->value = r->arena->cookie;
-        request_answer(r, -ENOTSUP);
     } else if (weft_gaddr_node(m->a) != r->from || weft_gaddr_space(m->a) != 0) {
         request_answer(r, -EFAULT);
     } else {
