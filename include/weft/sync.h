@@ -31,8 +31,8 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
  * gone; `gave` has room for weft_size(), or is NULL. After an error both are undefined. After a time-out, call it again as you would a
  * barrier. The words of the first call stand: other nodes may have them already.
  * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, and this
- * exchange with it; -ECONNABORTED the link broke again and again (rc, tb): call it again; -EBUSY another thread of this node is in a
- * barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a message. */
+ * exchange with it; -EBUSY another thread of this node is in a barrier or exchange; -EDEADLK called from a handler; -ENOMEM no memory for a
+ * message. */
 WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns);
 
 /* Acquire a lock: an 8-byte aligned word of any pool, zero before its first use. The pool's node is the lock's home. Waiters are served in

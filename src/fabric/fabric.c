@@ -220,7 +220,7 @@ static bool flushed(void *arg)
     return atomic_load_explicit(&f->l->state, memory_order_acquire) != FAB_ALIVE || flushed_all(f->w, f->l, &f->f);
 }
 
-int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
+int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
 {
     if (node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
@@ -235,7 +235,15 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
     atomic_thread_fence(memory_order_seq_cst); /* the caller's own stores into shared pools are seen before what it does next */
-    if (BASE_UNLIKELY(atomic_exchange_explicit(&f.l->unsure, false, memory_order_relaxed)))
+    return 0;
+}
+
+int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
+{
+    int rc = fab_flush(w, node, timeout_ns);
+    if (BASE_UNLIKELY(rc))
+        return rc;
+    if (BASE_UNLIKELY(atomic_exchange_explicit(&w->links[node].unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
                          "flush of node %u: its link broke, or its device refused a request: an operation without an op may "
                          "not have happened",

@@ -314,6 +314,9 @@ static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Read one. Waits, for `timeout_ns` at most. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
+/* weft_flush() of what cannot be lost: messages and system words. What a broken link did to the program's operations stays for the
+ * program's own flush to say. */
+int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
 /* A flush that does not wait: `f` is zeros first. -EINPROGRESS: look again; else its result, without a sentence. */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */

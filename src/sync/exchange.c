@@ -11,8 +11,6 @@
 
 #include "sync/state.h"
 
-#define TRIES 3 /* to put words over a link that breaks again and again */
-
 struct given {
     uint64_t tag, words[WEFT_EXCHANGE_WORDS];
 };
@@ -50,7 +48,7 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
     char whom[64];
     do {
         int64_t next = fab_patience_next(p), now = base_now_ns();
-        rc = weft_flush(w, node, next > now ? next - now : 0);
+        rc = fab_flush(w, node, next > now ? next - now : 0);
         over = fab_patience_check(p);
         if (rc == -ETIMEDOUT && !over && fab_patience_due(p)) {
             snprintf(whom, sizeof whom, "node %u, which is alive and has not received the value yet", node);
@@ -61,43 +59,23 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 }
 
 /* The tag is taken away while the words change. */
-static int put_words(struct weft_node *w, const struct sync *s, const struct fab_patience *p, const struct exchange *x, uint32_t node)
-{
-    uint64_t at = exchange_place(w, s, w->rank);
-    int rc = put_word(w, p, node, at + offsetof(struct given, tag), 0);
-    for (uint32_t k = 0; k < x->words && !rc; k++)
-        rc = put_word(w, p, node, at + offsetof(struct given, words) + 8 * k, x->mine[k]);
-    return rc ? rc : put_word(w, p, node, at + offsetof(struct given, tag), tag_now(s));
-}
-
-/* Until the words are there. Where the link broke, it may be they that are lost, or an earlier operation of the program: the words are put
- * again, and the program's next flush says what it would have said. */
-static int arrive(struct weft_node *w, const struct sync *s, struct fab_patience *p, const struct exchange *x, uint32_t node)
-{
-    bool unsure = false;
-    int rc = flush(w, p, node);
-    for (int tries = 0; rc == -ECONNABORTED && tries < TRIES; tries++) {
-        unsure = true;
-        rc = put_words(w, s, p, x, node);
-        rc = rc == -ECONNRESET ? 0 : rc ? rc : flush(w, p, node);
-    }
-    if (unsure)
-        atomic_store_explicit(&w->links[node].unsure, true, memory_order_relaxed);
-    return rc;
-}
-
 static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
+    uint64_t at = exchange_place(w, s, w->rank);
     for (uint32_t i = 0; i < s->member_count && !s->put; i++) {
-        int rc = put_words(w, s, p, x, s->members[i]);
+        int rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), 0);
+        for (uint32_t k = 0; k < x->words && !rc; k++)
+            rc = put_word(w, p, s->members[i], at + offsetof(struct given, words) + 8 * k, x->mine[k]);
+        if (!rc)
+            rc = put_word(w, p, s->members[i], at + offsetof(struct given, tag), tag_now(s));
         if (rc && rc != -ECONNRESET)
             return rc;
     }
     s->put = true;
     for (uint32_t i = 0; i < s->member_count; i++) {
-        int rc = arrive(w, s, p, x, s->members[i]);
+        int rc = flush(w, p, s->members[i]);
         if (rc) {
             s->put = rc == -ETIMEDOUT; /* else something may not have happened */
             return rc;

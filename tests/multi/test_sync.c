@@ -514,20 +514,46 @@ static void test_counter(void **state)
     assert_int_equal(nodes_failed(3, counter, NULL), 0);
 }
 
-/* What a broken link did to the program's own operations its own flush says, and not the exchange. */
+/* What a broken link did to the program's own operations its own flush says, and not the exchange: not even for a moment, because another
+ * thread may flush meanwhile. */
+struct watched {
+    _Atomic bool *unsure;
+    _Atomic bool ends, missed;
+    _Atomic uint32_t round; /* 0: it may change */
+};
+
+static void *watch_unsure(void *arg)
+{
+    struct watched *u = arg;
+    while (!atomic_load(&u->ends)) {
+        uint32_t round = atomic_load(&u->round);
+        if (round && !atomic_load(u->unsure) && atomic_load(&u->round) == round)
+            atomic_store(&u->missed, true);
+    }
+    return NULL;
+}
+
 static void node_unsure(weft_node *w, void *arg)
 {
     uint32_t other = 1 - weft_rank(w);
     uint64_t mine = weft_rank(w), all[2];
+    struct watched u = {.unsure = &w->links[other].unsure};
+    pthread_t thread;
     (void)arg;
-    for (uint32_t i = 0; i < 20; i++) {
-        w->links[other].unsure = true;
+    CHECK(pthread_create(&thread, NULL, watch_unsure, &u) == 0);
+    for (uint32_t i = 1; i <= repeats(1000); i++) {
+        atomic_store(u.unsure, true);
+        atomic_store(&u.round, i);
         mine += 2;
         OK(weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
         CHECK(all[other] == mine - weft_rank(w) + other);
+        atomic_store(&u.round, 0);
         CHECK(weft_flush(w, other, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED);
         OK(weft_flush(w, other, WEFT_TIMEOUT_DEFAULT));
     }
+    atomic_store(&u.ends, true);
+    pthread_join(thread, NULL);
+    CHECK(!atomic_load(&u.missed));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
