@@ -330,6 +330,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
     bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
     *inherited = c->inherited;
+    c->inherited = false; /* used, from now on: who gets it next is not told of that death */
     c->waits = false;
     if (granted) {
         become_held(c);

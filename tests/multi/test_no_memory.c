@@ -103,7 +103,9 @@ struct waiter {
 static void *wait_for_lock(void *arg)
 {
     struct waiter *l = arg;
-    OK(weft_lock(l->w, l->word, patience_ns(60), NULL));
+    bool inherited = true;
+    OK(weft_lock(l->w, l->word, patience_ns(60), &inherited));
+    CHECK(!inherited);
     OK(weft_unlock(l->w, l->word));
     return NULL;
 }
@@ -126,8 +128,13 @@ static void no_memory(weft_node *w, void *arg)
     weft_gaddr words = symmetric_alloc(w, 64 + LARGE), lock = on_node(words, 1) + 16;
     struct waiter waiter = {w, lock};
     pthread_t thread;
-    if (weft_rank(w) == 0)
-        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
+    if (weft_rank(w) == 0) { /* from one that died; the next is not told so */
+        bool inherited = false;
+        uint64_t orphan = LOCK_ORPHAN;
+        OK(weft_put_blocking(w, lock, &orphan, 8));
+        OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, &inherited));
+        CHECK(inherited);
+    }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1) {
         uint64_t word = 0;
