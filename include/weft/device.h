@@ -27,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "types.h"
+#include "queue.h"
 
 #if defined(__CUDACC__)
 #define WEFT_DEVICE_CALL static __device__ __forceinline__
@@ -42,6 +42,7 @@ extern "C" {
 /* Errors of these calls, as Linux numbers them. */
 #define WEFT_DEVICE_EAGAIN      11
 #define WEFT_DEVICE_EINVAL      22
+#define WEFT_DEVICE_ESHUTDOWN   108
 #define WEFT_DEVICE_ETIMEDOUT   110
 #define WEFT_DEVICE_EINPROGRESS 115
 
@@ -70,7 +71,11 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_SEND         9u  /* low: node; cell 1: low: address of the payload, high: handler; cell 2: low: the header's 8 bytes */
 #define WEFT_DEVICE_FENCE        10u /* low: node */
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
-#define WEFT_DEVICE_KINDS        12u
+#define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
+#define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
+#define WEFT_DEVICE_KINDS        14u
+
+#define WEFT_DEVICE_RECORD_BYTES 256u
 
 #define WEFT_DEVICE_ROUND      (1ull << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
@@ -82,7 +87,9 @@ WEFT_DEVICE_CALL uint32_t weft_device_slots(uint32_t kind)
 {
     if (kind == 0 || kind >= WEFT_DEVICE_KINDS)
         return 0;
-    return kind == WEFT_DEVICE_PUT_SIGNAL || kind == WEFT_DEVICE_COMPARE_SWAP || kind == WEFT_DEVICE_SEND ? 2 : 1;
+    const uint32_t two =
+        1u << WEFT_DEVICE_PUT_SIGNAL | 1u << WEFT_DEVICE_COMPARE_SWAP | 1u << WEFT_DEVICE_SEND | 1u << WEFT_DEVICE_TASK_DONE;
+    return two >> kind & 1 ? 2 : 1;
 }
 
 /* The bit of requests with the number `ticket` in a ring of mask + 1 slots. Memory that is all zeros holds no request. */
@@ -114,6 +121,33 @@ typedef struct weft_device {
     const uint64_t *pool_bytes;
     const uint64_t *arena; /* [size][16][2]: of each space, where a kernel finds it, and its bytes; 0: it cannot reach it */
 } weft_device;
+
+/* A task on its way to a worker's blocks. Written by the node: `number` is the task's + 1, and 0 while the rest changes. */
+typedef struct weft_device_task_slot {
+    uint64_t number, unused[7];
+    weft_device_cell task[4]; /* a weft_task */
+} __attribute__((aligned(128))) weft_device_task_slot;
+
+#define WEFT_DEVICE_BEATS 1024u
+/* A ring of tasks that the node has claimed ahead (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`, kernels
+ * the rest. A block takes the number of a task by an atomic of the device, only when there is one; so nobody holds a number and
+ * waits for its task, and every wait can end. */
+typedef struct weft_device_worker {
+    uint64_t number; /* of the worker */
+    uint64_t mask;   /* slots - 1; a power of two */
+    const weft_device_task_slot *slots;
+    const uint64_t *filled; /* so many tasks have been put in */
+    const uint64_t *ended;  /* not 0: there will be no more */
+    uint64_t *beats;        /* by block: which task it waited for last, + 1 */
+    uint64_t *next;         /* the number of the next task to be taken */
+    uint64_t *filled_seen;  /* `filled`, when it was last read */
+} weft_device_worker;
+
+/* A task that a block has taken. */
+typedef struct weft_device_task {
+    weft_task task;
+    uint64_t number; /* private */
+} weft_device_task;
 
 /* An operation under way. Fields are private. */
 typedef struct weft_device_op {
@@ -176,6 +210,17 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from no
 }
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
+    __threadfence_system();
+}
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* in memory that the other side reads; without an order */
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+/* What is read after this comes after the words. */
+WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
+{
+    for (uint32_t i = 0; i < cells; i++)
+        weft_device_load_cell(&c[i], &out[2 * i], &out[2 * i + 1]);
     __threadfence_system();
 }
 WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
@@ -246,6 +291,18 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from no
 WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
 {
     /* weft_device_store_cell() releases */
+}
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* in memory that the other side reads; without an order */
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+/* What is read after this comes after the words. */
+WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
+{
+    for (uint32_t i = 0; i < cells; i++) { /* pairs with the releases in fill_slot() */
+        out[2 * i] = __atomic_load_n(&c[i].low, __ATOMIC_ACQUIRE);
+        out[2 * i + 1] = __atomic_load_n(&c[i].high, __ATOMIC_ACQUIRE);
+    }
 }
 /* A clock that only goes forward; and letting others have the processor. */
 #define weft_device_first_look()
@@ -380,7 +437,8 @@ WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_r
 /* Does it bring what the kernel reads, or may it tell the kernel that there is something to read? */
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
-    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP;
+    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
+           kind == WEFT_DEVICE_RECORD;
 }
 
 /* Hand a request over. With an op an answer comes. */
@@ -547,6 +605,19 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(const weft_device *d, uint64_t wor
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
+/* Hand a record of WEFT_DEVICE_RECORD_BYTES in this node's own pool to a service of this node (weft_gpu_service()). The record belongs to
+ * the service until it has answered. */
+WEFT_DEVICE_CALL int weft_device_ask_start(const weft_device *d, uint32_t service, uint64_t record, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+/* And wait for its answer: its status; `value` may be NULL. */
+WEFT_DEVICE_CALL int weft_device_ask(const weft_device *d, uint32_t service, uint64_t record, uint64_t *value)
+{
+    weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
+    return weft_device_call(d, &q, value);
+}
 /* All operations that this block has started towards `node` are complete and visible there. Returns the first error of those without
  * an op since the last flush of that node. Blocks that use the same ring (weft_gpu_config.rings) share this: one of them is told. */
 WEFT_DEVICE_CALL int weft_device_flush(const weft_device *d, uint32_t node)
@@ -598,6 +669,62 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
     }
+}
+
+/* --- persistent workers: a kernel that does tasks until there are no more --- */
+
+/* Read the task with that number. False: the node has taken it back. */
+WEFT_DEVICE_CALL bool weft_device_read_task(const weft_device_worker *k, uint64_t number, weft_device_task *out)
+{
+    union {
+        weft_task task;
+        uint64_t words[8];
+    } u;
+    const weft_device_task_slot *s = &k->slots[number & k->mask];
+    if (weft_device_load(&s->number) != number + 1)
+        return false;
+    weft_device_load_words(s->task, 4, u.words);
+    out->task = u.task;
+    out->number = number;
+    return weft_device_load(&s->number) == number + 1; /* else what was read may be of two tasks */
+}
+
+/* The next task of a worker; waits for one. One thread takes one task: of a block that works together, let one thread call this, and tell
+ * the others. -WEFT_DEVICE_ESHUTDOWN: the worker has been closed or its queue has ended, there are no more; -WEFT_DEVICE_ETIMEDOUT: none
+ * has come for weft_device.deadline_ns. */
+WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_device_worker *k, weft_device_task *out)
+{
+    weft_device_patience p = {0, 0};
+    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
+    for (;;) {
+        uint64_t t = weft_device_load_own(k->next);
+        if (t >= weft_device_load_own(k->filled_seen)) {
+            uint64_t ended = weft_device_load(k->ended); /* before `filled`: what came before the end is done */
+            uint64_t filled = weft_device_load(k->filled);
+            if (t < filled) {
+                weft_device_store_own(k->filled_seen, filled);
+            } else if (ended) {
+                return -WEFT_DEVICE_ESHUTDOWN;
+            } else {
+                weft_device_tell(beat, t + 1); /* all before `t` have been taken */
+                if (weft_device_late(d, &p))
+                    return -WEFT_DEVICE_ETIMEDOUT;
+                continue;
+            }
+        }
+        if (weft_device_swap_own(k->next, t, t + 1) && weft_device_read_task(k, t, out))
+            return 0;
+    }
+}
+
+/* The task is done: its submitter gets `status`, `result` and `result_len` as from weft_complete(). All that this thread has stored before
+ * is seen by who sees it complete; of other threads' stores, after a barrier of the block. Does not wait for the completion. */
+WEFT_DEVICE_CALL int weft_device_task_done(const weft_device *d, const weft_device_worker *k, const weft_device_task *task, int32_t status,
+                                           uint64_t result, uint64_t result_len)
+{
+    weft_device_request q = {
+        WEFT_DEVICE_TASK_DONE, {task->number, result, k->number << 32 | (uint32_t)status}, {0, result_len & ~WEFT_DEVICE_ROUND, 0}};
+    return weft_device_post(d, &q, true, NULL);
 }
 
 #ifdef __cplusplus

@@ -11,6 +11,7 @@
 #define WEFT_GPU_H
 
 #include "device.h"
+#include "queue.h"
 #include "types.h"
 
 #ifdef __cplusplus
@@ -82,6 +83,65 @@ typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
  * Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, or a wrong number of blocks; -EAGAIN so many threads cannot be started (no block
  * has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+
+/* --- services: what kernels ask the program for --- */
+
+#define WEFT_GPU_SERVICES 64u
+
+/* What a kernel has asked, until it is answered. */
+typedef struct weft_gpu_call weft_gpu_call;
+/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, of this node's pool, aligned to 8). Kernels may change it
+ * meanwhile: read it once, and believe nothing in it. Called by the thread that serves the GPU, for which it must not wait; it answers by
+ * weft_gpu_answer(), at once or later. */
+typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
+
+/* From now on `fn` is called for records with that number, which is below WEFT_GPU_SERVICES, until weft_close().
+ * Errors: -EINVAL no such number, or no function; -EALREADY the number has a service. */
+WEFT_API int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg);
+
+/* Answer a call, once, from any thread, before weft_close(). A kernel sees what was written before. Later answers to requests of the same
+ * ring wait for it. `status` is 0 or a negative error number. Errors: -EINVAL the status is positive, or it has been answered. */
+WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
+
+/* --- persistent workers --- */
+
+/* Tasks of a queue for kernels that stay on the GPU: a thread of this node claims them ahead, blocks take them (weft_device_next_task())
+ * and hand back their results (weft_device_task_done()), which the thread completes. While a block has a task, its lease is renewed. A task
+ * that no block finishes in time, because its block hangs, its kernel has failed, or there is none, is given back to the queue; and unless
+ * a block shows that it lives, no more are claimed. */
+typedef struct weft_gpu_worker weft_gpu_worker;
+
+typedef struct weft_gpu_worker_config {
+    size_t bytes;     /* sizeof(weft_gpu_worker_config) */
+    uint32_t ahead;   /* how many tasks it has claimed at most: a power of two; 0: 1024, at most 65536 */
+    int64_t task_ns;  /* how long a block works at one task at most; 0: 10 s */
+    int64_t renew_ns; /* leases are renewed so often, well within the queue's lease; 0: 10 s */
+} weft_gpu_worker_config;
+
+/* Open one, on a queue that stays open longer. `config` may be NULL.
+ * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
+ * has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be started for it;
+ * -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
+
+/* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
+WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
+
+/* Claim no more, let blocks do what was claimed, for up to the node's deadline or until no block lives; then give the rest back. Blocks
+ * that ask for a task are told that there are none. The handle and the device's memory stay until the GPU is closed. NULL is allowed.
+ * Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
+
+typedef struct weft_gpu_worker_stats {
+    uint64_t claimed;    /* tasks */
+    uint64_t done;       /* by blocks */
+    uint64_t refused;    /* of these, by the queue: the lease had ended */
+    uint64_t taken_back; /* no block has done them in time */
+} weft_gpu_worker_stats;
+
+/* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+ * Errors: none. */
+WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes);
 
 typedef struct weft_gpu_stats {
     uint64_t requests; /* that kernels have handed over, and that were taken */

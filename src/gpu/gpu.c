@@ -20,6 +20,7 @@ struct weft_gpu {
     uint32_t rings, attached; /* of them: reached by the device */
     struct gpu_ring *ring;
     struct gpu_server *server;
+    struct gpu_workers workers;
     weft_device here; /* as kernels have it */
     void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
     weft_device *there;
@@ -27,6 +28,13 @@ struct weft_gpu {
     uint64_t *pool_at;   /* [size]: their addresses there */
     struct gpu_place place;
     weft_gpu *next;
+};
+
+/* Of a node's GPUs, what has to stay until its links are closed. */
+struct gpus {
+    pthread_mutex_t lock;
+    weft_gpu *left;
+    struct gpu_service services[WEFT_GPU_SERVICES];
 };
 
 /* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
@@ -96,16 +104,19 @@ static void dismantle(weft_gpu *g)
     free(g->ring);
     free(g->pool_attached);
     free(g->pool_at);
+    pthread_mutex_destroy(&g->workers.lock);
     free(g);
 }
 
 /* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
+    gpu_work_end(&g->workers);
     bool done = !g->server || gpu_serve_end(g->server, deadline);
     g->server = NULL;
     if (g->place.table)
         gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
+    gpu_work_free(&g->workers);
     for (uint32_t i = 0; i < g->attached; i++)
         g->backend->detach(g->device, g->ring[i].memory);
     g->attached = 0;
@@ -347,7 +358,9 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (!g->ring || !g->pool_attached || !g->pool_at)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
-    return rc ? rc : gpu_serve(&g->server, g->w, g->ring, g->rings, g->backend->check, g->device);
+    g->workers.backend = g->backend;
+    g->workers.device = g->device;
+    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings);
 }
 
 int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
@@ -363,6 +376,9 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     if (!g)
         return base_fail(-ENOMEM, "no memory for a GPU");
     g->w = w;
+    g->workers.w = w;
+    g->workers.services = ((struct gpus *)w->gpus)->services;
+    pthread_mutex_init(&g->workers.lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
         (void)gpu_shut(g, 0);
@@ -388,6 +404,30 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
     return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+}
+
+int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg)
+{
+    struct gpus *all = w->gpus;
+    if (number >= WEFT_GPU_SERVICES || !fn)
+        return base_fail(-EINVAL, "weft_gpu_service(): number %u, of %u; or no function", number, WEFT_GPU_SERVICES);
+    struct gpu_service *s = &all->services[number];
+    pthread_mutex_lock(&all->lock);
+    bool there = atomic_load_explicit(&s->fn, memory_order_relaxed);
+    if (!there) {
+        s->arg = arg;
+        atomic_store_explicit(&s->fn, fn, memory_order_release); /* pairs with start_record() */
+    }
+    pthread_mutex_unlock(&all->lock);
+    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service", number) : 0;
+}
+
+int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)
+{
+    *out = NULL;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
+    return gpu_work_open(&g->workers, q, config, out);
 }
 
 int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)

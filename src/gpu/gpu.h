@@ -7,6 +7,7 @@
  *   cuda.c   the back end over CUDA's driver
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
+ *   work.c   persistent workers: tasks from queues to blocks, results back
  *   serve.c  the thread that does what kernels ask for
  *   gpu.c    opening and closing
  */
@@ -16,6 +17,7 @@
 #include "fabric/fabric.h"
 #include "weft/device.h"
 #include "weft/gpu.h"
+#include "weft/queue.h"
 
 #define GPU_RINGS_DEFAULT 8u
 #define GPU_RINGS_MAX     256u
@@ -89,11 +91,37 @@ void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t d
 void gpu_arenas_end(struct arenas *c);                                                    /* no job is under way; ends the thread */
 void gpu_arenas_free(struct arenas *c);                                                   /* no thread of weft's runs any more */
 
-/* --- serve.c --- */
+/* What kernels ask the program for: by number, of all GPUs of a node. */
+struct gpu_service {
+    _Atomic(weft_gpu_service_fn) fn; /* set last, once */
+    void *arg;
+};
+
+/* --- work.c --- */
+#define GPU_WORKERS_MAX 64u
+
 struct gpu_ring;
+struct gpu_request;
+/* The workers of a GPU, by number. None is freed while the GPU is open: its kernels and the thread that serves it may name any. */
+struct gpu_workers {
+    struct weft_node *w;
+    const struct gpu_backend *backend;
+    void *device;
+    struct gpu_service *services; /* [WEFT_GPU_SERVICES] */
+    pthread_mutex_t lock;         /* of opening and closing */
+    uint32_t count;
+    _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
+};
+int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
+/* The serving thread's: a block has done a task. */
+int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
+void gpu_work_end(struct gpu_workers *all);  /* closes those that are open; kernels and the serving thread may go on */
+void gpu_work_free(struct gpu_workers *all); /* they do not any more */
+
+/* --- serve.c --- */
 struct gpu_server;
-/* `check`, where there is one, is asked from time to time while no request comes, and what it says is logged once. */
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t count, int (*check)(void *), void *device);
+/* The back end's check(), where there is one, is asked from time to time while no request comes, and what it says is logged once. */
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);

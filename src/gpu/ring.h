@@ -87,6 +87,8 @@ static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 /* The node that it is for. */
 static inline uint64_t gpu_request_node(const struct gpu_request *q)
 {
+    if (q->kind == WEFT_DEVICE_TASK_DONE)
+        return UINT64_MAX; /* none */
     bool plain = q->kind == WEFT_DEVICE_SEND || q->kind == WEFT_DEVICE_FENCE || q->kind == WEFT_DEVICE_FLUSH;
     return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
 }

@@ -19,6 +19,7 @@
 
 struct gpu_server {
     struct weft_node *w;
+    struct gpu_workers *workers;
     struct gpu_ring *rings;
     uint32_t count;
     _Atomic int64_t until;      /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
@@ -78,9 +79,38 @@ static int start_fence(struct weft_node *w, const struct gpu_request *q)
     return q->low[0] > UINT32_MAX ? -EFAULT : weft_fence(w, (uint32_t)q->low[0]);
 }
 
-/* Start it. -EAGAIN: there is no room towards its node now. */
-static int server_start(struct weft_node *w, struct gpu_request *q)
+/* A service's, from now on: it may answer before this returns. */
+static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
+    void *record;
+    int rc = local(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
+    if (rc)
+        return rc;
+    struct gpu_service *service = q->low[1] < WEFT_GPU_SERVICES ? &s->workers->services[q->low[1]] : NULL;
+    weft_gpu_service_fn fn = service ? atomic_load_explicit(&service->fn, memory_order_acquire) : NULL;
+    if (!fn)
+        return -ENOENT;
+    if (q->low[0] % 8 || q->high[0] != WEFT_DEVICE_RECORD_BYTES)
+        return -EINVAL;
+    q->op.status = 1;
+    fn(s->w, record, (weft_gpu_call *)q, service->arg);
+    return 0;
+}
+
+int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
+{
+    struct gpu_request *q = (struct gpu_request *)call;
+    if (status > 0 || status == -EINPROGRESS || __atomic_load_n(&q->op.status, __ATOMIC_RELAXED) != 1)
+        return base_fail(-EINVAL, "weft_gpu_answer(): a status of %d, or the call has been answered", status);
+    q->value = value;
+    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_begin() and server_look() */
+    return 0;
+}
+
+/* Start it. -EAGAIN: there is no room towards its node now. */
+static int server_start(struct gpu_server *s, struct gpu_request *q)
+{
+    struct weft_node *w = s->w;
     switch (q->kind) {
     case WEFT_DEVICE_PUT_VALUE: return weft_put(w, q->low[0], &q->low[1], 8, &q->op);
     case WEFT_DEVICE_PUT:
@@ -91,6 +121,8 @@ static int server_start(struct weft_node *w, struct gpu_request *q)
     case WEFT_DEVICE_COMPARE_SWAP: return weft_compare_swap(w, q->low[0], q->low[1], q->low[2], &q->value, &q->op);
     case WEFT_DEVICE_SEND: return start_send(w, q);
     case WEFT_DEVICE_FENCE: return start_fence(w, q);
+    case WEFT_DEVICE_RECORD: return start_record(s, q);
+    case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
     default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
@@ -100,6 +132,10 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 {
     if (q->status != -EINPROGRESS)
         return q->status;
+    if (q->kind == WEFT_DEVICE_RECORD) {
+        int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
+        return status == 1 ? -EINPROGRESS : status;
+    }
     if (q->kind != WEFT_DEVICE_FLUSH)
         return weft_test(w, &q->op);
     int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all before it are done */
@@ -111,7 +147,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;
-    int rc = server_start(s->w, q);
+    int rc = server_start(s, q);
     if (rc == -EAGAIN)
         return rc;
     if (q->kind == WEFT_DEVICE_FLUSH) {
@@ -242,16 +278,17 @@ static void *server_run(void *arg)
     }
 }
 
-int gpu_serve(struct gpu_server **out, struct weft_node *w, struct gpu_ring *rings, uint32_t n, int (*check)(void *), void *device)
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n)
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory to serve a GPU");
-    s->w = w;
+    s->w = workers->w;
+    s->workers = workers;
     s->rings = rings;
     s->count = n;
-    s->check = check;
-    s->device = device;
+    s->check = workers->backend->check;
+    s->device = workers->device;
     s->until = INT64_MAX;
     int rc = base_thread(&s->thread, server_run, s);
     if (rc) {

@@ -18,6 +18,14 @@ __global__ void calls(const weft_device *d, uint64_t there, uint64_t here, uint6
     rc |= weft_device_fence(d, 1) | weft_device_flush(d, 1);
     rc |= weft_device_fetch_add(d, there, 1, &old) | weft_device_swap(d, there, 1, &old) | weft_device_compare_swap(d, there, 1, 2, &old);
     rc |= weft_device_nothing(d, true);
+    rc |= weft_device_ask_start(d, 3, here, &op) | weft_device_ask(d, 3, here, &old);
     rc |= weft_device_wait_at_least(d, here, 1, &old);
     *out = (uint64_t)rc + old + (weft_device_ptr(d, there, 8) ? *(uint64_t *)weft_device_ptr(d, there, 8) : 0);
+}
+
+__global__ void worker(const weft_device *d, const weft_device_worker *k)
+{
+    weft_device_task t;
+    while (weft_device_next_task(d, k, &t) == 0)
+        weft_device_task_done(d, k, &t, 0, t.task.arg[0], 8);
 }

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Persistent workers: a thread of the node for each claims tasks ahead and puts them into a ring that blocks take them from; blocks hand
+ * results over by requests, which the serving thread passes on.
+ *
+ * A slot is filled again when its task is done, in whatever order that is. A number whose slot is in use is left out: the slot does not
+ * hold it, and the block that draws it draws the next. So a block that hangs takes one slot, and holds up nobody.
+ *
+ * The ring lies in the host's memory: the node fills it by plain stores, without the driver, and blocks that look at many slots at a time
+ * do not wait for each other.
+ */
+#include "gpu/ring.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CONFIG_FIRST  (offsetof(weft_gpu_worker_config, renew_ns) + sizeof((weft_gpu_worker_config *)0)->renew_ns)
+#define AHEAD_DEFAULT 1024u
+#define AHEAD_MAX     65536u
+#define TASK_NS       (10 * WEFT_SECOND)
+#define RENEW_NS      (10 * WEFT_SECOND)
+#define BATCH         64u /* tasks of one claim or completion */
+#define NAP_LEAST_NS  (10 * WEFT_US)
+#define NAP_BUSY_NS   (100 * WEFT_US) /* at most, while blocks have tasks */
+#define NAP_MOST_NS   WEFT_MS
+#define CHECK_NS      WEFT_SECOND
+#define LINE          128u
+
+/* A task in the ring. All but `held` and `result` is the worker's thread's. */
+struct work_task {
+    _Atomic uint64_t held; /* number + 1 while no block has done it; who sets it to 0 decides how it ends */
+    uint64_t number;
+    bool used;
+    bool taken;    /* by a block, as far as is known */
+    int64_t since; /* how long it is known to have had a chance to be done */
+    weft_lease lease;
+    weft_result result; /* the serving thread's, until `held` is 0 and it stands in `done` */
+};
+
+struct weft_gpu_worker {
+    struct gpu_workers *all;
+    weft_queue *q;
+    weft_gpu_worker_config config;
+    uint32_t number;
+    bool open; /* under the lock; not beside what the thread writes */
+    uint64_t mask;
+    struct work_task *tasks;
+    uint32_t *done; /* slots whose tasks are done: written by the serving thread, as many as slots */
+    _Atomic uint64_t done_tail;
+    _Atomic uint64_t stale; /* results of tasks that had been taken back */
+    uint64_t done_head;
+    uint64_t next;                          /* number of the next task to put in */
+    uint64_t reached;                       /* tasks before this one have been taken by blocks, as far as is known */
+    uint32_t used;                          /* slots */
+    int64_t life, upkeep, renewed, checked; /* when a block was seen to live; when these were done last */
+    uint64_t beats_seen;                    /* a sum */
+    bool stalled;                           /* no block lives, as far as is known */
+    bool failed;                            /* the device has */
+    bool finished;                          /* no more will be claimed */
+    _Atomic int64_t until;                  /* INT64_MAX: nobody closes it; else it ends, then at the latest */
+    pthread_t thread;
+    _Atomic uint64_t claimed, completed, refused, taken_back;
+    void *memory; /* of what follows: shared with kernels */
+    size_t bytes;
+    weft_device_task_slot *slots;
+    uint64_t *filled, *ended;
+    uint64_t *beats;
+    bool attached;
+    void *own; /* the kernels' */
+};
+
+static void work_count(_Atomic uint64_t *n, uint64_t more)
+{
+    atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
+}
+
+/* --- the ring --- */
+
+/* Blocks that read it meanwhile see by `number` that it changed: each store is a release, so who reads a new word reads the 0, too. */
+static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
+{
+    uint64_t words[8];
+    memcpy(words, task, sizeof words);
+    __atomic_store_n(&s->number, 0, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < 4; i++) {
+        __atomic_store_n(&s->task[i].low, words[2 * i], __ATOMIC_RELEASE);
+        __atomic_store_n(&s->task[i].high, words[2 * i + 1], __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(&s->number, number + 1, __ATOMIC_RELEASE); /* pairs with weft_device_read_task() */
+}
+
+static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
+{
+    while (k->tasks[k->next & k->mask].used) /* not all are */
+        k->next++;
+    struct work_task *t = &k->tasks[k->next & k->mask];
+    t->number = k->next;
+    t->used = true;
+    t->taken = false;
+    t->since = now;
+    t->lease = *lease;
+    k->used++;
+    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* before a block can have it */
+    fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
+    k->next++;
+}
+
+int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
+{
+    uint64_t number = q->low[2] >> 32, task = q->low[0];
+    struct weft_gpu_worker *k = number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
+    if (!k || task == UINT64_MAX)
+        return -EINVAL;
+    struct work_task *t = &k->tasks[task & k->mask];
+    if (atomic_load_explicit(&t->held, memory_order_acquire) != task + 1) {
+        atomic_fetch_add_explicit(&k->stale, 1, memory_order_relaxed);
+        return -ESTALE;
+    }
+    weft_result result = {.status = (int32_t)(uint32_t)q->low[2], .result = q->low[1], .result_len = q->high[1]};
+    uint64_t held = task + 1;
+    if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
+        return -ESTALE; /* it was taken back just now */
+    t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
+    uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
+    k->done[tail & k->mask] = (uint32_t)(task & k->mask);
+    atomic_store_explicit(&k->done_tail, tail + 1, memory_order_release); /* pairs with finish() */
+    return 0;
+}
+
+/* --- its thread --- */
+
+/* Complete what blocks have done. How many. */
+static uint32_t finish(weft_gpu_worker *k, int64_t now)
+{
+    weft_lease leases[BATCH];
+    weft_result results[BATCH];
+    uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_acquire);
+    uint32_t n = 0;
+    for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
+        struct work_task *t = &k->tasks[k->done[k->done_head & k->mask]];
+        leases[n] = t->lease;
+        results[n] = t->result;
+        t->used = false;
+        if (k->reached <= t->number)
+            k->reached = t->number + 1;
+    }
+    if (!n)
+        return 0;
+    k->life = now;
+    k->stalled = false;
+    k->used -= n;
+    int accepted = weft_complete(k->q, leases, results, n, NULL);
+    if (accepted < 0)
+        base_log(BASE_LOG_WARN, "a worker of a GPU cannot complete %u tasks: %s", n, base_error());
+    work_count(&k->completed, n);
+    work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
+    return n;
+}
+
+static void end_claims(weft_gpu_worker *k)
+{
+    k->finished = true;
+    __atomic_store_n(k->ended, 1, __ATOMIC_RELEASE); /* after the last task; pairs with weft_device_next_task() */
+}
+
+/* Claim what there is room for, and put it in. How many. */
+static uint32_t fill(weft_gpu_worker *k, int64_t now)
+{
+    weft_lease leases[BATCH];
+    uint32_t room = (uint32_t)k->mask + 1 - k->used;
+    if (k->finished || k->stalled || !room)
+        return 0;
+    int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
+    if (n == -ESHUTDOWN || n == -EBADF)
+        end_claims(k);
+    for (int i = 0; i < n; i++)
+        put_in(k, &leases[i], now);
+    if (n <= 0)
+        return 0;
+    __atomic_store_n(k->filled, k->next, __ATOMIC_RELEASE); /* pairs with weft_device_next_task() */
+    work_count(&k->claimed, (uint32_t)n);
+    return (uint32_t)n;
+}
+
+/* Nobody else will do it now, unless a block is about to say that it has. */
+static bool take_back(weft_gpu_worker *k, struct work_task *t)
+{
+    uint64_t held = t->number + 1;
+    if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
+        return false;
+    __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
+    t->used = false;
+    k->used--;
+    (void)weft_release(k->q, &t->lease); /* if it is not ours any more, so much the better */
+    work_count(&k->taken_back, 1);
+    return true;
+}
+
+static uint32_t take_back_all(weft_gpu_worker *k)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i <= k->mask; i++)
+        if (k->tasks[i].used)
+            n += take_back(k, &k->tasks[i]);
+    return n;
+}
+
+/* Has a block shown that it lives? */
+static void look_for_life(weft_gpu_worker *k, int64_t now)
+{
+    uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed);
+    for (uint32_t i = 0; i < WEFT_DEVICE_BEATS; i++) {
+        uint64_t beat = __atomic_load_n(&k->beats[i], __ATOMIC_RELAXED);
+        sum += beat;
+        if (beat && beat - 1 <= k->next && beat - 1 > k->reached)
+            k->reached = beat - 1;
+    }
+    if (sum == k->beats_seen)
+        return;
+    k->beats_seen = sum;
+    k->life = now;
+    k->stalled = false;
+}
+
+/* Give back what no block has done in time. The time of a task that is not known to have been taken starts when a block was last seen. */
+static void look_at_tasks(weft_gpu_worker *k, int64_t now)
+{
+    uint32_t hung = 0, waiting = 0;
+    for (uint64_t i = 0; i <= k->mask && k->used; i++) {
+        struct work_task *t = &k->tasks[i];
+        if (!t->used)
+            continue;
+        if (t->number >= k->reached) {
+            t->since = t->since > k->life ? t->since : k->life;
+        } else if (!t->taken) {
+            t->taken = true;
+            t->since = now;
+        }
+        if (now - t->since > k->config.task_ns && take_back(k, t))
+            t->taken ? hung++ : waiting++;
+    }
+    k->stalled = k->stalled || waiting;
+    if (hung)
+        base_log(BASE_LOG_WARN, "blocks of a GPU have not done %u tasks in %lld ms: they are given back to the queue", hung,
+                 (long long)(k->config.task_ns / WEFT_MS));
+    if (waiting)
+        base_log(BASE_LOG_WARN,
+                 "no block of a GPU has taken a task in %lld ms: %u tasks are given back to the queue, and none are claimed until one asks",
+                 (long long)(k->config.task_ns / WEFT_MS), waiting);
+}
+
+static void renew(weft_gpu_worker *k)
+{
+    for (uint64_t i = 0; i <= k->mask; i++)
+        if (k->tasks[i].used && atomic_load_explicit(&k->tasks[i].held, memory_order_relaxed))
+            (void)weft_renew(k->q, &k->tasks[i].lease); /* if it is lost, its completion will be refused */
+}
+
+static void work_upkeep(weft_gpu_worker *k, int64_t now)
+{
+    int64_t every = k->config.task_ns / 8 < 100 * WEFT_MS ? k->config.task_ns / 8 : 100 * WEFT_MS;
+    if (now - k->upkeep < every)
+        return;
+    k->upkeep = now;
+    look_for_life(k, now);
+    look_at_tasks(k, now);
+    if (now - k->renewed > k->config.renew_ns) {
+        k->renewed = now;
+        renew(k);
+    }
+    if (k->all->backend->check && !k->failed && now - k->checked > CHECK_NS) {
+        k->checked = now;
+        k->failed = k->all->backend->check(k->all->device) != 0;
+        if (k->failed) {
+            end_claims(k);
+            base_log(BASE_LOG_ERROR, "a worker of a GPU ends, and gives %u tasks back: %s", take_back_all(k), base_error());
+        }
+    }
+}
+
+/* Somebody closes it: is there nothing left to wait for? */
+static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
+{
+    if (!k->finished)
+        end_claims(k);
+    if (k->used && !k->stalled && !k->failed && now < until)
+        return false;
+    uint32_t n = take_back_all(k);
+    if (n)
+        base_log(BASE_LOG_WARN, "a worker of a GPU is closed: %u tasks that no block has done are given back to the queue", n);
+    while (k->used) /* the serving thread hands over the last ones at this moment */
+        if (!finish(k, now))
+            sched_yield();
+    return true;
+}
+
+static void *work_run(void *arg)
+{
+    weft_gpu_worker *k = arg;
+    int64_t nap = 0, spin = k->all->w->options.spin_ns, last = k->life = base_now_ns();
+    for (;;) {
+        int64_t now = base_now_ns();
+        bool moved = finish(k, now) + fill(k, now) > 0;
+        work_upkeep(k, now);
+        int64_t until = atomic_load_explicit(&k->until, memory_order_acquire);
+        if (until != INT64_MAX && work_over(k, until, now))
+            return NULL;
+        if (moved) {
+            last = now;
+            nap = 0;
+        } else if (now - last < spin) {
+            sched_yield();
+        } else {
+            int64_t most = k->used ? NAP_BUSY_NS : NAP_MOST_NS;
+            nap = nap && nap * 2 < most ? nap * 2 : nap ? most : NAP_LEAST_NS;
+            base_sleep_ns(nap);
+        }
+    }
+}
+
+/* --- opening and closing --- */
+
+static int work_check(const weft_gpu_worker_config *config, weft_gpu_worker_config *c)
+{
+    *c = (weft_gpu_worker_config){0};
+    int rc = config ? base_take_struct(c, sizeof *c, config, CONFIG_FIRST, "weft_gpu_worker_config") : 0;
+    if (rc)
+        return rc;
+    c->ahead = c->ahead ? c->ahead : AHEAD_DEFAULT;
+    c->task_ns = c->task_ns ? c->task_ns : TASK_NS;
+    c->renew_ns = c->renew_ns ? c->renew_ns : RENEW_NS;
+    if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
+        return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: a power of two, at most %u", c->ahead, AHEAD_MAX);
+    if (c->task_ns < 0 || c->renew_ns < 0)
+        return base_fail(-EINVAL, "weft_gpu_worker_config: a time is negative");
+    return 0;
+}
+
+/* What kernels and node share. */
+static int make_ring(weft_gpu_worker *k, uint64_t *there)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
+    k->bytes = base_round_up(slots * sizeof *k->slots + 2 * LINE + WEFT_DEVICE_BEATS * sizeof(uint64_t), page);
+    k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    k->tasks = calloc(slots, sizeof *k->tasks);
+    k->done = calloc(slots, sizeof *k->done);
+    if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
+        k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
+        return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker", slots);
+    }
+    k->slots = k->memory;
+    uint8_t *rest = (uint8_t *)(k->slots + slots);
+    k->filled = (uint64_t *)(void *)rest;
+    k->ended = (uint64_t *)(void *)(rest + LINE);
+    k->beats = (uint64_t *)(void *)(rest + (size_t)2 * LINE);
+    int rc = k->all->backend->attach(k->all->device, k->memory, k->bytes, there);
+    k->attached = rc == 0;
+    return rc;
+}
+
+static int work_make(weft_gpu_worker *k)
+{
+    const struct gpu_backend *b = k->all->backend;
+    uint64_t there;
+    int rc = make_ring(k, &there);
+    if (!rc)
+        rc = b->alloc(k->all->device, base_round_up(sizeof(weft_device_worker), LINE) + 2 * (size_t)LINE, &k->own);
+    if (rc)
+        return rc;
+    uint64_t rest = there + (k->mask + 1) * sizeof *k->slots;
+    uint8_t *words = (uint8_t *)k->own + base_round_up(sizeof(weft_device_worker), LINE);
+    weft_device_worker image = {
+        .number = k->number,
+        .mask = k->mask,
+        .slots = (const weft_device_task_slot *)(uintptr_t)there,
+        .filled = (const uint64_t *)(uintptr_t)rest,
+        .ended = (const uint64_t *)(uintptr_t)(rest + LINE),
+        .beats = (uint64_t *)(uintptr_t)(rest + 2 * (uint64_t)LINE),
+        .next = (uint64_t *)(void *)words,
+        .filled_seen = (uint64_t *)(void *)(words + LINE),
+    };
+    return b->fill(k->all->device, k->own, &image, sizeof image);
+}
+
+static void work_unmake(weft_gpu_worker *k)
+{
+    if (k->own)
+        k->all->backend->free(k->all->device, k->own);
+    if (k->attached)
+        k->all->backend->detach(k->all->device, k->memory);
+    if (k->memory)
+        munmap(k->memory, k->bytes);
+    free(k->tasks);
+    free(k->done);
+    free(k);
+}
+
+static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
+{
+    if (all->count == GPU_WORKERS_MAX)
+        return base_fail(-ENOSPC, "this GPU has had %u workers", GPU_WORKERS_MAX);
+    k->number = all->count;
+    int rc = work_make(k);
+    if (rc)
+        return rc;
+    k->open = true;
+    rc = base_thread(&k->thread, work_run, k);
+    if (rc)
+        return base_fail(rc, "starting the thread of a GPU's worker: %s", base_strerror(rc));
+    atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
+    return 0;
+}
+
+int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)
+{
+    weft_gpu_worker_config c;
+    int rc = work_check(config, &c);
+    if (rc)
+        return rc;
+    weft_gpu_worker *k = calloc(1, sizeof *k);
+    if (!k)
+        return base_fail(-ENOMEM, "no memory for a worker of a GPU");
+    k->all = all;
+    k->q = q;
+    k->config = c;
+    k->mask = c.ahead - 1;
+    k->until = INT64_MAX;
+    pthread_mutex_lock(&all->lock);
+    rc = work_open_one(all, k);
+    pthread_mutex_unlock(&all->lock);
+    if (rc)
+        work_unmake(k);
+    else
+        *out = k;
+    return rc;
+}
+
+/* False: it is closed already. */
+static bool work_close(weft_gpu_worker *k)
+{
+    pthread_mutex_lock(&k->all->lock);
+    bool open = k->open;
+    k->open = false;
+    pthread_mutex_unlock(&k->all->lock);
+    if (open) {
+        atomic_store_explicit(&k->until, fab_timeout(k->all->w, WEFT_TIMEOUT_DEFAULT), memory_order_release);
+        pthread_join(k->thread, NULL);
+    }
+    return open;
+}
+
+void gpu_work_end(struct gpu_workers *all)
+{
+    for (uint32_t i = 0; i < all->count; i++)
+        (void)work_close(atomic_load_explicit(&all->worker[i], memory_order_relaxed));
+}
+
+void gpu_work_free(struct gpu_workers *all)
+{
+    for (uint32_t i = 0; i < all->count; i++)
+        work_unmake(atomic_load_explicit(&all->worker[i], memory_order_relaxed));
+    all->count = 0;
+}
+
+const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k)
+{
+    return k->own;
+}
+
+int weft_gpu_worker_close(weft_gpu_worker *k)
+{
+    if (!k)
+        return 0;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler");
+    return work_close(k) ? 0 : base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already");
+}
+
+int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)
+{
+    weft_gpu_worker_stats stats = {
+        .claimed = atomic_load_explicit(&k->claimed, memory_order_relaxed),
+        .done = atomic_load_explicit(&k->completed, memory_order_relaxed),
+        .refused = atomic_load_explicit(&k->refused, memory_order_relaxed),
+        .taken_back = atomic_load_explicit(&k->taken_back, memory_order_relaxed),
+    };
+    base_give_struct(out, bytes, &stats, sizeof stats);
+    return 0;
+}

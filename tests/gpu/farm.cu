@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+//
+// A persistent farm on a CUDA GPU: a kernel stays, takes tasks of a queue and hands their results back; each is done once. Prints how many
+// a second were claimed, done and completed. Run: weft run -n 1 -- farm [tasks] [blocks]
+#include <vector>
+
+#include "check.cuh"
+
+__global__ void farm(const weft_device *d, const weft_device_worker *k, unsigned *counts, uint64_t tasks, struct report *bad)
+{
+    weft_device_task t;
+    int rc;
+    while ((rc = weft_device_next_task(d, k, &t)) == 0) {
+        KERNEL_CHECK(t.task.arg[0] < tasks && t.task.arg[1] == ~t.task.arg[0]);
+        atomicAdd(&counts[t.task.arg[0]], 1u);
+        KERNEL(weft_device_task_done(d, k, &t, 0, t.task.arg[0] * 3, 8));
+    }
+    KERNEL_CHECK(rc == -WEFT_DEVICE_ESHUTDOWN);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t tasks = argc > 1 ? strtoull(argv[1], NULL, 0) : 2000000;
+    unsigned blocks = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 0) : 128;
+    open_node();
+    open_gpu(8, 4096);
+    weft_queue_config qc = {};
+    qc.bytes = sizeof qc;
+    qc.slots = 16384;
+    weft_queue *q;
+    OK(weft_queue_open(w, "farm", &qc, &q));
+    weft_gpu_worker_config kc = {};
+    kc.bytes = sizeof kc;
+    kc.ahead = 4096;
+    weft_gpu_worker *k;
+    OK(weft_gpu_worker_open(gpu, q, &kc, &k));
+    unsigned *counts;
+    CUDA(cudaMalloc(&counts, tasks * sizeof *counts));
+    CUDA(cudaMemset(counts, 0, tasks * sizeof *counts));
+    farm<<<blocks, 1>>>(weft_gpu_device(gpu), weft_gpu_worker_device(k), counts, tasks, bad);
+    CUDA(cudaGetLastError());
+
+    std::vector<bool> seen(tasks);
+    static weft_task batch[256];
+    static weft_done done[256];
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    for (uint64_t sent = 0, got = 0; got < tasks;) {
+        uint32_t n = 0;
+        for (; n < 256 && sent + n < tasks && sent + n - got < 8192; n++) {
+            batch[n] = (weft_task){};
+            batch[n].arg[0] = batch[n].tag = sent + n;
+            batch[n].arg[1] = ~(sent + n);
+        }
+        int rc = n ? weft_submit(q, batch, n, NULL, WEFT_TIMEOUT_DEFAULT) : 0;
+        OK(rc);
+        sent += (uint64_t)rc;
+        rc = weft_reap(q, done, 256, 0);
+        CHECK(rc > 0 || rc == -ETIMEDOUT);
+        for (int i = 0; i < rc; i++, got++) {
+            CHECK(done[i].tag < tasks && !seen[done[i].tag] && done[i].result == done[i].tag * 3);
+            seen[done[i].tag] = true;
+        }
+    }
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    OK(weft_queue_shutdown(q));
+    KERNEL_DONE();
+    OK(weft_gpu_worker_close(k));
+    std::vector<unsigned> host(tasks);
+    CUDA(cudaMemcpy(host.data(), counts, tasks * sizeof *counts, cudaMemcpyDeviceToHost));
+    for (uint64_t i = 0; i < tasks; i++)
+        CHECK(host[i] == 1);
+    double s = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    printf("%llu tasks by %u blocks, each once: %.2f M tasks/s\n", (unsigned long long)tasks, blocks, 1e-6 * (double)tasks / s);
+    OK(weft_gpu_close(gpu));
+    OK(weft_close(w));
+    return 0;
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Persistent workers on the GPU `host`: blocks of several nodes do tasks of a queue, each once; blocks that hang, nodes that are killed,
+ * workers that are closed while blocks wait, and results of tasks that nobody has.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "cluster_test.h"
+
+#define BLOCKS 3u
+#define TASKS  1500u
+
+struct farm {
+    weft_gpu *g;
+    weft_gpu_worker *k;
+    weft_gaddr counts; /* at node 0: how often each task was done */
+    uint64_t *first;   /* `counts`: blocks begin when those of another node have done a task; or NULL */
+    const weft_device_worker *there;
+    _Atomic bool hang; /* the first block to see it hangs */
+    _Atomic bool over;
+    _Atomic uint32_t ended; /* blocks that were told that there are no more tasks */
+};
+
+static void farm_open(weft_node *w, weft_queue *q, struct farm *f, uint32_t ahead, int64_t task_ns, uint32_t slots)
+{
+    weft_gpu_config gc = {.bytes = sizeof gc, .name = "host", .rings = 2, .slots = slots};
+    OK(weft_gpu_open(w, &gc, &f->g));
+    weft_gpu_worker_config kc = {.bytes = sizeof kc, .ahead = ahead, .task_ns = task_ns, .renew_ns = 50 * WEFT_MS};
+    OK(weft_gpu_worker_open(f->g, q, &kc, &f->k));
+    f->there = weft_gpu_worker_device(f->k);
+}
+
+static weft_queue *farm_queue(weft_node *w, int64_t lease_ns)
+{
+    weft_queue *q;
+    weft_queue_config c = {.bytes = sizeof c, .slots = 2048, .lease_ns = lease_ns};
+    OK(weft_queue_open(w, "farm", &c, &q));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    return q;
+}
+
+static void work(const weft_device *d, void *arg)
+{
+    struct farm *f = arg;
+    weft_device_task t;
+    int rc;
+    while ((rc = weft_device_next_task(d, f->there, &t)) == 0) {
+        if (atomic_exchange(&f->hang, false))
+            while (!atomic_load(&f->over))
+                weft_device_pause();
+        CHECK(t.task.arg[1] == ~t.task.arg[0] && t.task.arg[4] == t.task.arg[0] + 4);
+        uint64_t old;
+        CHECK(weft_device_fetch_add(d, f->counts + 8 * t.task.arg[0], 1, &old) == 0);
+        CHECK(weft_device_task_done(d, f->there, &t, (int32_t)t.task.kind, t.task.arg[0] * 3, t.task.arg[0] + 1) == 0);
+    }
+    CHECK(rc == -WEFT_DEVICE_ESHUTDOWN);
+    atomic_fetch_add(&f->ended, 1);
+}
+
+/* Submits all, and reaps all: each comes back once, with what its block said. */
+static void farm_out(weft_queue *q, uint32_t tasks)
+{
+    static bool seen[TASKS];
+    memset(seen, 0, sizeof seen);
+    for (uint32_t i = 0; i < tasks; i++) {
+        weft_task t = {.kind = i % 7, .arg = {i, ~(uint64_t)i, 0, 0, i + 4}, .tag = i};
+        CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+    }
+    weft_done done[32];
+    for (uint32_t got = 0; got < tasks;) {
+        int n = weft_reap(q, done, 32, WEFT_TIMEOUT_DEFAULT);
+        CHECK(n > 0);
+        for (int i = 0; i < n; i++, got++) {
+            uint64_t tag = done[i].tag;
+            CHECK(tag < tasks && !seen[tag] && done[i].status == (int32_t)(tag % 7) && done[i].result == tag * 3 &&
+                  done[i].result_len == tag + 1);
+            seen[tag] = true;
+        }
+    }
+    OK(weft_queue_shutdown(q));
+}
+
+static void *submitter(void *arg)
+{
+    farm_out(arg, TASKS);
+    return NULL;
+}
+
+/* Full rings: few places for tasks, and for requests. */
+static void node_once(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {.counts = on_node(symmetric_alloc(w, 8 * TASKS), 0)};
+    weft_queue *q = farm_queue(w, 0);
+    farm_open(w, q, &f, 8, 0, 16);
+    pthread_t thread;
+    if (weft_rank(w) == 0)
+        CHECK(pthread_create(&thread, NULL, submitter, q) == 0);
+    OK(weft_gpu_run(f.g, work, BLOCKS, &f)); /* until the queue ends */
+    if (weft_rank(w) == 0)
+        pthread_join(thread, NULL);
+    CHECK(f.ended == BLOCKS);
+    weft_gpu_worker_stats stats;
+    OK(weft_gpu_worker_close(f.k));
+    CHECK(weft_gpu_worker_close(f.k) == -EINVAL);
+    OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
+    CHECK(stats.claimed == stats.done && stats.refused == 0 && stats.taken_back == 0);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    for (uint32_t i = 0; weft_rank(w) == 0 && i < TASKS; i++)
+        CHECK(((uint64_t *)weft_ptr(w, f.counts, 8 * TASKS))[i] == 1);
+    OK(weft_gpu_close(f.g));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_once(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, node_once, NULL), 0);
+}
+
+static void *run_blocks(void *arg)
+{
+    struct farm *f = arg;
+    for (uint32_t i = 0; f->first && !__atomic_load_n(&f->first[i % TASKS], __ATOMIC_RELAXED); i++)
+        ;
+    OK(weft_gpu_run(f->g, work, BLOCKS, f));
+    return NULL;
+}
+
+/* A block hangs with a task: the others do it; what the block says in the end is refused. */
+static void node_hang(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {.counts = symmetric_alloc(w, 8 * TASKS), .hang = true};
+    weft_queue *q = farm_queue(w, 0);
+    farm_open(w, q, &f, 16, 300 * WEFT_MS, 64);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, run_blocks, &f) == 0);
+    farm_out(q, 200);
+    atomic_store(&f.over, true);
+    pthread_join(thread, NULL);
+    weft_gpu_stats requests;
+    weft_gpu_worker_stats stats;
+    OK(weft_gpu_worker_close(f.k));
+    OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
+    CHECK(stats.taken_back == 1 && stats.done == 200 && stats.claimed == 201);
+    for (int i = 0; i < 1000; i++) { /* the last request is on its way */
+        OK(weft_gpu_stat(f.g, &requests, sizeof requests));
+        if (requests.failed)
+            break;
+        usleep(1000);
+    }
+    CHECK(requests.failed == 1);
+    OK(weft_gpu_close(f.g));
+}
+
+static void test_hang(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_hang, NULL), 0);
+}
+
+/* A worker without a kernel gives its tasks back, and claims again when blocks ask. Then it is closed while they wait. */
+static void node_idle(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {.counts = symmetric_alloc(w, 8 * TASKS)};
+    weft_queue *q = farm_queue(w, 0);
+    farm_open(w, q, &f, 4, 100 * WEFT_MS, 64);
+    weft_task task = {.arg = {0, ~(uint64_t)0, 0, 0, 4}};
+    CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+    weft_gpu_worker_stats stats;
+    do {
+        usleep(1000);
+        OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
+    } while (stats.taken_back == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, run_blocks, &f) == 0);
+    weft_done done;
+    CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
+    CHECK(f.ended == 0);
+    OK(weft_gpu_worker_close(f.k));
+    pthread_join(thread, NULL);
+    CHECK(f.ended == BLOCKS);
+    OK(weft_gpu_close(f.g));
+}
+
+static void test_idle(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_idle, NULL), 0);
+}
+
+/* Results of tasks that nobody has, for workers that there are not. */
+static void lie(const weft_device *d, void *arg)
+{
+    struct farm *f = arg;
+    weft_device_worker other = *f->there;
+    weft_device_task t = {.number = 0};
+    for (uint32_t i = 0; i < 6; i++) {
+        other.number = i < 2 ? 0 : i == 2 ? 1 : i == 3 ? 64 : i == 4 ? UINT32_MAX : 0;
+        t.number = i == 1 ? 77 : i == 5 ? UINT64_MAX : 0;
+        CHECK(weft_device_task_done(d, &other, &t, 0, 0, 0) == 0);
+        CHECK(weft_device_flush(d, d->rank) == (i < 2 ? -ESTALE : -EINVAL));
+    }
+}
+
+static void node_lie(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {0};
+    farm_open(w, farm_queue(w, 0), &f, 4, 0, 64);
+    OK(weft_gpu_run(f.g, lie, 1, &f));
+    weft_gpu_worker *none;
+    weft_gpu_worker_config wrong = {.bytes = sizeof wrong, .ahead = 3};
+    CHECK(weft_gpu_worker_open(f.g, NULL, &wrong, &none) == -EINVAL && !none);
+    OK(weft_gpu_close(f.g)); /* closes the worker */
+}
+
+static void test_lie(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_lie, NULL), 0);
+}
+
+/* Services: one that answers at once, one later from another thread, and one that never does. */
+struct later {
+    weft_gpu_call *_Atomic call;
+    uint64_t *record;
+};
+
+static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    uint64_t *words = record;
+    CHECK(arg == w);
+    words[31] = words[0] + 1;
+    CHECK(weft_gpu_answer(call, 1, 0) == -EINVAL);
+    OK(weft_gpu_answer(call, words[0] == 13 ? -ENOSPC : 0, words[0] * 2));
+}
+
+static void later(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    (void)w;
+    struct later *l = arg;
+    l->record = record;
+    atomic_store(&l->call, call);
+}
+
+static void *answers(void *arg)
+{
+    struct later *l = arg;
+    weft_gpu_call *call;
+    while (!(call = atomic_load(&l->call)))
+        usleep(100);
+    usleep(2000);
+    l->record[1] = 77;
+    OK(weft_gpu_answer(call, 0, 5));
+    return NULL;
+}
+
+static void ask(const weft_device *d, void *arg)
+{
+    weft_gaddr record = *(weft_gaddr *)arg;
+    uint64_t *words = weft_device_ptr(d, record, WEFT_DEVICE_RECORD_BYTES), value;
+    for (uint64_t i = 0; i < 100; i++) {
+        words[0] = i;
+        CHECK(weft_device_ask(d, 3, record, &value) == (i == 13 ? -ENOSPC : 0));
+        CHECK(words[31] == i + 1 && (i == 13 || value == 2 * i));
+    }
+    weft_device_op op;
+    CHECK(weft_device_ask_start(d, 4, record, &op) == 0 && weft_device_wait(d, &op) == 0 && op.value == 5 && words[1] == 77);
+    CHECK(weft_device_ask(d, 5, record, NULL) == -ENOENT);
+    CHECK(weft_device_ask(d, UINT32_MAX, record, NULL) == -ENOENT);
+    CHECK(weft_device_ask(d, 3, record + 1, NULL) == -EINVAL);
+    CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 0, 1ull << 43), NULL) == -EFAULT);
+    CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank + 1, 0, 4096), NULL) == -EFAULT);
+    CHECK(weft_device_ask_start(d, 6, record, NULL) == 0);
+}
+
+static void node_services(weft_node *w, void *arg)
+{
+    (void)arg;
+    static struct later one, never;
+    weft_gaddr record;
+    OK(weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, 64, &record));
+    OK(weft_gpu_service(w, 3, at_once, w));
+    OK(weft_gpu_service(w, 4, later, &one));
+    OK(weft_gpu_service(w, 6, later, &never));
+    CHECK(weft_gpu_service(w, 4, later, &one) == -EALREADY && weft_gpu_service(w, WEFT_GPU_SERVICES, later, NULL) == -EINVAL);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, answers, &one) == 0);
+    weft_gpu *g;
+    weft_gpu_config gc = {.bytes = sizeof gc, .name = "host"};
+    OK(weft_gpu_open(w, &gc, &g));
+    OK(weft_gpu_run(g, ask, 1, &record));
+    pthread_join(thread, NULL);
+    OK(weft_gpu_close(g)); /* within the deadline */
+    CHECK(never.call);
+}
+
+static void test_services(void **state)
+{
+    (void)state;
+    const char *const environment[] = {"WEFT_DEADLINE=1s", NULL};
+    assert_int_equal(nodes_failed_with(1, node_services, NULL, environment), 0);
+}
+
+/* A node is killed while its blocks work: the other's do its tasks. */
+static void node_killed(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {.counts = on_node(symmetric_alloc(w, 8 * TASKS), 0)};
+    weft_queue *q = farm_queue(w, 0);
+    farm_open(w, q, &f, 32, 0, 64);
+    f.first = weft_rank(w) == 0 ? weft_ptr(w, f.counts, 8 * TASKS) : NULL;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, run_blocks, &f) == 0);
+    if (weft_rank(w) == 1) {
+        weft_gpu_worker_stats stats;
+        do {
+            usleep(100);
+            OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
+        } while (stats.done == 0);
+        raise(SIGKILL);
+    }
+    farm_out(q, TASKS);
+    pthread_join(thread, NULL);
+    OK(weft_gpu_close(f.g));
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(2, node_killed, NULL, NULL, status);
+    assert_int_equal(status[0], 0);
+    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_once), cmocka_unit_test(test_hang),   cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_lie),  cmocka_unit_test(test_killed), cmocka_unit_test(test_services),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
