@@ -94,6 +94,16 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
 
 /* --- this node's --- */
 
+/* Under table_lock, for writing. */
+static void widen(struct arenas *c, const struct gpu_memory *m)
+{
+    uint64_t low = (uint64_t)(uintptr_t)m->base, high = low + m->bytes;
+    if (low < atomic_load_explicit(&c->low, memory_order_relaxed))
+        atomic_store_explicit(&c->low, low, memory_order_relaxed);
+    if (high > atomic_load_explicit(&c->high, memory_order_relaxed))
+        atomic_store_explicit(&c->high, high, memory_order_relaxed);
+}
+
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)
 {
     if (!bytes || bytes > WEFT_MAX_POOL_BYTES - 2 * MEM_EXTENT_BYTES)
@@ -119,6 +129,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     if (!rc) {
         a->space = s;
         c->own[s] = a;
+        widen(c, &a->memory);
         atomic_store_explicit(&c->w->gpu_memory, true, memory_order_release);
     }
     pthread_rwlock_unlock(&c->table_lock);
@@ -207,6 +218,13 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
+/* relaxed: who has an address of an arena knows that it was opened */
+static bool may_be_own(const struct arenas *c, const void *p)
+{
+    uint64_t at = (uint64_t)(uintptr_t)p;
+    return at >= atomic_load_explicit(&c->low, memory_order_relaxed) && at < atomic_load_explicit(&c->high, memory_order_relaxed);
+}
+
 static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t bytes)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
@@ -220,6 +238,8 @@ static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t b
 
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes)
 {
+    if (!may_be_own(c, p))
+        return NULL;
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = find_memory(c, p, bytes);
     if (a)
@@ -230,6 +250,8 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
 
 bool arena_owns(struct arenas *c, const void *p)
 {
+    if (!may_be_own(c, p))
+        return false;
     pthread_rwlock_rdlock(&c->table_lock);
     bool is = find_memory(c, p, 0);
     pthread_rwlock_unlock(&c->table_lock);

@@ -135,6 +135,7 @@ struct arenas {
     base_spin stepping; /* who holds it takes a step */
     pthread_rwlock_t table_lock;
     struct gpu_arena *own[ARENA_SPACES];
+    _Atomic uint64_t low, high; /* all memory of own arenas is between these, which only move apart: most local memory is outside */
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES], NULL until there is a GPU and another node on this host */
     _Atomic uint32_t news;               /* something of them is to be looked at */
     pthread_mutex_t share_lock;          /* of what follows, and of `other` */

@@ -229,6 +229,7 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     pthread_mutex_init(&c->start_lock, NULL);
     pthread_mutex_init(&c->share_lock, NULL);
     c->share_place = c->share_came = -1;
+    atomic_init(&c->low, UINT64_MAX);
     *out = c;
     w->arenas = &hooks;
     int rc = fab_handle(w, ARENA_HANDLER_ASK, on_ask, c);
