@@ -31,6 +31,8 @@
 #define NEWEST_WORD   7u /* the newest set that the writer has begun with; generation 0 */
 #define COME_WORD     0u /* of a node's own line: the barrier that it has come to last */
 
+#define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, by the processor's pause */
+
 /* When a wait says for whom it waits, it asks the others whether they have come: for so long each, and all together. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
@@ -127,6 +129,21 @@ static bool signalled(void *arg)
         return false;
     b->failed = !has_signalled(b);
     return true;
+}
+
+/* A process of the same host stores its signal itself: no progress has to be made for that. So a few looks find a signal that is on its
+ * way at a lower price than a wait has, which counts itself in and out and looks at all that may come meanwhile. */
+static bool signalled_soon(struct signal_wait *b)
+{
+    const struct weft_node *w = b->w;
+    if (w->oversubscribed || w->options.spin_ns == 0 || !w->links[b->from].transport->at_once)
+        return false;
+    for (unsigned i = 0; i < LOOKS_BEFORE_WAIT; i++) {
+        if (signalled(b))
+            return true;
+        base_relax();
+    }
+    return false;
 }
 
 static const _Atomic uint64_t *line_of(const struct weft_node *w, uint32_t node)
@@ -256,7 +273,7 @@ static int rounds(struct weft_node *w, struct sync *s, struct fab_patience *p, c
             .from = from,
             .dead = s->dead,
         };
-        if (!signalled(&b)) {
+        if (!signalled(&b) && !signalled_soon(&b)) {
             rc = sync_wait(p, signalled, &b, what, from);
             if (rc)
                 return rc == -ETIMEDOUT ? not_come(w, what, from) : rc;
