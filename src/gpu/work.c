@@ -4,7 +4,9 @@
  * results over by requests, which the serving thread passes on.
  *
  * A slot is filled again when its task is done, in whatever order that is. A number whose slot is in use is left out: the slot does not
- * hold it, and the block that draws it draws the next. So a block that hangs takes one slot, and holds up nobody.
+ * hold it, and the block that draws it draws the next. So a block that hangs takes one slot, and holds up nobody. The ring has more slots
+ * than tasks are claimed ahead: a slot is still in use when its turn comes only if its task has been passed by so many others. With as
+ * many slots as tasks, two tasks done in the wrong order would leave out all numbers of a round, and each costs a block a look.
  *
  * The ring lies in the host's memory: the node fills it by plain stores, without the driver, and blocks that look at many slots at a time
  * do not wait for each other.
@@ -20,6 +22,7 @@
 #define CONFIG_FIRST  (offsetof(weft_gpu_worker_config, renew_ns) + sizeof((weft_gpu_worker_config *)0)->renew_ns)
 #define AHEAD_DEFAULT 1024u
 #define AHEAD_MAX     65536u
+#define SLOTS_A_TASK  4u
 #define TASK_NS       (10 * WEFT_SECOND)
 #define RENEW_NS      (10 * WEFT_SECOND)
 #define BATCH         64u /* tasks of one claim or completion */
@@ -170,7 +173,7 @@ static void end_claims(weft_gpu_worker *k)
 static uint32_t fill(weft_gpu_worker *k, int64_t now)
 {
     weft_lease leases[BATCH];
-    uint32_t room = (uint32_t)k->mask + 1 - k->used;
+    uint32_t room = k->config.ahead - k->used;
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
@@ -426,7 +429,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     k->all = all;
     k->q = q;
     k->config = c;
-    k->mask = c.ahead - 1;
+    k->mask = (uint64_t)c.ahead * SLOTS_A_TASK - 1;
     k->until = INT64_MAX;
     pthread_mutex_lock(&all->lock);
     rc = work_open_one(all, k);

@@ -45,7 +45,8 @@ int main(void)
     uint32_t me = weft_rank(w), size = weft_size(w), space = 0, other = (me + 1) % size;
     weft_gaddr page = same_place(BYTES), big, words;
     open_gpu(2, 256);
-    CHECK(weft_gpu_arena(gpu, 1ull << 50, &space) == -ENOMEM);
+    CHECK(weft_gpu_arena(gpu, 1ull << 50, &space) == -EINVAL);
+    CHECK(weft_gpu_arena(gpu, 1ull << 43, &space) == -ENOMEM);
     fprintf(stderr, "node %u: an arena that is too large: %s\n", me, weft_error());
     OK(weft_gpu_arena(gpu, 64u << 20, &space));
     OK(weft_gpu_alloc(gpu, space, BYTES, &big));
@@ -72,9 +73,10 @@ int main(void)
     for (uint32_t i = 0; i < BYTES; i++)
         CHECK(back[i] == pattern(i, me));
     all_here();
-    OK(weft_put_blocking(w, all[2 * other], weft_gpu_ptr(gpu, big, 100000), 100000)); /* from GPU to GPU */
+    /* From GPU to GPU, not to where the other node reads its own from. */
+    OK(weft_put_blocking(w, all[2 * other] + BYTES / 2, weft_gpu_ptr(gpu, big, 100000), 100000));
     all_here();
-    OK(weft_get_blocking(w, back, big, 100000));
+    OK(weft_get_blocking(w, back, big + BYTES / 2, 100000));
     for (uint32_t i = 0; i < 100000; i++)
         CHECK(back[i] == pattern(i, (me + size - 1) % size));
     for (uint32_t i = 0; i < 200; i++) /* a word of node 0's arena, by all */

@@ -83,6 +83,8 @@ static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 
 static inline void open_node(void)
 {
+    /* By default a kernel is loaded when it is first started, which waits for kernels that run: for ever, if they wait for this one. */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     OK(weft_open(&w, NULL));
     CUDA(cudaSetDevice(0));
     CUDA(cudaHostAlloc(&bad, sizeof *bad, cudaHostAllocMapped));

@@ -11,8 +11,8 @@ __global__ void farm(const weft_device *d, const weft_device_worker *k, unsigned
     weft_device_task t;
     int rc;
     while ((rc = weft_device_next_task(d, k, &t)) == 0) {
-        KERNEL_CHECK(t.task.arg[0] < tasks && t.task.arg[1] == ~t.task.arg[0]);
-        atomicAdd(&counts[t.task.arg[0]], 1u);
+        KERNEL_CHECK(t.task.arg[0] < tasks && t.task.arg[1] == ~t.task.arg[0] && t.task.arg[2] < d->size);
+        atomicAdd(&counts[t.task.arg[2] * tasks + t.task.arg[0]], 1u);
         KERNEL(weft_device_task_done(d, k, &t, 0, t.task.arg[0] * 3, 8));
     }
     KERNEL_CHECK(rc == -WEFT_DEVICE_ESHUTDOWN);
@@ -23,6 +23,9 @@ int main(int argc, char **argv)
     uint64_t tasks = argc > 1 ? strtoull(argv[1], NULL, 0) : 2000000;
     unsigned blocks = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 0) : 128;
     open_node();
+    uint32_t me = weft_rank(w), size = weft_size(w);
+    uint64_t bytes = tasks * sizeof(unsigned), all = size * bytes;
+    weft_gaddr place = same_place(all); /* how often this node's blocks did each task of each node */
     open_gpu(8, 4096);
     weft_queue_config qc = {};
     qc.bytes = sizeof qc;
@@ -35,8 +38,8 @@ int main(int argc, char **argv)
     weft_gpu_worker *k;
     OK(weft_gpu_worker_open(gpu, q, &kc, &k));
     unsigned *counts;
-    CUDA(cudaMalloc(&counts, tasks * sizeof *counts));
-    CUDA(cudaMemset(counts, 0, tasks * sizeof *counts));
+    CUDA(cudaMalloc(&counts, all));
+    CUDA(cudaMemset(counts, 0, all));
     farm<<<blocks, 1>>>(weft_gpu_device(gpu), weft_gpu_worker_device(k), counts, tasks, bad);
     CUDA(cudaGetLastError());
 
@@ -51,6 +54,7 @@ int main(int argc, char **argv)
             batch[n] = (weft_task){};
             batch[n].arg[0] = batch[n].tag = sent + n;
             batch[n].arg[1] = ~(sent + n);
+            batch[n].arg[2] = me;
         }
         int rc = n ? weft_submit(q, batch, n, NULL, WEFT_TIMEOUT_DEFAULT) : 0;
         OK(rc);
@@ -63,15 +67,23 @@ int main(int argc, char **argv)
         }
     }
     clock_gettime(CLOCK_MONOTONIC, &to);
+    all_here(); /* all tasks of all nodes are done */
     OK(weft_queue_shutdown(q));
     KERNEL_DONE();
     OK(weft_gpu_worker_close(k));
-    std::vector<unsigned> host(tasks);
-    CUDA(cudaMemcpy(host.data(), counts, tasks * sizeof *counts, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy(weft_ptr(w, on_node(place, me), all), counts, all, cudaMemcpyDeviceToHost));
+    all_here();
+    std::vector<unsigned> sum(tasks), some(tasks);
+    for (uint32_t node = 0; node < size; node++) {
+        OK(weft_get_blocking(w, some.data(), on_node(place, node) + me * bytes, bytes));
+        for (uint64_t i = 0; i < tasks; i++)
+            sum[i] += some[i];
+    }
     for (uint64_t i = 0; i < tasks; i++)
-        CHECK(host[i] == 1);
+        CHECK(sum[i] == 1);
+    all_here();
     double s = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
-    printf("%llu tasks by %u blocks, each once: %.2f M tasks/s\n", (unsigned long long)tasks, blocks, 1e-6 * (double)tasks / s);
+    printf("%llu tasks by %u blocks, each once: %.2f M tasks/s: all right\n", (unsigned long long)tasks, blocks, 1e-6 * (double)tasks / s);
     OK(weft_gpu_close(gpu));
     OK(weft_close(w));
     return 0;

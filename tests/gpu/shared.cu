@@ -164,7 +164,6 @@ int main(int argc, char **argv)
     const weft_device *d = weft_gpu_device(gpu);
     OK(weft_put_blocking(w, on_node(words, next), "12345678", 8));
     way_is(next, "mapped");
-    way_is(me, "own");
     all_here();
     if (argc > 1 && strcmp(argv[1], "killed") == 0)
         return killed(on_node(mine, 1));
@@ -177,6 +176,7 @@ int main(int argc, char **argv)
     all_here();
     char zeros[4096] = {0};
     OK(weft_put_blocking(w, words, zeros, sizeof zeros));
+    way_is(me, "own");
     all_here();
     hear<<<1, 1>>>(d, words, bad);
     cudaStream_t other;
