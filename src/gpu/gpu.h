@@ -127,6 +127,8 @@ struct gpu_server;
 int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
+/* Memory of this node's pool that a kernel names: the processor reaches it. An arena's it may not: reading it would kill the node. */
+int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 
 /* --- gpu.c --- */

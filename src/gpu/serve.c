@@ -46,6 +46,13 @@ static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
                                           (unsigned long long)addr, (unsigned long long)bytes);
 }
 
+int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
+{
+    if (weft_gaddr_space(addr) == 0)
+        return local(w, addr, bytes, out);
+    return base_fail(-EFAULT, "a kernel's request names %#llx: not in this node's pool", (unsigned long long)addr);
+}
+
 static int start_copy(struct weft_node *w, struct gpu_request *q)
 {
     void *here;
@@ -64,8 +71,8 @@ static int start_copy(struct weft_node *w, struct gpu_request *q)
 
 static int start_send(struct weft_node *w, struct gpu_request *q)
 {
-    void *payload;
-    int rc = local(w, q->low[1], q->high[0], &payload);
+    void *payload = NULL;
+    int rc = q->high[0] ? gpu_pool_memory(w, q->low[1], q->high[0], &payload) : 0;
     if (rc)
         return rc;
     if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
@@ -83,7 +90,7 @@ static int start_fence(struct weft_node *w, const struct gpu_request *q)
 static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
     void *record;
-    int rc = local(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
+    int rc = gpu_pool_memory(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
     if (rc)
         return rc;
     struct gpu_service *service = q->low[1] < WEFT_GPU_SERVICES ? &s->workers->services[q->low[1]] : NULL;
