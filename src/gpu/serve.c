@@ -46,13 +46,6 @@ static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
                                           (unsigned long long)addr, (unsigned long long)bytes);
 }
 
-int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
-{
-    if (weft_gaddr_space(addr) == 0)
-        return local(w, addr, bytes, out);
-    return base_fail(-EFAULT, "a kernel's request names %#llx: not in this node's pool", (unsigned long long)addr);
-}
-
 static int start_copy(struct weft_node *w, struct gpu_request *q)
 {
     void *here;
@@ -130,6 +123,9 @@ static int server_start(struct gpu_server *s, struct gpu_request *q)
     case WEFT_DEVICE_FENCE: return start_fence(w, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
+    case WEFT_DEVICE_SUBMIT:
+    case WEFT_DEVICE_CLAIM:
+    case WEFT_DEVICE_COMPLETE: return gpu_tasks_ask(s->workers, q);
     default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
@@ -139,7 +135,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 {
     if (q->status != -EINPROGRESS)
         return q->status;
-    if (q->kind == WEFT_DEVICE_RECORD) {
+    if (q->kind >= WEFT_DEVICE_RECORD) { /* others set it, from threads of their own */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
     }

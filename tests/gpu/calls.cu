@@ -29,3 +29,15 @@ __global__ void worker(const weft_device *d, const weft_device_worker *k)
     while (weft_device_next_task(d, k, &t) == 0)
         weft_device_task_done(d, k, &t, 0, t.task.arg[0], 8);
 }
+
+__global__ void queues(const weft_device *d, uint32_t queue, uint64_t here, int *out)
+{
+    weft_device_op op;
+    uint64_t accepted;
+    int rc = weft_device_submit(d, queue, here, 4, here + 256) | weft_device_claim(d, queue, here, 4) |
+             weft_device_complete(d, queue, here, here + 4096, 4, &accepted);
+    rc |= weft_device_submit_start(d, queue, here, 4, 0, false, &op) | weft_device_wait(d, &op);
+    rc |= weft_device_claim_start(d, queue, here, 4, false, &op) | weft_device_wait(d, &op);
+    rc |= weft_device_complete_start(d, queue, here, here + 4096, 4, true, &op) | weft_device_wait(d, &op);
+    *out = rc + (int)accepted;
+}
