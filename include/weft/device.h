@@ -15,6 +15,8 @@
  * of that block to its node, which also returns the first error of those before it. Operations of one block to one node begin in the order
  * in which its threads called; those of other blocks have no order with them.
  *
+ * Calls for a warp or a block, whose threads work together, are in weft/device.cuh.
+ *
  * How requests travel: a ring is an array of slots of 32 bytes in the host's memory; a request takes one slot, or two. A thread takes the
  * slot's number by an atomic of the device, and writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes
  * with every round of the ring, so that the node sees by the cell itself whether it is new: nobody clears anything, and cells may arrive
@@ -73,9 +75,14 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
 #define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
 #define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
-#define WEFT_DEVICE_KINDS        14u
+/* Those from the record on end when another thread of the node says so. Of queues: the length is how many; cell 1: high: the queue. */
+#define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
+#define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
+#define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
+#define WEFT_DEVICE_KINDS    17u
 
 #define WEFT_DEVICE_RECORD_BYTES 256u
+#define WEFT_DEVICE_TASKS        64u /* of one request, at most */
 
 #define WEFT_DEVICE_ROUND      (1ull << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
@@ -354,7 +361,8 @@ WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t t
 /* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. Who has taken
  * numbers must fill the slots: so they are taken only when there is room. `place` (or NULL): take the place of the answer as well, if that
  * is free; both atomics are under way at a time. */
-WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket, bool *place)
+WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
+                                         bool *place)
 {
     weft_device_patience p = {0, 0};
     for (;;) {
@@ -380,8 +388,8 @@ WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, weft_device_ring *r
 
 #if defined(__CUDACC__)
 /* The same for all threads of a warp that come here together and want the same: one of them takes the numbers for all. */
-WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
-                                                bool *place)
+WEFT_DEVICE_CALL int weft_device_reserve_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
+                                                  bool *place)
 {
     unsigned here = __activemask();
     unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
@@ -389,12 +397,12 @@ WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_devic
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     before = (unsigned)__popc(same & ((1u << lane) - 1));
     if (count == 1 || count * slots > (r->mask + 1) / 2)
-        return weft_device_claim(d, r, slots, wait, ticket, place);
+        return weft_device_reserve(d, r, slots, wait, ticket, place);
     int rc = 0;
     unsigned long long first = 0;
     if (before == 0) {
         uint64_t t = 0;
-        rc = weft_device_claim(d, r, count * slots, wait, &t, NULL);
+        rc = weft_device_reserve(d, r, count * slots, wait, &t, NULL);
         first = t;
     }
     int leader = __ffs((int)same) - 1;
@@ -402,10 +410,10 @@ WEFT_DEVICE_CALL int weft_device_claim_together(const weft_device *d, weft_devic
     *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
     if (place)
         *place = false;
-    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_claim(d, r, slots, wait, ticket, place) : rc; /* there may be room for one */
+    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_reserve(d, r, slots, wait, ticket, place) : rc; /* there may be room for one */
 }
 #else
-#define weft_device_claim_together weft_device_claim
+#define weft_device_reserve_together weft_device_reserve
 #endif
 
 /* What a request says: what its cells hold without round, kind and answer; `high[0]` is the length. */
@@ -441,7 +449,7 @@ WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_r
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
     return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
-           kind == WEFT_DEVICE_RECORD;
+           kind >= WEFT_DEVICE_RECORD;
 }
 
 /* Hand a request over. With an op an answer comes. */
@@ -453,7 +461,7 @@ WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_re
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
     bool place = false;
-    int rc = weft_device_claim_together(d, r, slots, wait, &ticket, op ? &place : NULL);
+    int rc = weft_device_reserve_together(d, r, slots, wait, &ticket, op ? &place : NULL);
     if (rc)
         return rc;
     if (op) {
@@ -672,6 +680,81 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
     }
+}
+
+/* --- work queues: as the calls of the same names in weft/queue.h. --- */
+
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results lie in this node's own pool, at most WEFT_DEVICE_TASKS of them
+ * a call; more are -WEFT_DEVICE_EINVAL. They are the node's until the answer has come: after -WEFT_DEVICE_ETIMEDOUT it may write there
+ * still, until the GPU is closed. Errors are those of weft/queue.h, with -ENOENT for a number that no queue has and -EFAULT for memory that
+ * is not of the pool.
+ *
+ * The `_start` calls look once: their op ends with how many in `value`, or with -WEFT_DEVICE_EAGAIN: no room, or nothing ready, now. With
+ * `wait` they wait for room in the ring of requests, without it they return -WEFT_DEVICE_EAGAIN. The others wait: for at most
+ * weft_device.deadline_ns until there is something, and as long for each answer. */
+
+/* A payload that the kernel has stored itself comes before the task; one that it has put to another node does after weft_device_flush(). */
+WEFT_DEVICE_CALL int weft_device_submit_start(const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids, bool wait,
+                                              weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+WEFT_DEVICE_CALL int weft_device_claim_start(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max, bool wait,
+                                             weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
+WEFT_DEVICE_CALL int weft_device_complete_start(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
+                                                bool wait, weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* Ask again and again until there is something. How many. */
+WEFT_DEVICE_CALL int weft_device_ask_queue(const weft_device *d, const weft_device_request *q)
+{
+    weft_device_patience p = {0, 0};
+    for (;;) {
+        uint64_t n = 0;
+        int rc = weft_device_call(d, q, &n);
+        if (rc != -WEFT_DEVICE_EAGAIN)
+            return rc ? rc : (int)n;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+}
+/* Submits those that find room, and returns how many: the first ones, at least 1. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there was no
+ * room, or no answer, and then they may have been submitted. */
+WEFT_DEVICE_CALL int weft_device_submit(const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
+{
+    weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
+    return weft_device_ask_queue(d, &q);
+}
+/* Claims up to `max` tasks, and returns how many, at least 1. Nobody renews these leases: what takes longer than the queue's lease is for
+ * a persistent worker. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. A claim whose answer came too late is ready again
+ * when its lease ends. */
+WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
+{
+    weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
+    return weft_device_ask_queue(d, &q);
+}
+/* Completes `count` claims, with as many weft_result. Returns how many were accepted; `accepted` (may be NULL) has a bit for each. */
+WEFT_DEVICE_CALL int weft_device_complete(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
+                                          uint64_t *accepted)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
+    uint64_t bits = 0;
+    int rc = weft_device_call(d, &q, &bits), n = 0;
+    if (rc)
+        return rc;
+    if (accepted)
+        *accepted = bits;
+    for (; bits; bits &= bits - 1)
+        n++;
+    return n;
 }
 
 /* --- persistent workers: a kernel that does tasks until there are no more --- */

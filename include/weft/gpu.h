@@ -150,6 +150,15 @@ typedef struct weft_gpu_worker_stats {
  * Errors: none. */
 WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes);
 
+/* --- queues that kernels submit to and claim from themselves --- */
+
+/* Kernels of the GPU name the queue by `*number` from now on (weft_device_submit(), weft_device_claim(), weft_device_complete()), until
+ * the GPU is closed. A queue that has a number keeps it. One thread of the node does what they ask for, of all queues of a GPU; on a queue
+ * that was closed they are told -EBADF.
+ * Errors: -EINVAL no queue; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called from a
+ * handler. */
+WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
+
 typedef struct weft_gpu_stats {
     uint64_t requests; /* that kernels have handed over, and that were taken */
     uint64_t failed;   /* of these */

@@ -107,6 +107,7 @@ static bool gpu_shut(weft_gpu *g, int64_t deadline)
     gpu_work_end(&g->workers);
     bool done = !g->server || gpu_serve_end(g->server, deadline);
     g->server = NULL;
+    gpu_tasks_end(&g->workers);
     if (g->place.table)
         gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
     gpu_work_free(&g->workers);
@@ -446,6 +447,15 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
     return gpu_work_open(&g->workers, q, config, out);
+}
+
+int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
+    if (!q)
+        return base_fail(-EINVAL, "weft_gpu_queue(): no queue");
+    return gpu_tasks_queue(&g->workers, q, number);
 }
 
 int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)

@@ -8,6 +8,7 @@
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
+ *   tasks.c  what kernels themselves ask of queues: submit, claim, complete
  *   serve.c  the thread that does what kernels ask for
  *   gpu.c    opening and closing
  */
@@ -102,9 +103,11 @@ void gpu_arenas_free(struct arenas *c);                                         
 
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
+#define GPU_QUEUES      64u /* that kernels name by number */
 
 struct gpu_ring;
 struct gpu_request;
+struct gpu_tasks;
 /* The workers of a GPU, by number. None is freed while the GPU is open: its kernels and the thread that serves it may name any. */
 struct gpu_workers {
     struct weft_node *w;
@@ -114,12 +117,21 @@ struct gpu_workers {
     pthread_mutex_t lock;         /* of opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
+    _Atomic(struct gpu_tasks *) tasks;       /* NULL: kernels have been given no queue */
+    _Atomic(weft_queue *) queue[GPU_QUEUES]; /* each set once; the handle stays until the node closes */
 };
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
 /* The serving thread's: a block has done a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
 void gpu_work_end(struct gpu_workers *all);  /* closes those that are open; kernels and the serving thread may go on */
 void gpu_work_free(struct gpu_workers *all); /* they do not any more */
+
+/* --- tasks.c --- */
+/* Memory of this node's pool that a kernel names: the processor reaches it. An arena's it may not: reading it would kill the node. */
+int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out);
+int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
+int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q); /* the serving thread's: `op` tells of its end */
+void gpu_tasks_end(struct gpu_workers *all);                       /* the serving thread has ended */
 
 /* --- serve.c --- */
 struct gpu_server;

@@ -16,7 +16,10 @@ struct gpu_request {
     uint64_t low[3], high[3];
     uint64_t value; /* what an atomic found */
     weft_op op;
-    struct fab_flush flush;
+    union {
+        struct fab_flush flush;
+        struct gpu_request *next; /* tasks.c: that came after it */
+    };
 };
 
 struct gpu_ring {

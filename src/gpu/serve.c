@@ -64,8 +64,8 @@ static int start_copy(struct weft_node *w, struct gpu_request *q)
 
 static int start_send(struct weft_node *w, struct gpu_request *q)
 {
-    void *payload;
-    int rc = local(w, q->low[1], q->high[0], &payload);
+    void *payload = NULL;
+    int rc = q->high[0] ? gpu_pool_memory(w, q->low[1], q->high[0], &payload) : 0;
     if (rc)
         return rc;
     if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
@@ -83,7 +83,7 @@ static int start_fence(struct weft_node *w, const struct gpu_request *q)
 static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
     void *record;
-    int rc = local(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
+    int rc = gpu_pool_memory(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
     if (rc)
         return rc;
     struct gpu_service *service = q->low[1] < WEFT_GPU_SERVICES ? &s->workers->services[q->low[1]] : NULL;
@@ -123,6 +123,9 @@ static int server_start(struct gpu_server *s, struct gpu_request *q)
     case WEFT_DEVICE_FENCE: return start_fence(w, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
+    case WEFT_DEVICE_SUBMIT:
+    case WEFT_DEVICE_CLAIM:
+    case WEFT_DEVICE_COMPLETE: return gpu_tasks_ask(s->workers, q);
     default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
@@ -132,7 +135,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 {
     if (q->status != -EINPROGRESS)
         return q->status;
-    if (q->kind == WEFT_DEVICE_RECORD) {
+    if (q->kind >= WEFT_DEVICE_RECORD) { /* others set it, from threads of their own */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
     }

@@ -268,9 +268,14 @@ static void *answers(void *arg)
     return NULL;
 }
 
+struct records {
+    weft_gaddr pool, arena;
+};
+
 static void ask(const weft_device *d, void *arg)
 {
-    weft_gaddr record = *(weft_gaddr *)arg;
+    const struct records *all = arg;
+    weft_gaddr record = all->pool;
     uint64_t *words = weft_device_ptr(d, record, WEFT_DEVICE_RECORD_BYTES), value;
     for (uint64_t i = 0; i < 100; i++) {
         words[0] = i;
@@ -284,6 +289,9 @@ static void ask(const weft_device *d, void *arg)
     CHECK(weft_device_ask(d, 3, record + 1, NULL) == -EINVAL);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 0, 1ull << 43), NULL) == -EFAULT);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank + 1, 0, 4096), NULL) == -EFAULT);
+    /* What the processor reads lies in the pool: an arena's memory may be the GPU's alone. */
+    CHECK(weft_device_ask(d, 3, all->arena, NULL) == -EFAULT);
+    CHECK(weft_device_send(d, d->rank, 1, 0, all->arena, 64, &op) == 0 && weft_device_wait(d, &op) == -EFAULT);
     CHECK(weft_device_ask_start(d, 6, record, NULL) == 0);
 }
 
@@ -291,8 +299,8 @@ static void node_services(weft_node *w, void *arg)
 {
     (void)arg;
     static struct later one, never;
-    weft_gaddr record;
-    OK(weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, 64, &record));
+    struct records record;
+    OK(weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, 64, &record.pool));
     OK(weft_gpu_service(w, 3, at_once, w));
     OK(weft_gpu_service(w, 4, later, &one));
     OK(weft_gpu_service(w, 6, later, &never));
@@ -301,7 +309,10 @@ static void node_services(weft_node *w, void *arg)
     CHECK(pthread_create(&thread, NULL, answers, &one) == 0);
     weft_gpu *g;
     weft_gpu_config gc = {.bytes = sizeof gc, .name = "host"};
+    uint32_t space;
     OK(weft_gpu_open(w, &gc, &g));
+    OK(weft_gpu_arena(g, 4096, &space));
+    OK(weft_gpu_alloc(g, space, WEFT_DEVICE_RECORD_BYTES, &record.arena));
     OK(weft_gpu_run(g, ask, 1, &record));
     pthread_join(thread, NULL);
     OK(weft_gpu_close(g)); /* within the deadline */

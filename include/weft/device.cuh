@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls of weft/device.h for threads that work together, in CUDA only: by a warp (`_warp`: all its 32 threads) or a block (`_block`: all
+ * its threads). Each thread of the warp or block makes the call, at the same point and with the same arguments, and each gets the same
+ * result. They meet at barriers inside; so what any of them has stored before comes before what the call does, and what the call brought
+ * may be read by all of them after it. Waits are bounded as in weft/device.h, if all threads come.
+ *
+ * Put and get: where the kernel reaches both ends by loads and stores (weft_device_ptr()), all threads copy, 16 bytes each at a time, and
+ * the operation is complete when the call returns: its op says so, too. (16 bytes where both ends have the same remainder by 16; else 8, 4
+ * or 1.) Elsewhere the first thread hands it to the node as one request.
+ *   - A direct copy passes what the ring still holds: it is not behind an earlier weft_device_fence(). Call weft_device_flush() before,
+ * where that matters.
+ *   - It does not find out that the other node has died.
+ *   - Both ends have to be memory of their nodes: -WEFT_DEVICE_EINVAL where the near end is another node's.
+ *
+ * An op is the first thread's (weft_device_first()): those of the others are not used, and may be NULL. Whether there is one has to be the
+ * same for all. Where the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, the others wait.
+ *
+ * All else: let the first thread call what weft/device.h has, and share the answer, by weft_device_by_warp() and weft_device_by_block():
+ *     int n = weft_device_by_block([&] { return weft_device_claim(d, queue, leases, 8); });
+ */
+#ifndef WEFT_DEVICE_CUH
+#define WEFT_DEVICE_CUH
+
+#include "device.h"
+
+#if !defined(__CUDACC__)
+#error "weft/device.cuh is for CUDA; weft/device.h compiles as C"
+#endif
+
+/* --- warps and blocks --- */
+
+/* `share` gives the first thread's word to all; `meet` is a barrier, behind which all see what each has stored before. */
+struct weft_device_warp {
+    static __device__ __forceinline__ uint32_t threads()
+    {
+        return 32;
+    }
+    static __device__ __forceinline__ uint32_t number()
+    {
+        uint32_t lane;
+        asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+        return lane;
+    }
+    static __device__ __forceinline__ void meet()
+    {
+        __syncwarp();
+    }
+    static __device__ __forceinline__ uint64_t share(uint64_t v)
+    {
+        return __shfl_sync(0xffffffffu, (unsigned long long)v, 0);
+    }
+};
+struct weft_device_whole_block {
+    static __device__ __forceinline__ uint32_t threads()
+    {
+        return blockDim.x * blockDim.y * blockDim.z;
+    }
+    static __device__ __forceinline__ uint32_t number()
+    {
+        return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    }
+    static __device__ __forceinline__ void meet()
+    {
+        __syncthreads();
+    }
+    static __device__ __forceinline__ uint64_t share(uint64_t v)
+    {
+        __shared__ uint64_t word;
+        if (number() == 0)
+            word = v;
+        __syncthreads();
+        v = word;
+        __syncthreads(); /* the word may be used again */
+        return v;
+    }
+};
+
+/* Is this thread the first one of its warp, or block? */
+template <typename G> static __device__ __forceinline__ bool weft_device_first()
+{
+    return G::number() == 0;
+}
+
+/* The first thread calls `f`, which returns an int; all get what it returned. */
+template <typename G, typename F> static __device__ __forceinline__ int weft_device_by(F f)
+{
+    int rc = 0;
+    G::meet();
+    if (weft_device_first<G>())
+        rc = f();
+    return (int)(uint32_t)G::share((uint32_t)rc);
+}
+template <typename F> static __device__ __forceinline__ int weft_device_by_warp(F f)
+{
+    return weft_device_by<weft_device_warp>(f);
+}
+template <typename F> static __device__ __forceinline__ int weft_device_by_block(F f)
+{
+    return weft_device_by<weft_device_whole_block>(f);
+}
+
+/* --- copying --- */
+
+/* All threads copy so many whole words: four loads of each are under way at a time. */
+template <typename T>
+static __device__ __forceinline__ void weft_device_copy_words(T *dst, const T *src, uint64_t n, uint32_t me, uint32_t all)
+{
+    uint64_t i = me;
+    for (; i + 3ull * all < n; i += 4ull * all) {
+        T a = src[i], b = src[i + all], c = src[i + 2ull * all], e = src[i + 3ull * all];
+        dst[i] = a;
+        dst[i + all] = b;
+        dst[i + 2ull * all] = c;
+        dst[i + 3ull * all] = e;
+    }
+    for (; i < n; i += all)
+        dst[i] = src[i];
+}
+
+/* By the widest words that both ends allow; what is before the first and behind the last goes by bytes. */
+template <typename T>
+static __device__ __forceinline__ void weft_device_copy_as(uint8_t *dst, const uint8_t *src, uint64_t len, uint32_t me, uint32_t all)
+{
+    uint64_t head = (0 - (uint64_t)(uintptr_t)dst) & (sizeof(T) - 1), words;
+    head = head < len ? head : len;
+    words = (len - head) / sizeof(T);
+    weft_device_copy_words(dst, src, head, me, all);
+    weft_device_copy_words((T *)(dst + head), (const T *)(src + head), words, me, all);
+    weft_device_copy_words(dst + head + words * sizeof(T), src + head + words * sizeof(T), len - head - words * sizeof(T), me, all);
+}
+
+/* Thread `me` of `all`: its part of a copy between memory that the kernel reaches. The ends must not overlap. The part of a thread is seen
+ * by others after weft_device_publish() of that thread. */
+static __device__ inline void weft_device_copy(void *to, const void *from, uint64_t len, uint32_t me, uint32_t all)
+{
+    uint8_t *dst = (uint8_t *)to;
+    const uint8_t *src = (const uint8_t *)from;
+    uint64_t apart = (uint64_t)(uintptr_t)dst ^ (uint64_t)(uintptr_t)src;
+    if ((apart & 15) == 0)
+        weft_device_copy_as<uint4>(dst, src, len, me, all);
+    else if ((apart & 7) == 0)
+        weft_device_copy_as<uint64_t>(dst, src, len, me, all);
+    else if ((apart & 3) == 0)
+        weft_device_copy_as<uint32_t>(dst, src, len, me, all);
+    else
+        weft_device_copy_as<uint8_t>(dst, src, len, me, all);
+}
+
+/* Copy directly, if the kernel reaches both ends. One thread looks: the tables may change meanwhile, and all must do the same. */
+template <typename G>
+static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len)
+{
+    uint64_t to = 0, from = 0;
+    if (weft_device_first<G>()) {
+        to = (uint64_t)(uintptr_t)weft_device_ptr(d, dst, len);
+        from = (uint64_t)(uintptr_t)weft_device_ptr(d, src, len);
+    }
+    to = G::share(to);
+    from = G::share(from);
+    if (!to || !from)
+        return false;
+    weft_device_follow(); /* what another has written, and told one of us: each thread's own cache may be older */
+    weft_device_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, len, G::number(), G::threads());
+    weft_device_publish();
+    G::meet();
+    return true;
+}
+
+/* --- operations --- */
+
+/* `near` is the end that has to be of this node. */
+template <typename G>
+static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t kind, uint64_t dst, uint64_t src, uint64_t len, bool wait,
+                                                 weft_device_op *op)
+{
+    uint64_t near = kind == WEFT_DEVICE_GET ? dst : src, far = kind == WEFT_DEVICE_GET ? src : dst;
+    G::meet();
+    if ((near >> 48) != d->rank)
+        return -WEFT_DEVICE_EINVAL;
+    if (weft_device_copy_by<G>(d, dst, src, len)) {
+        if (op && weft_device_first<G>()) {
+            op->status = 0;
+            op->value = 0;
+        }
+        return 0;
+    }
+    return weft_device_by<G>([&] {
+        weft_device_request q = {kind, {far, near, 0}, {len, 0, 0}};
+        return weft_device_post(d, &q, wait, op);
+    });
+}
+/* The signal is added to when the bytes are there, by the node: so it is a request in any case, and complete as that. */
+template <typename G>
+static __device__ inline int weft_device_put_signal_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
+                                                       uint64_t add, weft_device_op *op)
+{
+    G::meet();
+    if (((src >> 48) != d->rank && len) || (dst >> 48) != (signal >> 48))
+        return -WEFT_DEVICE_EINVAL;
+    uint64_t left = len && weft_device_copy_by<G>(d, dst, src, len) ? 0 : len;
+    return weft_device_by<G>([&] { return weft_device_put_signal(d, left ? dst : signal, left ? src : 0, left, signal, add, op); });
+}
+/* The op's result is shared; its value is the first thread's. */
+template <typename G> static __device__ __forceinline__ int weft_device_wait_by(const weft_device *d, weft_device_op *op)
+{
+    int rc = weft_device_by<G>([&] { return weft_device_wait(d, op); });
+    weft_device_follow();
+    return rc;
+}
+template <typename G> static __device__ __forceinline__ int weft_device_test_by(const weft_device *d, weft_device_op *op)
+{
+    int rc = weft_device_by<G>([&] { return weft_device_test(d, op); });
+    weft_device_follow();
+    return rc;
+}
+
+/* The names to call. Each pair is the same by a warp and by a block, and like the call of weft/device.h without the ending. */
+#define WEFT_DEVICE_TOGETHER(name, group)                                                                                      \
+    static __device__ inline int weft_device_put_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
+                                                        weft_device_op *op)                                                    \
+    {                                                                                                                          \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, true, op);                                        \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_put_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
+                                                               weft_device_op *op)                                             \
+    {                                                                                                                          \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, false, op);                                       \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_get_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
+                                                        weft_device_op *op)                                                    \
+    {                                                                                                                          \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, true, op);                                        \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_get_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
+                                                               weft_device_op *op)                                             \
+    {                                                                                                                          \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, false, op);                                       \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_put_signal_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
+                                                               uint64_t signal, uint64_t add, weft_device_op *op)              \
+    {                                                                                                                          \
+        return weft_device_put_signal_by<group>(d, dst, src, len, signal, add, op);                                            \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_wait_##name(const weft_device *d, weft_device_op *op)                             \
+    {                                                                                                                          \
+        return weft_device_wait_by<group>(d, op);                                                                              \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_test_##name(const weft_device *d, weft_device_op *op)                             \
+    {                                                                                                                          \
+        return weft_device_test_by<group>(d, op);                                                                              \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_flush_##name(const weft_device *d, uint32_t node)                                 \
+    {                                                                                                                          \
+        return weft_device_by<group>([&] { return weft_device_flush(d, node); });                                              \
+    }                                                                                                                          \
+    static __device__ inline int weft_device_wait_at_least_##name(const weft_device *d, uint64_t word, uint64_t value)         \
+    {                                                                                                                          \
+        int rc = weft_device_by<group>([&] { return weft_device_wait_at_least(d, word, value, NULL); });                       \
+        weft_device_follow();                                                                                                  \
+        return rc;                                                                                                             \
+    }
+WEFT_DEVICE_TOGETHER(warp, weft_device_warp)
+WEFT_DEVICE_TOGETHER(block, weft_device_whole_block)
+#undef WEFT_DEVICE_TOGETHER
+
+#endif

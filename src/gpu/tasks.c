@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What kernels ask of queues: submit, claim, complete. A thread of the GPU does it, since a shard on another host is waited for, and the
+ * thread that serves the rings waits for nothing. It looks once for each request: who wants to wait, asks again, so that no block's wait
+ * keeps another's submission from being done.
+ *
+ * A kernel may change its memory meanwhile: what stands there is copied once. A claim that it made up is one that the queue refuses.
+ */
+#include "gpu/ring.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+/* Requests on their way from the serving thread, oldest first. */
+struct gpu_tasks {
+    struct gpu_workers *all;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct gpu_request *first, **last; /* under the lock */
+    _Atomic bool over;                 /* what has not been begun is not done */
+    _Atomic bool some;                 /* there is a first: to look at without the lock */
+    pthread_t thread;
+};
+
+int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
+{
+    bool own = weft_gaddr_node(addr) == w->rank && weft_gaddr_space(addr) == 0;
+    *out = own ? weft_ptr(w, addr, bytes) : NULL;
+    return *out ? 0
+                : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool", (unsigned long long)addr,
+                            (unsigned long long)bytes);
+}
+
+static void tasks_answer(struct gpu_request *q, int rc)
+{
+    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: nothing ready, or no room, now */
+    q->value = rc > 0 && q->kind != WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
+    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_look(): what was written comes before */
+}
+
+static int tasks_submit(struct weft_node *w, weft_queue *queue, const struct gpu_request *q, uint32_t count)
+{
+    weft_task tasks[WEFT_DEVICE_TASKS];
+    uint64_t ids[WEFT_DEVICE_TASKS];
+    void *from, *to = NULL;
+    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *tasks, &from);
+    if (!rc && q->low[1])
+        rc = gpu_pool_memory(w, q->low[1], count * sizeof *ids, &to);
+    if (rc)
+        return rc;
+    memcpy(tasks, from, count * sizeof *tasks);
+    rc = weft_submit(queue, tasks, count, ids, 0);
+    if (rc > 0 && to)
+        memcpy(to, ids, (size_t)rc * sizeof *ids);
+    return rc;
+}
+
+static int tasks_claim(struct weft_node *w, weft_queue *queue, const struct gpu_request *q, uint32_t count)
+{
+    weft_lease leases[WEFT_DEVICE_TASKS];
+    void *to;
+    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &to);
+    if (rc)
+        return rc;
+    rc = weft_claim(queue, leases, count, 0);
+    if (rc > 0)
+        memcpy(to, leases, (size_t)rc * sizeof *leases);
+    return rc;
+}
+
+static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
+{
+    weft_lease leases[WEFT_DEVICE_TASKS];
+    weft_result results[WEFT_DEVICE_TASKS];
+    bool accepted[WEFT_DEVICE_TASKS] = {false};
+    void *from, *what;
+    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &from);
+    if (!rc)
+        rc = gpu_pool_memory(w, q->low[1], count * sizeof *results, &what);
+    if (rc)
+        return rc;
+    memcpy(leases, from, count * sizeof *leases);
+    memcpy(results, what, count * sizeof *results);
+    rc = weft_complete(queue, leases, results, count, accepted);
+    for (uint32_t i = 0; rc > 0 && i < count; i++)
+        q->value |= (uint64_t)accepted[i] << i;
+    return rc;
+}
+
+static int tasks_do(struct gpu_tasks *t, struct gpu_request *q)
+{
+    struct weft_node *w = t->all->w;
+    weft_queue *queue = atomic_load_explicit(&t->all->queue[q->high[1]], memory_order_acquire);
+    uint32_t count = (uint32_t)q->high[0];
+    switch (q->kind) {
+    case WEFT_DEVICE_SUBMIT: return tasks_submit(w, queue, q, count);
+    case WEFT_DEVICE_CLAIM: return tasks_claim(w, queue, q, count);
+    default: return tasks_complete(w, queue, q, count);
+    }
+}
+
+static bool tasks_over(struct gpu_tasks *t)
+{
+    return atomic_load_explicit(&t->over, memory_order_relaxed);
+}
+
+static struct gpu_request *tasks_take_all(struct gpu_tasks *t)
+{
+    struct gpu_request *q = t->first;
+    t->first = NULL;
+    t->last = &t->first;
+    atomic_store_explicit(&t->some, false, memory_order_relaxed);
+    return q;
+}
+
+/* For a moment before it sleeps: requests come one upon another. */
+static void tasks_spin(struct gpu_tasks *t)
+{
+    int64_t until = base_now_ns() + t->all->w->options.spin_ns;
+    while (!atomic_load_explicit(&t->some, memory_order_relaxed) && base_now_ns() < until)
+        sched_yield();
+}
+
+static void *tasks_run(void *arg)
+{
+    struct gpu_tasks *t = arg;
+    for (;;) {
+        tasks_spin(t);
+        pthread_mutex_lock(&t->lock);
+        while (!t->first && !tasks_over(t))
+            pthread_cond_wait(&t->more, &t->lock);
+        struct gpu_request *q = tasks_over(t) ? NULL : tasks_take_all(t);
+        pthread_mutex_unlock(&t->lock);
+        if (!q)
+            return NULL;
+        while (q && !tasks_over(t)) {
+            struct gpu_request *next = q->next; /* an answered one is used again */
+            tasks_answer(q, tasks_do(t, q));
+            q = next;
+        }
+    }
+}
+
+int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q)
+{
+    struct gpu_tasks *t = atomic_load_explicit(&all->tasks, memory_order_acquire);
+    if (!t || q->high[1] >= GPU_QUEUES || !atomic_load_explicit(&all->queue[q->high[1]], memory_order_acquire))
+        return -ENOENT;
+    if (q->high[0] == 0 || q->high[0] > WEFT_DEVICE_TASKS)
+        return -EINVAL;
+    q->op.status = 1;
+    q->next = NULL;
+    pthread_mutex_lock(&t->lock);
+    bool sleeps = !t->first;
+    *t->last = q;
+    t->last = &q->next;
+    atomic_store_explicit(&t->some, true, memory_order_relaxed);
+    if (sleeps)
+        pthread_cond_signal(&t->more);
+    pthread_mutex_unlock(&t->lock);
+    return 0;
+}
+
+/* --- opening and closing --- */
+
+static int tasks_open(struct gpu_workers *all)
+{
+    struct gpu_tasks *t = calloc(1, sizeof *t);
+    if (!t)
+        return base_fail(-ENOMEM, "no memory for queues of a GPU");
+    t->all = all;
+    t->last = &t->first;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->more, NULL);
+    int rc = base_thread(&t->thread, tasks_run, t);
+    if (!rc) {
+        atomic_store_explicit(&all->tasks, t, memory_order_release);
+        return 0;
+    }
+    pthread_cond_destroy(&t->more);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    return base_fail(rc, "starting the thread for queues of a GPU: %s", base_strerror(rc));
+}
+
+static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)
+{
+    uint32_t i = 0;
+    weft_queue *at = NULL;
+    while (i < GPU_QUEUES && (at = atomic_load_explicit(&all->queue[i], memory_order_relaxed)) && at != q)
+        i++;
+    if (i == GPU_QUEUES)
+        return base_fail(-ENOSPC, "this GPU has had %u queues", GPU_QUEUES);
+    int rc = atomic_load_explicit(&all->tasks, memory_order_relaxed) ? 0 : tasks_open(all);
+    if (!rc) {
+        atomic_store_explicit(&all->queue[i], q, memory_order_release); /* pairs with gpu_tasks_ask() */
+        *number = i;
+    }
+    return rc;
+}
+
+int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number)
+{
+    pthread_mutex_lock(&all->lock);
+    int rc = tasks_add(all, q, number);
+    pthread_mutex_unlock(&all->lock);
+    return rc;
+}
+
+void gpu_tasks_end(struct gpu_workers *all)
+{
+    struct gpu_tasks *t = atomic_load_explicit(&all->tasks, memory_order_relaxed);
+    if (!t)
+        return;
+    pthread_mutex_lock(&t->lock);
+    atomic_store_explicit(&t->over, true, memory_order_relaxed);
+    pthread_cond_signal(&t->more);
+    pthread_mutex_unlock(&t->lock);
+    pthread_join(t->thread, NULL);
+    atomic_store_explicit(&all->tasks, NULL, memory_order_relaxed);
+    pthread_cond_destroy(&t->more);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
