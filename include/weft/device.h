@@ -202,6 +202,10 @@ WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint6
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired) == expected;
 }
+WEFT_DEVICE_CALL uint64_t weft_device_swap_seen(uint64_t *p, uint64_t expected, uint64_t desired) /* the same; returns what was there */
+{
+    return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
+}
 /* A cell is stored and loaded by one access of 16 bytes, which travels as one. */
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
@@ -280,6 +284,11 @@ WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
 {
     return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL uint64_t weft_device_swap_seen(uint64_t *p, uint64_t expected, uint64_t desired) /* the same; returns what was there */
+{
+    __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
 }
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
@@ -781,9 +790,8 @@ WEFT_DEVICE_CALL bool weft_device_read_task(const weft_device_worker *k, uint64_
 WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_device_worker *k, weft_device_task *out)
 {
     weft_device_patience p = {0, 0};
-    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
+    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS], t = weft_device_load_own(k->next);
     for (;;) {
-        uint64_t t = weft_device_load_own(k->next);
         if (t >= weft_device_load_own(k->filled_seen)) {
             uint64_t ended = weft_device_load(k->ended); /* before `filled`: what came before the end is done */
             uint64_t filled = weft_device_load(k->filled);
@@ -795,11 +803,17 @@ WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_devi
                 weft_device_tell(beat, t + 1); /* all before `t` have been taken */
                 if (weft_device_late(d, &p))
                     return -WEFT_DEVICE_ETIMEDOUT;
+                t = weft_device_load_own(k->next);
                 continue;
             }
         }
-        if (weft_device_swap_own(k->next, t, t + 1) && weft_device_read_task(k, t, out))
-            return 0;
+        uint64_t next = weft_device_swap_seen(k->next, t, t + 1);
+        if (next == t) {
+            if (weft_device_read_task(k, t, out))
+                return 0;
+            next = t + 1;
+        }
+        t = next;
     }
 }
 
