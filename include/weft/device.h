@@ -83,6 +83,7 @@ typedef struct weft_device_slot {
 
 #define WEFT_DEVICE_RECORD_BYTES 256u
 #define WEFT_DEVICE_TASKS        64u /* of one request, at most */
+#define WEFT_DEVICE_TASKS_SURE   512u
 
 #define WEFT_DEVICE_ROUND      (1ull << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
@@ -137,8 +138,7 @@ typedef struct weft_device_task_slot {
 
 #define WEFT_DEVICE_BEATS 1024u
 /* A ring of tasks that the node has claimed ahead (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`, kernels
- * the rest. A block takes the number of a task by an atomic of the device, only when there is one; so nobody holds a number and
- * waits for its task, and every wait can end. */
+ * the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
 typedef struct weft_device_worker {
     uint64_t number; /* of the worker */
     uint64_t mask;   /* slots - 1; a power of two */
@@ -202,9 +202,9 @@ WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint6
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired) == expected;
 }
-WEFT_DEVICE_CALL uint64_t weft_device_swap_seen(uint64_t *p, uint64_t expected, uint64_t desired) /* the same; returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
 {
-    return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
+    return atomicAdd((unsigned long long *)p, (unsigned long long)more);
 }
 /* A cell is stored and loaded by one access of 16 bytes, which travels as one. */
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
@@ -285,10 +285,9 @@ WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint6
 {
     return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
-WEFT_DEVICE_CALL uint64_t weft_device_swap_seen(uint64_t *p, uint64_t expected, uint64_t desired) /* the same; returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
 {
-    __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    return expected;
+    return __atomic_fetch_add(p, more, __ATOMIC_ACQ_REL);
 }
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
@@ -784,36 +783,52 @@ WEFT_DEVICE_CALL bool weft_device_read_task(const weft_device_worker *k, uint64_
     return weft_device_load(&s->number) == number + 1; /* else what was read may be of two tasks */
 }
 
+/* Wait until task `t` has been put in. -WEFT_DEVICE_EAGAIN: it has not yet, and this thread has drawn no number (`drawn`: it has). */
+WEFT_DEVICE_CALL int weft_device_task_is_in(const weft_device *d, const weft_device_worker *k, uint64_t t, bool drawn,
+                                            weft_device_patience *p)
+{
+    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
+    while (t >= weft_device_load_own(k->filled_seen)) {
+        uint64_t ended = weft_device_load(k->ended); /* before `filled`: what came before the end is done */
+        uint64_t filled = weft_device_load(k->filled);
+        if (t < filled) {
+            weft_device_store_own(k->filled_seen, filled);
+            return 0;
+        }
+        if (ended)
+            return -WEFT_DEVICE_ESHUTDOWN;
+        weft_device_tell(beat, t + 1); /* all before `t` have been taken */
+        if (weft_device_late(d, p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+        if (!drawn)
+            return -WEFT_DEVICE_EAGAIN;
+    }
+    return 0;
+}
+
 /* The next task of a worker; waits for one. One thread takes one task: of a block that works together, let one thread call this, and tell
  * the others. -WEFT_DEVICE_ESHUTDOWN: the worker has been closed or its queue has ended, there are no more; -WEFT_DEVICE_ETIMEDOUT: none
- * has come for weft_device.deadline_ns. */
+ * has come for weft_device.deadline_ns.
+ *
+ * While many tasks are there, a thread draws its number by an addition, which always succeeds. Otherwise it does so by a compare-and-swap,
+ * only if the task is there: so it holds no number when its wait ends. Should more threads than WEFT_DEVICE_TASKS_SURE add at the same
+ * time, one may hold the number of a task that has not come, and waits for it; if it gives up, the node gives that task back to the queue
+ * after weft_gpu_worker_config.task_ns. */
 WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_device_worker *k, weft_device_task *out)
 {
     weft_device_patience p = {0, 0};
-    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS], t = weft_device_load_own(k->next);
     for (;;) {
-        if (t >= weft_device_load_own(k->filled_seen)) {
-            uint64_t ended = weft_device_load(k->ended); /* before `filled`: what came before the end is done */
-            uint64_t filled = weft_device_load(k->filled);
-            if (t < filled) {
-                weft_device_store_own(k->filled_seen, filled);
-            } else if (ended) {
-                return -WEFT_DEVICE_ESHUTDOWN;
-            } else {
-                weft_device_tell(beat, t + 1); /* all before `t` have been taken */
-                if (weft_device_late(d, &p))
-                    return -WEFT_DEVICE_ETIMEDOUT;
-                t = weft_device_load_own(k->next);
-                continue;
-            }
-        }
-        uint64_t next = weft_device_swap_seen(k->next, t, t + 1);
-        if (next == t) {
-            if (weft_device_read_task(k, t, out))
-                return 0;
-            next = t + 1;
-        }
-        t = next;
+        uint64_t t = weft_device_load_own(k->next);
+        bool sure = (int64_t)(weft_device_load_own(k->filled_seen) - t) > (int64_t)WEFT_DEVICE_TASKS_SURE;
+        if (sure)
+            t = weft_device_add_own(k->next, 1);
+        int rc = weft_device_task_is_in(d, k, t, sure, &p);
+        if (rc == -WEFT_DEVICE_EAGAIN)
+            continue;
+        if (rc)
+            return rc;
+        if ((sure || weft_device_swap_own(k->next, t, t + 1)) && weft_device_read_task(k, t, out))
+            return 0;
     }
 }
 
