@@ -36,14 +36,17 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Memory of this node that a kernel names by its address. */
+/* Memory of this node that a kernel names by its address. Of 0 bytes any will do, but there has to be some. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
 {
+    static uint64_t nothing;
     bool own = weft_gaddr_node(addr) == w->rank;
     *out = !own ? NULL : weft_gaddr_space(addr) ? gpu_arena_pointer(gpu_arenas_of(w), addr, bytes) : weft_ptr(w, addr, bytes);
-    return *out || bytes == 0 ? 0
-                              : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool or arenas",
-                                          (unsigned long long)addr, (unsigned long long)bytes);
+    if (!bytes)
+        *out = &nothing;
+    return *out ? 0
+                : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool or arenas",
+                            (unsigned long long)addr, (unsigned long long)bytes);
 }
 
 static int start_copy(struct weft_node *w, struct gpu_request *q)

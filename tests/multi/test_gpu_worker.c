@@ -233,12 +233,6 @@ static void test_lie(void **state)
     assert_int_equal(nodes_failed(1, node_lie, NULL), 0);
 }
 
-/* Services: one that answers at once, one later from another thread, and one that never does. */
-struct later {
-    weft_gpu_call *_Atomic call;
-    uint64_t *record;
-};
-
 static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
 {
     uint64_t *words = record;
@@ -247,6 +241,122 @@ static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
     CHECK(weft_gpu_answer(call, 1, 0) == -EINVAL);
     OK(weft_gpu_answer(call, words[0] == 13 ? -ENOSPC : 0, words[0] * 2));
 }
+
+/* A kernel that writes whatever it can: its node does what can be done of it, and goes on. */
+struct vandal {
+    struct farm f;
+    uint32_t queue;
+    weft_gaddr area, desk,
+        arena; /* what it may overwrite: each by one thread of the node, or they would race there; one half for each end of a copy */
+};
+#define AREA 65536u
+
+static uint64_t any(void)
+{
+    static uint64_t x = 88172645463325252ull;
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    return x >> 8;
+}
+
+static uint64_t any_word(const weft_device *d, weft_gaddr area)
+{
+    uint64_t to = any() % (AREA / 4);
+    switch (any() % 8) {
+    case 0: return any() << 8 ^ any();
+    case 1: return weft_gaddr_make(any() % 3 ? d->rank : 7, 0, 1ull << 43);
+    case 2: return any() % 4 ? any() % 3 : UINT64_MAX;
+    case 3: return area + to;
+    default: return area + to / 8 * 8;
+    }
+}
+
+static void any_request(const weft_device *d, const struct vandal *v)
+{
+    static const uint64_t lengths[] = {0, 1, 8, 63, 64, 65, 256, 4096, 1ull << 44, WEFT_DEVICE_LENGTH};
+    uint64_t kind = 1 + any() % (WEFT_DEVICE_KINDS - 1), length = lengths[any() % 10], number = any() % 3 ? v->queue : any() % 80, ticket;
+    weft_device_ring *r = &d->ring[d->block % d->rings];
+    uint32_t slots = weft_device_slots((uint32_t)kind);
+    weft_gaddr area = any() % 5 == 0 ? v->arena : kind > WEFT_DEVICE_RECORD ? v->desk : v->area;
+    if (kind == WEFT_DEVICE_RECORD)
+        length = any() % 2 ? WEFT_DEVICE_RECORD_BYTES : length;
+    /* A message without a handler would wait for one: none arrives. */
+    uint64_t low = kind == WEFT_DEVICE_SEND ? d->size + any() : any_word(d, area);
+    CHECK(weft_device_reserve(d, r, slots, true, &ticket, NULL) == 0);
+    if (slots == 2)
+        weft_device_fill(r, ticket + 1, any() % 2 ? any() : any() % 2 << 32, any(), any(), any());
+    weft_device_fill(r, ticket, low, kind << WEFT_DEVICE_KIND_SHIFT | (any() % 2 ? WEFT_DEVICE_ANSWER : 0) | length,
+                     any_word(d, area + AREA / 2), any() % 4 ? number : any());
+}
+
+static void vandalise(const weft_device *d, void *arg)
+{
+    struct vandal *v = arg;
+    const weft_device_worker *k = v->f.there;
+    weft_device_ring *r = &d->ring[0];
+    for (uint32_t i = 0; i < 20000; i++) {
+        any_request(d, v);
+        weft_device_tell(&k->beats[any() % WEFT_DEVICE_BEATS], any() % 3 ? any() : any() % 100);
+        weft_device_tell((uint64_t *)(uintptr_t)&k->slots[any() & k->mask].number, any() % 50);
+        weft_device_tell((uint64_t *)(uintptr_t)&r->answers[any() & r->mask].low, any());
+        weft_device_tell((uint64_t *)(uintptr_t)&r->answers[any() & r->mask].high, any());
+    }
+    weft_device_tell((uint64_t *)(uintptr_t)k->filled, UINT64_MAX);
+    weft_device_tell((uint64_t *)(uintptr_t)k->ended, 1);
+}
+
+/* Do one task that is ready, if there is one. */
+static void do_one(weft_queue *q)
+{
+    weft_lease lease;
+    if (weft_claim(q, &lease, 1, 10 * WEFT_MS) == 1)
+        CHECK(weft_complete(q, &lease, &(weft_result){.status = 3}, 1, NULL) >= 0);
+}
+
+/* A task that is submitted now is done, whatever the kernel has submitted, has claimed and keeps, and has made of the worker's ring. */
+static void still_works(weft_queue *q)
+{
+    weft_task task = {.tag = 4711};
+    weft_done done = {.tag = 0};
+    while (weft_submit(q, &task, 1, NULL, 0) != 1)
+        do_one(q);
+    while (done.tag != 4711) {
+        do_one(q);
+        while (done.tag != 4711 && weft_reap(q, &done, 1, 0) == 1)
+            ;
+    }
+    CHECK(done.status == 3);
+}
+
+static void node_vandal(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct vandal v = {0};
+    weft_queue *q = farm_queue(w, 200 * WEFT_MS);
+    uint32_t space;
+    farm_open(w, q, &v.f, 8, 100 * WEFT_MS, 256);
+    OK(weft_gpu_queue(v.f.g, q, &v.queue));
+    OK(weft_gpu_arena(v.f.g, AREA, &space));
+    OK(weft_gpu_alloc(v.f.g, space, AREA, &v.arena));
+    OK(weft_alloc_aligned(w, AREA, 64, &v.area));
+    OK(weft_alloc_aligned(w, AREA, 64, &v.desk));
+    OK(weft_gpu_service(w, 1, at_once, w));
+    OK(weft_gpu_run(v.f.g, vandalise, 1, &v));
+    still_works(q);
+    OK(weft_gpu_close(v.f.g));
+}
+
+static void test_vandal(void **state)
+{
+    (void)state;
+    const char *const environment[] = {"WEFT_DEADLINE=5s", NULL};
+    assert_int_equal(nodes_failed_with(1, node_vandal, NULL, environment), 0);
+}
+
+/* Services: one that answers at once, one later from another thread, and one that never does. */
+struct later {
+    weft_gpu_call *_Atomic call;
+    uint64_t *record;
+};
 
 static void later(weft_node *w, void *record, weft_gpu_call *call, void *arg)
 {
@@ -361,8 +471,8 @@ static void test_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once), cmocka_unit_test(test_hang),   cmocka_unit_test(test_idle),
-        cmocka_unit_test(test_lie),  cmocka_unit_test(test_killed), cmocka_unit_test(test_services),
+        cmocka_unit_test(test_once),   cmocka_unit_test(test_hang),     cmocka_unit_test(test_idle),   cmocka_unit_test(test_lie),
+        cmocka_unit_test(test_killed), cmocka_unit_test(test_services), cmocka_unit_test(test_vandal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
