@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Requests of kernels to their node, and beside them the bare thing: two words in host memory that a kernel and a thread set in turns,
-// and rings of 16-byte slots that a thread reads and does nothing with. `bytes` of a test is the number of blocks. Started as one node or
-// two; node 0 measures.
+// and rings of 16-byte slots that a thread reads and does nothing with. Tasks done by a kernel that stays, and by a kernel for each.
+// `bytes` of a test is the number of blocks. Started as one node or two; node 0 measures.
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <sched.h>
@@ -147,6 +147,91 @@ static void ours(const struct spec *s)
         fprintf(stderr, "a kernel's call failed: %d\n", *rc);
         exit(1);
     }
+}
+
+/* --- tasks --- */
+
+__global__ void farm(const weft_device *d, const weft_device_worker *k)
+{
+    weft_device_task t;
+    while (weft_device_next_task(d, k, &t) == 0)
+        if (weft_device_task_done(d, k, &t, 0, t.task.arg[0], 8))
+            return;
+}
+
+/* Submitted, claimed ahead, done by blocks, completed and reaped, all by node 0: microseconds. */
+static double tasks_us(uint32_t blocks, uint64_t tasks)
+{
+    static weft_task batch[256];
+    static weft_done done[256];
+    weft_queue_config qc = {};
+    weft_gpu_worker_config kc = {};
+    weft_queue *q;
+    weft_gpu_worker *k;
+    qc.bytes = sizeof qc;
+    qc.slots = 16384;
+    kc.bytes = sizeof kc;
+    kc.ahead = 4096;
+    OK(weft_queue_open(w, "bench", &qc, &q));
+    OK(weft_gpu_worker_open(g, q, &kc, &k));
+    farm<<<blocks, 1>>>(weft_gpu_device(g), weft_gpu_worker_device(k));
+    CUDA(cudaGetLastError());
+    uint64_t start = spec_now_ns();
+    for (uint64_t sent = 0, got = 0; got < tasks;) {
+        uint32_t n = 0;
+        for (; n < 256 && sent + n < tasks && sent + n - got < 8192; n++) {
+            batch[n] = (weft_task){};
+            batch[n].arg[0] = sent + n;
+        }
+        int rc = n ? weft_submit(q, batch, n, NULL, WEFT_TIMEOUT_DEFAULT) : 0;
+        OK(rc);
+        sent += (uint64_t)rc;
+        rc = weft_reap(q, done, 256, 0);
+        got += rc > 0 ? (uint64_t)rc : 0;
+    }
+    double us = (double)(spec_now_ns() - start) / 1e3;
+    OK(weft_queue_shutdown(q));
+    CUDA(cudaDeviceSynchronize());
+    OK(weft_gpu_worker_close(k));
+    OK(weft_queue_close(q));
+    return us;
+}
+
+/* A kernel for each task, which does as little. */
+__global__ void one_task(uint64_t *result, uint64_t number)
+{
+    *result = number;
+}
+
+#define GRAPH 1000u
+
+static double launches_us(bool graph, uint64_t tasks)
+{
+    uint64_t *result;
+    cudaStream_t stream;
+    cudaGraph_t plan;
+    cudaGraphExec_t ready;
+    CUDA(cudaMalloc(&result, 8));
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t i = 0; i < GRAPH; i++)
+        one_task<<<1, 1, 0, stream>>>(result, i);
+    CUDA(cudaStreamEndCapture(stream, &plan));
+    CUDA(cudaGraphInstantiate(&ready, plan, 0));
+    uint64_t start = spec_now_ns();
+    for (uint64_t i = 0; i < tasks; i += graph ? GRAPH : 1) {
+        if (graph)
+            CUDA(cudaGraphLaunch(ready, stream));
+        else
+            one_task<<<1, 1, 0, stream>>>(result, i);
+    }
+    CUDA(cudaStreamSynchronize(stream));
+    double us = (double)(spec_now_ns() - start) / 1e3;
+    CUDA(cudaGraphExecDestroy(ready));
+    CUDA(cudaGraphDestroy(plan));
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFree(result));
+    return us;
 }
 
 /* --- bare --- */
@@ -297,6 +382,10 @@ int main(int argc, char **argv)
                 return 2;
             if (strncmp(s.test, "bare", 4) == 0)
                 bare(&s);
+            else if (strcmp(s.test, "tasks") == 0)
+                spec_value(&s, (double)s.iterations / tasks_us((uint32_t)s.bytes, s.iterations));
+            else if (strcmp(s.test, "launches") == 0 || strcmp(s.test, "graphs") == 0)
+                spec_value(&s, (double)s.iterations / launches_us(s.test[0] == 'g', s.iterations));
             else
                 ours(&s);
         }
