@@ -49,6 +49,10 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
 /* Leave the cluster. Waits until what this node has sent is on its way, up to the default deadline, tells the other nodes, and frees
  * everything: the buffers of this node's pool are gone for the others too. NULL is allowed. No other thread may begin a call with `w`
  * during this call or after it. An error changes nothing.
+ *
+ * A Thunderbolt device keeps what a process did not free until the host restarts. weft frees that at exit() too, and at SIGTERM, SIGINT,
+ * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU, where the program has left these at their default. At exec(), _exit(),
+ * SIGKILL or a crash only a guard does (WEFT_GUARD): before exec(), call this.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (not detected once another node is open,
  * which may have got the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,6 +33,7 @@ static void ended(weft_node *w, void *arg)
     weft_gaddr area = symmetric_alloc(w, 1u << 20);
     uint32_t other = 1 - weft_rank(w);
     uint8_t *buffer = weft_ptr(w, on_node(area, weft_rank(w)), 1u << 20);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0}); /* some of the signals leave a core */
     (void)weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     for (int i = 0; i < 20; i++) /* the other may have ended */
         (void)weft_put(w, on_node(area, other), buffer, 300000, NULL);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * A Thunderbolt device keeps what a process did not free until the host restarts: after a few programs that ended by a signal, no
- * protection domain is left. So while a node uses such devices, the signals that end a process from outside (SIGTERM, SIGINT and the others of
- * `fatal`), if the program has left them at their default, free everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
- * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself, and so does
- * one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. Against
+ * protection domain is left. So while a node uses such devices, the signals of `fatal`, if the program has left them at their default, free
+ * everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
+ * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself, and so
+ * does one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. Against
  * SIGKILL and crashes only a process of its own helps that owns the device: WEFT_GUARD (verbs/guard.c).
  *
  * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
@@ -23,6 +23,7 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
+#define FIRST 3u /* also for the first process of a container, which no signal ends by default: these ask it to end */
 /* That another thread may keep a lock, before its node is left as it is: who joins or closes may be in a slow call of the provider.
  * `weft run` kills after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
@@ -178,7 +179,7 @@ int tb_ending_watch(struct tb *tb)
         tb->next_ending = nodes;
         nodes = tb;
         tb->watched = true;
-        for (size_t i = 0; i < FATAL; i++) {
+        for (size_t i = 0; i < (getpid() == 1 ? FIRST : FATAL); i++) {
             struct sigaction now, ours = {.sa_handler = ending_on_signal, .sa_flags = SA_RESTART};
             sigemptyset(&ours.sa_mask);
             if (sigaction(fatal[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
