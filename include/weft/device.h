@@ -42,6 +42,7 @@ extern "C" {
 #endif
 
 /* Errors of these calls, as Linux numbers them. */
+#define WEFT_DEVICE_EBADF       9
 #define WEFT_DEVICE_EAGAIN      11
 #define WEFT_DEVICE_EINVAL      22
 #define WEFT_DEVICE_ESHUTDOWN   108

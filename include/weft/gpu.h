@@ -154,7 +154,7 @@ WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out
 
 /* Kernels of the GPU name the queue by `*number` from now on (weft_device_submit(), weft_device_claim(), weft_device_complete()), until
  * the GPU is closed. A queue that has a number keeps it. One thread of the node does what they ask for, of all queues of a GPU; on a queue
- * that was closed they are told -EBADF.
+ * that was closed their calls end with WEFT_DEVICE_EBADF.
  * Errors: -EINVAL no queue; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called from a
  * handler. */
 WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
