@@ -25,10 +25,10 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_lease *ou
         out[i].private_[CLAIM_ID] = c->id;
         out[i].private_[CLAIM_SUBMITTER] = c->submitter;
     }
-    return n < 0 ? 0 : n; /* a shard that fails to answer is going; its submitters know */
+    return n < 0 ? 0 : n; /* a shard that returns an error counts as empty: when its home dies, the submitters place its tasks again */
 }
 
-/* What is ready now, in a call that ends at `deadline`. */
+/* Claim tasks that are ready now, without waiting for more. `deadline`: when the caller's call ends. */
 BASE_INLINE uint32_t claim_now(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
     uint32_t got = 0;
@@ -59,12 +59,12 @@ BASE_INLINE uint32_t claim_now(struct weft_queue *q, weft_lease *out, uint32_t m
     return got;
 }
 
-/* Looks only where looking is a load. */
+/* Whether a task may be ready. Looks only at shards that this process can load from. */
 static bool claim_ready(void *arg)
 {
     struct weft_queue *q = arg;
     _Atomic uint64_t *mem = q->own->shard.mem;
-    /* seq_cst: before the look; pairs with wake_if_idle() in view.c. See SLEEPING in queue.h. */
+    /* seq_cst: idle is set before the shards are looked at; pairs with wake_if_idle() in view.c. See SLEEPING in queue.h. */
     if (atomic_load_explicit(&mem[SLOT_IDLE], memory_order_relaxed) != 1)
         atomic_store_explicit(&mem[SLOT_IDLE], 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
@@ -77,14 +77,14 @@ static bool claim_ready(void *arg)
     return atomic_load_explicit(&q->shut, memory_order_seq_cst);
 }
 
-/* How many; 0: none is ready. */
+/* Returns the number of claimed tasks; 0 when none is ready. */
 BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
-    /* before the look: what was submitted before the shutdown is found after it */
+    /* load `shut` before looking at the shards: then a task that was submitted before the shutdown is found */
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
     uint32_t n = claim_now(q, out, max, deadline);
     if (BASE_UNLIKELY(n == 0 && shut))
-        return base_fail(-ESHUTDOWN, "queue '%s' was shut down and nothing is ready", q->name);
+        return base_fail(-ESHUTDOWN, "queue '%s' was shut down, and no task is ready", q->name);
     return (int)n;
 }
 
@@ -93,7 +93,7 @@ static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t
     for (;;) {
         int64_t now = base_now_ns();
         if (now >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': nothing was ready before the deadline", q->name);
+            return base_fail(-ETIMEDOUT, "queue '%s': no task was ready before the deadline", q->name);
         int64_t slice = now + CLAIM_SLICE_NS;
         int rc = fab_wait(q->w, claim_ready, q, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
@@ -136,14 +136,14 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Tell a submitter. False: it is gone, and its homes free the slots. */
+/* Send completions to their submitter. False: the submitter has died or left, and the homes of its tasks free the slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        return true; /* else its homes hear of the close, and free the slots */
+        return true; /* without a view of its queue the submitter has closed it: the homes hear of that, and free the slots */
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;
@@ -192,7 +192,7 @@ static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_r
     return true;
 }
 
-/* In a handler: a shard that is reached by waiting cannot be used. */
+/* In a handler, refuse claims in shards that are reached through the fabric: using those shards means waiting. */
 static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease *claims, uint32_t count)
 {
     for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
@@ -210,7 +210,7 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
-    /* Windows of 64, so that one word says which are dealt with; in each, a message a submitter. */
+    /* Windows of 64, so that the bits of one word can mark the claims already handled. Each window sends one message to each submitter. */
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
         uint64_t left = n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1;
@@ -254,7 +254,7 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
     return rc ? rc : complete(q, claims, results, count, accepted);
 }
 
-/* Why a claim was not changed: `rc` of the attempt. */
+/* Report why a claim could not be changed. `rc`: the error of the attempt. */
 static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
     if (!v || rc == -ESTALE || rc == -ECONNRESET)
@@ -274,8 +274,8 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "its lease may have been renewed or not; the claim is as it was, and may be tried again");
-    claim->private_[CLAIM_STATE] = now; /* only now: a call that fails changes nothing */
+        return claim_refused(q, v, rc, "it is unknown whether the lease was renewed; the claim is unchanged: renew it again");
+    claim->private_[CLAIM_STATE] = now; /* set last: a call that fails leaves the caller's claim as it was */
     return 0;
 }
 
@@ -290,7 +290,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "it is given back as soon as that node answers");
+        return claim_refused(q, v, rc, "the claim is released as soon as that node answers");
     queue_wake(q, v);
     return 0;
 }

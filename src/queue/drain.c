@@ -2,17 +2,18 @@
  *
  * weft_drain(): all work that any living node has submitted is complete.
  *
- * Each node publishes two counters in its shard's header: what it has submitted, and how much of that is complete. A task may submit
- * others before it is complete, so that one look at all counters can see the parent complete and miss the child's submission. So there
- * are two looks, and nothing may have changed from one to the other: then all was complete at the moment between them. For the first finds
- * submitted == completed, and has read completed first. Neither falls, but for tasks that were counted as submitted, found no room, and
- * never were there; so at that node all was complete from the one read to the other. The second finds the same number submitted, in
- * the same queue, so nothing was submitted there since the first. This must hold for each node by itself: in a sum over all, what one
- * has submitted would make up for what went with another that died, or closed the queue and opened it again.
+ * Each node publishes two counters in its shard's header: how many tasks it has submitted, and how many of those are complete. A task may
+ * submit other tasks before it is complete. So a single look at all counters can see the parent complete and miss the child.
  *
- * A node whose shard this one does not know may have none, or its HELLO is still to be handled here; one whose shard says that it was
- * closed may have the next open already. Such nodes are asked between the two looks. Who answers that the queue is not open there has
- * nothing outstanding at that moment; if it opened and closed it since the first look, its work went with that.
+ * A drain therefore looks twice, and ends when both looks find all work complete and the same number of tasks submitted. Proof for one
+ * node: the first look reads `completed`, then `submitted`, and finds them equal. Neither counter falls (tasks that found no room and were
+ * taken back count as never submitted). So all work of the node was complete between the two reads. The second look finds the same number
+ * submitted in the same incarnation of the queue, so nothing was submitted in between. The check is made for each node alone. In a sum over
+ * all nodes, new tasks of one node could hide the loss of another node's tasks, when that node dies or reopens the queue.
+ *
+ * The counters of some nodes are unknown: this node has not handled their HELLO yet, they have no such queue, or their shard is marked
+ * closed and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not open here" has no
+ * outstanding work. If it opened and closed the queue since the first look, its tasks ended with the close.
  */
 #include "queue/queue.h"
 
@@ -20,22 +21,22 @@
 #include <string.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
-#define ASK_NS         (20 * WEFT_MS) /* between questions to a node that has not said that the queue is not open there */
+#define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not yet answered that the queue is not open there */
 
-/* What a look finds of a node. */
+/* What one look found out about a node. */
 struct found {
     uint64_t submitted;
-    uint32_t incarnation; /* of the queue there; 0: the node is gone, or */
-    bool unknown;         /* its counters are not known */
+    uint32_t incarnation; /* of the node's queue; 0: the node is gone, or its counters are unknown */
+    bool unknown;         /* its counters are unknown */
 };
 
 struct drain {
     struct weft_queue *q;
-    bool asked;     /* after a look at which all was complete, nodes were asked whose shards are not known, */
-    uint32_t ask;   /* with this number, */
-    int64_t ask_at; /* and are again at that time */
+    bool asked;     /* a look found all work complete, and then the nodes with unknown shards were asked */
+    uint32_t ask;   /* the number of that question */
+    int64_t ask_at; /* when to ask the nodes again that have not answered */
     uint32_t unknowns;
-    struct found found[WEFT_MAX_NODES]; /* by the last look */
+    struct found found[WEFT_MAX_NODES]; /* the result of the last look, for each node */
 };
 
 static int drain_count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
@@ -50,7 +51,7 @@ static int drain_count(struct queue_view *v, uint64_t *submitted, uint64_t *comp
     return rc;
 }
 
-/* False: it has work outstanding, or does not answer. */
+/* Look at the counters of one node. False: the node has outstanding work, or its counters cannot be read. */
 static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct found *f)
 {
     struct queue_view *v = queue_view_of(q, node);
@@ -60,7 +61,8 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     if (!fab_alive(q->w, node))
         return true;
     if (v && drain_count(v, &submitted, &completed, &closed))
-        return !fab_alive(q->w, node); /* it has just gone; else it is stopped, and what it has submitted cannot be known now */
+        /* A node that has just died or left has no work; one that is alive does not answer (stopped?), so its work is unknown. */
+        return !fab_alive(q->w, node);
     if (closed) {
         f->unknown = true;
         return true;
@@ -70,7 +72,7 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     return submitted == completed;
 }
 
-/* One look at the counters of the nodes that are alive; true when all is complete. `*same`: as at the look before. */
+/* One look at the counters of the nodes that are alive; true when all is complete. `*same`: nothing has changed since the look before. */
 static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;
@@ -86,10 +88,11 @@ static bool drain_look(struct drain *d, bool *same)
     return true;
 }
 
-/* Has the node said, after it was asked for the n-th time, that it has not opened the queue? */
+/* Has the node answered question number `ask`, or a later one, with "not open here"? */
 static bool none_open(const struct weft_queue *q, uint32_t node, uint32_t ask)
 {
-    return (int32_t)(atomic_load_explicit(&q->none[node], memory_order_acquire) - ask) >= 0; /* pairs with the handler's */
+    return (int32_t)(atomic_load_explicit(&q->none[node], memory_order_acquire) - ask) >=
+           0; /* pairs with the store in the message handler (room.c) */
 }
 
 static bool drained(struct drain *d)
@@ -106,11 +109,12 @@ static bool drained(struct drain *d)
     }
     if (!d->asked || !same) {
         d->asked = true;
-        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1; /* after the look */
+        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) +
+                 1; /* the number is drawn after the look: an older answer does not count */
         d->ask_at = 0;
     }
-    /* Who answered with its shard, and closed the queue before the next look, is unknown as before: it has to be asked again. So has
-     * one that closes the queue, and answered for the closed one. */
+    /* Ask again where an answer no longer holds: a node that announced its shard may have closed the queue before the next look, and a node
+     * may have answered for a queue that it closed since. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {
@@ -129,12 +133,12 @@ static bool drain_ready(void *arg)
     for (uint32_t i = 0; i < d->q->w->size; i++) {
         struct queue_view *v = queue_view_of(d->q, i);
         if (v && !v->shard.mem)
-            return false; /* looking there means waiting: weft_drain() does, between sleeps */
+            return false; /* a remote shard can only be read by waiting, which a poll must not: weft_drain() reads it between two sleeps */
     }
     return drained(d);
 }
 
-/* Whose work is not complete; not known of a node that does not answer. */
+/* Print which nodes still have incomplete work. Nothing is known about a node that does not answer. */
 static void say_drain(struct weft_queue *q, const struct fab_patience *p)
 {
     bool open[WEFT_MAX_NODES];
@@ -147,7 +151,7 @@ static void say_drain(struct weft_queue *q, const struct fab_patience *p)
     }
     uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
     if (n == 0)
-        snprintf(whom, sizeof whom, "work that is still being submitted, or a node that does not answer");
+        snprintf(whom, sizeof whom, "the end of all submissions, or for a node that does not answer");
     else
         snprintf(whom, sizeof whom, "work of %s, which %s alive", names, n == 1 ? "is" : "are");
     queue_say(q, p, "drain", whom);
@@ -158,7 +162,7 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     struct weft_queue *q = d->q;
     struct fab_patience p;
     bool once = timeout_ns == 0;
-    /* Those that were asked get the time to answer: what they have submitted cannot be seen otherwise. */
+    /* Even with time-out 0, wait long enough for the answers of nodes that were asked: nothing else tells what they have submitted. */
     fab_patience_begin(&p, q->w, FAB_LAST, once && d->asked ? QUEUE_LOOK_NS : timeout_ns);
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);
@@ -182,7 +186,7 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
 {
     if (queue_closed(q))
         return queue_refuse_closed(q);
-    struct drain d; /* large: only what is used of it is cleared */
+    struct drain d; /* large: not cleared as a whole, only the fields in use */
     d.q = q;
     d.asked = false;
     memset(d.found, 0, q->w->size * sizeof d.found[0]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that must arrive and that nobody waits for: completions, what is to be settled, the end of a queue. What finds no room at its
- * node is kept, also past the close of the queue, and sent by the room's upkeep.
+ * Messages that must arrive and that nobody waits for: completions, requests to settle a slot, the close of a queue. A message for which
+ * the receiver has no room is kept and sent later by the upkeep (upkeep.c), also after the queue was closed.
  */
 #include "queue/queue.h"
 
@@ -12,20 +12,21 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
-    bool sending; /* under the lock: it is not changed then */
+    bool sending; /* under the outbox lock; while a message is being sent, it must not be changed */
     size_t len;
     uint8_t payload[];
 };
 
-/* An answer says where this node's shard is, and nothing else: one is enough. Else a node that asks without end, and takes none of
- * the answers, would have this one keep them all. Of the questions of drains the newest is enough. */
+/* Whether message `u` makes the kept message `kept` superfluous. An ANSWER only says where this node's shard is, so one for each node is
+ * enough; otherwise a node that asks for ever and receives nothing would fill this node's memory. Of the ASKs of drains only the newest
+ * counts. */
 static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *kept)
 {
     return (u->type == QUEUE_ANSWER || u->type == QUEUE_ASK) && kept->type == u->type && kept->node == u->node && !kept->sending;
 }
 
-/* Whether messages to a node wait already: what comes after them must not overtake them. A CLOSE before the ANSWER of the same queue would
- * make a closed shard known, and before a SETTLE leave a task in a slot that nobody frees. */
+/* Whether messages to this node are already waiting. A later message must not overtake them: a CLOSE that overtakes the ANSWER of its queue
+ * would announce a closed shard, and a CLOSE that overtakes a SETTLE would leave a task in a slot that nobody frees. */
 static bool others_wait(struct weft_queue *q, uint32_t node)
 {
     bool found = false;
@@ -81,8 +82,8 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
 {
     struct queue_unsent *u = malloc(sizeof *u + len);
     if (!u) {
-        base_log(BASE_LOG_ERROR, "queue '%s': no memory to keep a message to node %u about %u tasks: they stay outstanding there", q->name,
-                 node, count);
+        base_log(BASE_LOG_ERROR, "queue '%s': no memory to keep a message to node %u about %u tasks: these tasks stay outstanding there",
+                 q->name, node, count);
         return;
     }
     *u = (struct queue_unsent){.node = node, .to = to, .count = count, .type = type, .len = len};
@@ -99,17 +100,18 @@ void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type typ
         queue_keep(q, node, type, to, payload, count, len);
         return;
     }
-    int64_t before = fab_limit(1); /* a moment that is past: where there is no room now, it does not wait */
+    int64_t before = fab_limit(1); /* a deadline in the past: the send fails at once if there is no room */
     int rc = queue_send(q, node, type, to, payload, count, len);
     fab_limit(before);
     if (rc && fab_alive(q->w, node))
         queue_keep(q, node, type, to, payload, count, len);
 }
 
-/* In the progress thread alone: others only append. A message stays in the list until it is sent, so that none overtakes it. */
+/* Runs in the progress thread only; other threads only append. A message stays in the list until it is sent, so that no later one overtakes
+ * it. */
 void queue_send_unsent(struct weft_queue *q)
 {
-    bool full[WEFT_MAX_NODES] = {false}; /* what follows to those waits, too */
+    bool full[WEFT_MAX_NODES] = {false}; /* nodes without room: later messages to them wait as well */
     base_spin_lock(&q->unsent_lock);
     for (struct queue_unsent **at = &q->unsent; *at;) {
         struct queue_unsent *u = *at;

@@ -93,7 +93,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
         rc = queue_room_enter(w, q);
     if (rc) {
         if (q->own)
-            weft_free(w, q->own->at); /* nobody has heard of it */
+            weft_free(w, q->own->at); /* no other node knows the address yet */
         queue_destroy(q);
         return rc;
     }
@@ -119,12 +119,13 @@ int weft_queue_close(weft_queue *q)
         return base_fail(-EBUSY,
                          "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
                          q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
-    /* release: before whatever tells others that it is closed. Who drains then asks for the next one: pairs with slot_counts(). */
+    /* release: stored before any message tells others of the close. A drain that sees it asks whether the queue was reopened. Pairs with
+     * slot_counts(). */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
-    /* The shard's memory is not given back to the pool before the node ends: a thread of another node may be in the middle of changing a
-     * slot, and would then write into someone else's buffer. Nor is the handle: a call on it must find out that it is closed. */
+    /* The shard's memory stays allocated until the node closes. A thread of another node may be changing a slot right now, and must not
+     * write into memory that was reused. The handle stays, too, so that a call on it can see that the queue is closed. */
     base_spin_lock(&q->table.lock);
     table_clear(&q->table);
     base_spin_unlock(&q->table.lock);
@@ -138,7 +139,7 @@ void queue_set_force(weft_queue *q, uint32_t force)
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
         if (v && v != q->own && (force & QUEUE_REMOTE)) {
-            v->shard.mem = NULL; /* before the queue is used: nobody else is reading it */
+            v->shard.mem = NULL; /* safe: tests call this before the queue is used, so no other thread reads it */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }
     }

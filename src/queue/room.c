@@ -2,19 +2,19 @@
  *
  * The queues of one node, and how those of the same name on different nodes find each other.
  *
- * Who opens a queue says HELLO to every node, and gets an ANSWER from those that have it open. A HELLO to a node that
- * has not is lost, and that does no harm: when that node opens the queue it says HELLO itself. Both carry the place
- * of the sender's shard. One handler, one set of hooks; they find the queue by its name.
+ * A node that opens a queue sends HELLO to every other node. Each node that has the queue open replies with ANSWER. A node that has not
+ * drops the HELLO; that does no harm, since it sends its own HELLO when it opens the queue. Both messages carry the address of the sender's
+ * shard. One handler and one set of hooks serve all queues; they find the queue by its name.
  *
- * A queue may be closed and opened again while messages about the former one are on their way. So each opening has a number of its own at
- * its node, its incarnation, and messages name those that they are about (struct queue_message).
+ * A queue may be closed and reopened while messages about the closed one are on their way. So each node numbers its openings; the number is
+ * the queue's incarnation. A message names the incarnations that it is about (struct queue_message).
  */
 #include "queue/queue.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define UNSENT_NS (20 * WEFT_MS) /* between attempts to send what found no room */
+#define UNSENT_NS (20 * WEFT_MS) /* between two attempts to send kept messages */
 
 static struct weft_queue *room_enter(struct queue_room *room, uint32_t i)
 {
@@ -54,7 +54,8 @@ static void room_shut(struct weft_queue *q)
     fab_wake_here(q->w);
 }
 
-/* What ends with a node, or with its end of a queue: see queue.h. `requeued`: of this node's shard. */
+/* A node has died or left, or has closed the queue: see queue.h for what follows. `requeued`: tasks in this node's shard that became ready
+ * again. */
 static void room_gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
 {
     if (v)
@@ -63,17 +64,17 @@ static void room_gone(struct weft_queue *q, struct queue_view *v, uint32_t reque
         atomic_fetch_add_explicit(&q->requeued, requeued, memory_order_relaxed);
         queue_wake(q, q->own);
     }
-    fab_wake_here(q->w); /* waits for room, for completions, for a drain */
+    fab_wake_here(q->w); /* wake threads that wait for room, for completions or for a drain */
 }
 
-/* A node has closed that queue of its own; it may have opened another since. */
+/* Node `from` has closed this incarnation of the queue. It may have opened a newer one since. */
 static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
 {
     struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
     room_gone(q, v && v->incarnation == incarnation ? v : NULL, slot_closed(&q->own->shard, slot_user(from, incarnation)));
 }
 
-/* A node says where its shard is. Nothing of it is believed. */
+/* A node announces its shard. Every field is checked, since the message may hold anything. */
 static void learn(struct weft_queue *q, uint32_t from, const struct queue_message *m)
 {
     uint32_t slots = m->slot_bits == 0 ? 0 : m->slot_bits > 31 ? UINT32_MAX : UINT32_C(1) << (m->slot_bits - 1);
@@ -89,13 +90,14 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
             room_shut(q);
         return;
     }
-    /* Of a queue that it has closed: what found no room then comes after the HELLO of the next. */
+    /* The message is about an older incarnation: it was kept for lack of room and arrives after the HELLO of the newer one. */
     if (old && (int32_t)(m->incarnation - old->incarnation) < 0)
         return;
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
-        if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* said once */
+        if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* warn only once */
             base_log(BASE_LOG_WARN,
-                     "queue '%s': node %u has opened it anew %u times, and is not followed further: close it here and open "
+                     "queue '%s': node %u has reopened it %u times; its tasks are no longer reachable here: close the queue on this node "
+                     "and open "
                      "it again",
                      q->name, from, QUEUE_VIEWS_MAX - 1);
             queue_home_gone(q, old);
@@ -105,7 +107,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     struct queue_view *v =
         queue_view_make(q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
-        base_log(BASE_LOG_WARN, "queue '%s': no memory to know node %u's shard", q->name, from);
+        base_log(BASE_LOG_WARN, "queue '%s': no memory for node %u's shard: its tasks cannot be claimed from here", q->name, from);
         return;
     }
     if (old) {
@@ -128,7 +130,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     fab_wake_here(q->w);
 }
 
-/* Slots of this node's shard whose words a node has given up to see. */
+/* Settle slots of this node's shard: `from` gave up swaps of their state words without knowing whether they happened. */
 static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
 {
     struct queue_settle_message m[QUEUE_SETTLES_MAX];
@@ -145,10 +147,10 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     }
     if (ready)
         queue_wake(q, q->own);
-    fab_wake_here(q->w); /* who waits for room */
+    fab_wake_here(q->w); /* wake threads that wait for room */
 }
 
-/* Who asks for a queue that is not open here is told so. */
+/* Tell a node that asks for a queue that it is not open here. */
 static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
 {
     struct queue_message m = *ask;
@@ -156,7 +158,7 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN, "queue '%.*s': node %u, which drains it, was not told that it is not open here: %s", (int)QUEUE_NAME_BYTES,
+        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains it, that it is not open here: %s", (int)QUEUE_NAME_BYTES,
                  m.name, to, base_error());
 }
 
@@ -169,12 +171,12 @@ static void room_handle(weft_node *w, uint32_t from, const void *header, size_t 
         return;
     memcpy(&m, header, sizeof m);
     struct weft_queue *q = enter_named(room, m.key, m.name);
-    if (!q) { /* not open here: see above; completions of a queue that was closed are nobody's */
+    if (!q) { /* not open here: only a question is answered; other messages, such as completions for a closed queue, are dropped */
         if (m.type == QUEUE_ASK)
             say_none(w, from, &m);
         return;
     }
-    if (m.to && m.to != q->incarnation) { /* for one that was closed */
+    if (m.to && m.to != q->incarnation) { /* meant for an earlier incarnation, which was closed */
         room_leave(room, q);
         return;
     }
@@ -243,7 +245,7 @@ static int64_t room_tick(struct weft_node *w, int64_t now, void *arg)
     return next;
 }
 
-/* At the node's end: no thread is inside, and leaving tells the others more than a CLOSE would. */
+/* The node closes: no thread uses a queue any more. No CLOSE is sent, since the other nodes learn that this node has left. */
 static void room_close(struct weft_node *w, void *arg)
 {
     struct queue_room *room = arg;
@@ -301,7 +303,7 @@ int queue_room_enter(struct weft_node *w, struct weft_queue *q)
     if (at == QUEUES_MAX)
         return base_fail(-ENOSPC, "queue '%s': a node has at most %u queues open: close one", q->name, QUEUES_MAX);
     queue_tell_all(q, QUEUE_HELLO);
-    fab_kick(w); /* its upkeep begins */
+    fab_kick(w); /* have the progress thread begin the queue's upkeep */
     return 0;
 }
 

@@ -27,7 +27,8 @@ static inline int load(const struct slot_shard *s, uint32_t word, uint64_t *out)
     return s->remote->load(s->arg, word, out, 1);
 }
 
-/* 1 swapped; 0 not, and *seen is what was there (a spurious failure is possible and harmless); or an error. */
+/* Compare-and-swap. Returns 1 if the word was swapped; 0 if not, with the word's value in *seen (spurious failures are harmless); or an
+ * error. */
 static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen, uint64_t desired)
 {
     if (BASE_LIKELY(s->mem != NULL))
@@ -42,7 +43,8 @@ static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen
     return same;
 }
 
-/* A swap through the fabric has ended with this error. Not these: the home is gone with all its slots, or nothing was started. */
+/* Whether a swap through the fabric that ended with error `rc` may have happened. No if the home is gone with all its slots (-ECONNRESET),
+ * or if nothing was started (-EDEADLK). */
 static bool may_have_happened(int rc)
 {
     return rc < 0 && rc != -ECONNRESET && rc != -EDEADLK;
@@ -64,7 +66,7 @@ static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64
             atomic_store_explicit(&m[SLOT_TASK + i], task[i], memory_order_relaxed);
         return 0;
     }
-    uint64_t all[SLOT_WORDS - 1] = {0}; /* all but the state */
+    uint64_t all[SLOT_WORDS - 1] = {0}; /* all words of the slot except the state */
     all[SLOT_ID - 1] = id;
     all[SLOT_SUBMITTER - 1] = user;
     for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
@@ -103,7 +105,8 @@ void slot_format(struct slot_shard *s)
 int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed)
 {
     uint64_t two[2] = {0};
-    int rc = load(s, SLOT_COMPLETED, completed); /* first: what is submitted after that makes them differ */
+    int rc = load(s, SLOT_COMPLETED,
+                  completed); /* read `completed` first: a task that is submitted after this read makes the two counters differ */
     if (rc)
         return rc;
     if (s->mem) {
@@ -122,7 +125,7 @@ int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t
     return swap(s, (uint32_t)word, &expected, desired);
 }
 
-/* How far the head word is behind `tail`: at most the ring. A word that makes no sense counts as the whole ring. */
+/* How far the head word is behind `tail`: at most the ring. An invalid head word counts as a lag of the whole ring. */
 static inline uint32_t lag_of(const struct slot_shard *s, uint64_t head, uint64_t tail)
 {
     uint32_t lag = (uint32_t)tail - (uint32_t)head;
@@ -136,7 +139,7 @@ static inline int load_ends(const struct slot_shard *s, uint64_t *head, uint64_t
     return rc ? rc : load(s, SLOT_TAIL, tail);
 }
 
-/* Rule 1: the slot of `position` (or of any later position below tail) has been made ready. */
+/* Rule 1 of slot.h, for a slot that was made ready at `position` or at a later position below tail. */
 static int head_lower(const struct slot_shard *s, uint64_t position)
 {
     uint64_t head, tail;
@@ -155,7 +158,7 @@ static int head_lower(const struct slot_shard *s, uint64_t position)
     return rc;
 }
 
-/* The same for a slot by number. One that claimers cannot have seen yet needs nothing. */
+/* Rule 1 for a slot given by its number. A slot that no claimer can have passed needs nothing. */
 static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;
@@ -166,7 +169,7 @@ static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
     return back < tail ? head_lower(s, tail - 1 - back) : 0;
 }
 
-/* A slot for a task: free ones only. 1 with the word that it has now, 0 when it is in use, or an error. */
+/* Take a free slot for a task. Returns 1 with the slot's new word in *writing, 0 if the slot is in use, or an error. */
 BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t *writing)
 {
     uint64_t word;
@@ -186,7 +189,8 @@ BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     return rc;
 }
 
-/* Write a task into a slot that was taken. 0: it is ready, or will be, and *error says so. */
+/* Write a task into a slot that take() took, and make it ready. With 0 the task is ready; if *error is set, the home makes it ready later.
+ */
 BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
                      const uint64_t *task, int *error)
 {
@@ -202,12 +206,12 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
         *error = rc;
         return may_have_happened(rc) ? 0 : rc;
     }
-    return rc ? 0 : -ECONNRESET; /* the home holds this node for dead and took the slot back */
+    return rc ? 0 : -ECONNRESET; /* the home has declared this node dead and took the slot back */
 }
 
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count)
 {
-    /* Once something is placed, a row of slots in use ends the search: the caller has other shards to fill. */
+    /* Once a task is placed, this many used slots in a row end the search: the caller has other shards to fill. */
     const uint32_t patience = 16;
     uint64_t tail;
     int rc = load(s, SLOT_TAIL, &tail), error = 0;
@@ -235,7 +239,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     if (placed == 0)
         return rc < 0 ? rc : 0;
     if (rc == 0)
-        rc = error; /* with an error the shard does not answer: no further step, for which its home has to be waited for again */
+        rc = error; /* after an error the home does not answer: skip further operations, each of which would wait for it again */
     if (s->mem)
         rc = 0;
     while (rc >= 0 && tail < last) {
@@ -243,10 +247,10 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         if (rc)
             break;
     }
-    /* `tail` is what was there before: beyond our first position, claimers may have passed us while we wrote. */
+    /* `tail` is its former value. If it was beyond our first position, claimers may have passed our slots while we wrote them. */
     if (BASE_UNLIKELY(rc >= 0 && tail > first))
         rc = head_lower(s, first);
-    /* When the shard is gone, so are its tasks: the caller will hear of it. */
+    /* If the home is gone, the tasks in its shard are lost, and the caller is told of its death. */
     for (uint64_t p = first; BASE_UNLIKELY(rc < 0) && p < last; p++)
         slot_ask_settle(s, rc, (uint32_t)p & (s->slots - 1), 0, 0, SLOT_READY);
     return (int)placed;
@@ -275,19 +279,19 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         if ((rc = load_fields(s, base, c, nodes)) < 0) {
             if (rc != -EBADMSG)
                 break;
-            rc = 0; /* no submitter of ours: pass it by, as any slot that is not ready */
+            rc = 0; /* the submitter's number is invalid: skip the slot */
             continue;
         }
         uint64_t ready = word;
         c->word = slot_next(word, user, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
-        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): succeeding proves that the copy is whole */
+        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): success proves that the fields were not changed while they were copied */
             slot_ask_settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;
         }
         got += (uint32_t)rc;
     }
-    /* Rule 2: only from a head word of the version we started from; others may have raised it in between. */
+    /* Rule 2 of slot.h: raise head only while its version is the one read at the start. Other claimers may have raised it meanwhile. */
     for (uint64_t seen = head; rc >= 0 && seen >> 32 == head >> 32;) {
         if ((int32_t)((uint32_t)p - (uint32_t)seen) <= 0)
             break;
@@ -309,7 +313,7 @@ static inline uint64_t after_claim(uint64_t word, enum slot_status to)
     return to == SLOT_READY ? slot_next(word, 0, slot_attempt(word) + 1, to) : slot_next_same(word, to);
 }
 
-/* Through the fabric. */
+/* Change a claim in a shard that is reached through the fabric. */
 static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
 {
     for (bool renewed = false;; renewed = true) {
@@ -320,18 +324,19 @@ static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t
             return 0;
         }
         if (rc < 0) {
-            if (to != SLOT_CLAIMED || renewed) /* of two renewals the caller's word would be one too old: the claim is given up */
+            if (to != SLOT_CLAIMED || renewed) /* after two renewals the caller would hold an outdated word, so the claim is given up */
                 slot_ask_settle(s, rc, slot, word, next, SLOT_READY);
             return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
-        /* A renewal whose end the owner did not see has happened: after `word` only that leads to this. */
+        /* The slot holds the successor of `word`: an earlier renewal, whose answer was lost, has happened. Nothing else leads from `word`
+         * to it. */
         if (renewed || seen != slot_next_same(word, SLOT_CLAIMED))
             return -ESTALE;
         word = seen;
     }
 }
 
-/* The claimed `word` for its successor `*now`, which has the same owner unless it is READY. */
+/* Swap the claimed `word` for its successor, stored in `*now`. The owner stays the same unless the slot becomes READY. */
 BASE_INLINE int change_claim(const struct slot_shard *s, uint32_t slot, uint64_t word, enum slot_status to, uint64_t *now)
 {
     if (BASE_UNLIKELY(s->mem == NULL))
@@ -370,7 +375,8 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return 0;
 }
 
-/* Home: have claimers look at a slot again. They look at the last `slots` positions below tail, and have passed none above it. */
+/* Home: make claimers look at a slot again, by raising tail past the slot's next position. Claimers look at the last `slots` positions
+ * below tail, and have passed none above it. */
 static void show(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;
@@ -382,7 +388,8 @@ static void show(const struct slot_shard *s, uint32_t slot)
 
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
 {
-    /* A claim may have been renewed late, after its owner tried to renew it in vain and before it gave up the next swap. */
+    /* A renewal whose answer was lost may have changed the claim before its owner gave up the next swap. So the renewed word counts as
+     * `from`, too. */
     uint64_t word, renewed = slot_status(from) == SLOT_CLAIMED ? slot_next_same(from, SLOT_CLAIMED) : from;
     if (to && load(s, slot_base(s, slot), &word) == 0)
         while (word == from || word == to || word == renewed) {
@@ -409,7 +416,7 @@ bool slot_room(const struct slot_shard *s)
     return s->slots && load(s, SLOT_TAIL, &tail) == 0 && load(s, slot_base(s, tail), &word) == 0 && slot_status(word) == SLOT_FREE;
 }
 
-/* Home: take a slot back from `word`; true when it became ready. */
+/* Home: take a slot back if its word is still `word`. Returns true if the task became ready. */
 static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
     if (change(s, slot, word, slot_next(word, 0, slot_attempt(word) + 1, SLOT_READY)))
@@ -418,7 +425,8 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-/* What slot_gone() and slot_closed() take back: of a node, or of its queues up to that incarnation. */
+/* The common part of slot_gone() and slot_closed(): take back all slots of a node, or those of its queue's incarnations up to
+ * `incarnation`. */
 static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;
@@ -428,7 +436,7 @@ static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, 
             uint64_t word, submitter;
             if (load(s, base, &word) || slot_status(word) == SLOT_FREE || load(s, base + SLOT_SUBMITTER, &submitter))
                 break;
-            bool writing = slot_status(word) == SLOT_WRITING; /* then the fields say nothing yet */
+            bool writing = slot_status(word) == SLOT_WRITING; /* while WRITING, the fields are not valid yet */
             bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY &&
                          (died || (!writing && slot_incarnation(word) == (incarnation & SLOT_INCARNATION_MASK)));
             bool submitted = !writing && slot_user_node(submitter) == node && (died || slot_user_incarnation(submitter) <= incarnation);

@@ -17,11 +17,11 @@
  *      +------------------- submitter: has accepted the completion ----------------+
  *
  * Each arrow is one compare-and-swap of the whole state word, and each raises the version in it. So:
- *   - a word that was seen once never comes back (but for a wrap of 2^32 changes of one slot): who holds a claimed
- *     word and still finds it there owns the task, and a stale owner's swap fails;
+ *   - a word that was seen once never comes back (except after 2^32 changes of one slot): a worker that finds its claimed
+ *     word still in the slot owns the task, and the swap of any former owner fails;
  *   - a reader that loads the word, copies the fields and swaps that same word knows that the copy is whole: fields
  *     are only written in WRITING, which lies at least two versions away.
- * The slot never holds a result: a worker that lost its lease could still write there.
+ * A slot never holds a result: a worker whose lease has ended could overwrite it.
  *
  * POSITIONS. `tail` and `head` count positions; position p is slot p % slots. Submitters fill slots from tail on,
  * skipping those in use, and then raise tail; tail only grows. Claimers look at [head, tail), at most the last
@@ -31,22 +31,22 @@
  *      tail already past its slot) changes head afterwards: lowers it to the slot where it is beyond, and in any
  *      case raises the version in the head word.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
- * The home has another way for a slot that it makes ready: it raises tail past the slot's next position, which no claimer can have
- * passed.
+ * Instead of rule 1, the home may raise tail past the next position of a slot that it made ready. No claimer can have passed that position.
  * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the
  * claimer's swap fails; if it comes after, it sees the raised head and lowers it. A submitter whose raise of tail
  * starts from at or below its first position needs nothing: no claimer went past tail, so head is not beyond.
  *
- * WHAT MAY HAVE HAPPENED. A swap of a shard that is reached through the fabric can end without an answer: the home was stopped past the
- * deadline, or the link broke. It may have happened, and it may still happen later. Who gave up says which word the swap was to change, and
- * into which, and what is to become of the slot; the home, to which all words are near, swaps either of them for a third (slot_settle()).
- * Both words are then past, and neither can come back, so a swap that is late finds nothing that it would change. What becomes of it:
- *   take a free slot     free again; also when the fields could not be written
- *   make it ready        it is ready: the task counts as submitted
- *   claim                ready again
- *   complete, release    ready again: the caller hears that it was refused, so another is to do the task
- *   renew                nothing is to be done: the claim keeps its word, and the next call finds either that or its successor
- *   free                 is always the home's doing, since the submitter cannot wait
+ * SWAPS WITHOUT AN ANSWER. A swap of a shard that is reached through the fabric can end without an answer: the home was stopped past the
+ * deadline, or the link broke. The swap may have happened, and it may still happen later. The node that gave up sends the home the expected
+ * word, the desired word, and the state that the slot should get. The home then swaps whichever of the two words is there for a third one
+ * (slot_settle()). Neither of the two can return, since each change raises the version, so a late swap fails. What the home does with the
+ * slot, by the operation that was given up:
+ *   take a free slot     makes it free again; also if the fields could not be written
+ *   make it ready        makes it ready: the task counts as submitted
+ *   claim                makes it ready again
+ *   complete, release    makes it ready again: the caller is told that it was refused, so another worker must do the task
+ *   renew                nothing: the caller keeps its word, and the next call finds that word or its successor in the slot
+ *   free                 frees it: a submitter that cannot wait leaves this to the home
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H
@@ -59,20 +59,22 @@
 
 /* Words of the header. Those with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
-    SLOT_TAIL = 0,       /* position: submitters */
-    SLOT_HEAD = 16,      /* version(32) . position, its low 32 bits: claimers */
-    SLOT_IDLE = 32,      /* 1: a claimer of the home may be asleep; who takes it to 0 wakes it */
-    SLOT_COMPLETED = 48, /* tasks of the home node, in any shard; written by the home only, as are these: */
-    SLOT_SUBMITTED = 49, /* by the home node, to any shard */
-    SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is nobody's any more */
+    SLOT_TAIL = 0,  /* a position; written by submitters */
+    SLOT_HEAD = 16, /* version(32) . low 32 bits of a position; written by claimers */
+    SLOT_IDLE = 32, /* 1: a claimer of the home may be asleep; a node that swaps this to 0 must wake it */
+    SLOT_COMPLETED =
+        48, /* completed tasks that the home node submitted to any shard; this word and the next two are written by the home only */
+    SLOT_SUBMITTED = 49, /* tasks that the home node submitted to any shard */
+    SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is no longer in use */
     SLOT_HEADER_WORDS = 64
 };
 
-/* Words of a slot. The state and what a claim needs first share a line, the task has the other. */
+/* Words of a slot. The state and the words that a claim reads first share a cache line; the task fills the slot's second line. */
 enum slot_field { SLOT_STATE = 0, SLOT_ID = 1, SLOT_SUBMITTER = 2, SLOT_TASK = 8 };
 
-/* Who submits and claims: a node, and which of the queues that it opened one after the other, from 1 on. What was meant for a queue
- * that has been closed must not touch the one that was opened after it. The slot's word for its submitter: incarnation(32) . node(32). */
+/* The user of a slot, as submitter or worker: a node and the incarnation of its queue (its openings are numbered from 1). The incarnation
+ * keeps operations meant for a closed queue from changing the queue that was opened after it. The slot's word for its submitter:
+ * incarnation(32) . node(32). */
 static inline uint64_t slot_user(uint32_t node, uint32_t incarnation)
 {
     return (uint64_t)incarnation << 32 | node;
@@ -88,8 +90,8 @@ static inline uint32_t slot_user_incarnation(uint64_t user)
     return (uint32_t)(user >> 32);
 }
 
-/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). While WRITING the two before
- * the status are the number of the attempt to take the slot. */
+/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). While WRITING, the attempt
+ * and the incarnation together hold the number of the attempt to take the slot. */
 enum slot_status { SLOT_FREE, SLOT_WRITING, SLOT_READY, SLOT_CLAIMED, SLOT_DONE };
 #define SLOT_INCARNATION_MASK 31u
 
@@ -98,7 +100,7 @@ static inline enum slot_status slot_status(uint64_t word)
     return (enum slot_status)(word & 7);
 }
 
-/* Of the owner's incarnation: what the word has of it. */
+/* The low bits of the owner's incarnation, as far as the word holds them. */
 static inline uint32_t slot_incarnation(uint64_t word)
 {
     return (uint32_t)(word >> 3) & SLOT_INCARNATION_MASK;
@@ -114,7 +116,7 @@ static inline uint32_t slot_owner(uint64_t word)
     return (uint32_t)(word >> 16) & 0xffffu;
 }
 
-/* The word after `word`: the version one higher. The attempt stays at 255 once there. */
+/* The successor of `word`: its version is one higher. The attempt counter stops at 255. */
 static inline uint64_t slot_next(uint64_t word, uint64_t owner, uint32_t attempt, enum slot_status status)
 {
     uint64_t version = (word >> 32) + 1;
@@ -122,7 +124,7 @@ static inline uint64_t slot_next(uint64_t word, uint64_t owner, uint32_t attempt
            (uint64_t)(slot_user_incarnation(owner) & SLOT_INCARNATION_MASK) << 3 | (uint64_t)status;
 }
 
-/* The same owner's. */
+/* The successor of `word` with the same owner and attempt. */
 static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 {
     return slot_next(word, slot_user(slot_owner(word), slot_incarnation(word)), slot_attempt(word), status);
@@ -131,12 +133,12 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 /* How to reach a shard that this process cannot load from and store to. Each returns 0 or a negative errno. */
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
-    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* seen before a later swap */
+    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* visible before any later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
-    /* Another number each time: two attempts of this node to take a slot in the same state must not look alike, or settling the one that it
-     * gave up would undo the other. */
+    /* Returns a new number at each call. It makes two attempts of this node to take the same slot distinguishable; otherwise settling a
+     * given-up attempt could undo a later one. */
     uint32_t (*number)(void *arg);
-    /* Have the home call slot_settle(), sooner or later. */
+    /* Ask the home, by message, to call slot_settle(). */
     void (*settle)(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 };
 
@@ -144,7 +146,7 @@ struct slot_shard {
     _Atomic uint64_t *mem; /* NULL: through `remote` */
     const struct slot_remote *remote;
     void *arg;
-    uint32_t slots; /* a power of two; 0: a header only */
+    uint32_t slots; /* a power of two; 0: the shard has only a header */
 };
 
 struct slot_claim {
@@ -160,63 +162,67 @@ static inline uint64_t slot_shard_bytes(uint32_t slots)
     return ((uint64_t)SLOT_HEADER_WORDS + (uint64_t)slots * SLOT_WORDS) * sizeof(uint64_t);
 }
 
-/* Make an empty shard of fresh memory, before anyone else knows of it. */
+/* Initialize new memory as an empty shard, before any other thread or node knows its address. */
 void slot_format(struct slot_shard *s);
 
-/* What the home has submitted, and had completed before. */
+/* Read the counters of the home node's tasks. `completed` is read before `submitted`. */
 int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed);
-/* 1 swapped, 0 not, or an error. */
+/* Compare-and-swap of a header word. Returns 1 if swapped, 0 if not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 
-/* Submitter `user`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many, the
- * first ones; 0 when there is no room. */
+/* Submitter `user`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many were placed, always the
+ * first ones; 0 if there is no room. */
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count);
 
-/* Worker `user`: claim up to `max`, with `half` at most half of what is there. Slots whose submitter is not below
- * `nodes` are not touched. Returns how many. */
+/* Worker `user`: claim up to `max` tasks; with `half`, at most half of the ready ones. Skips slots whose submitter number is not below
+ * `nodes`. Returns how many were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
-/* Worker: `word` is the word it claimed. -ESTALE when the slot has another one now; else `*now` is the new word. Another error is the
- * fabric's: then it is not known whether it happened (see above). */
+/* Worker: `word` is the claimed word. Returns -ESTALE if the slot has another word now; on success `*now` is the new word. Any other error
+ * comes from the fabric, and the swap may have happened or not (see above). */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
-/* Home: a swap of `from` for `to` may have happened, or happens later: whichever is there becomes FREE or READY, and claimers find what is
- * ready. With `to` 0 only the latter. True: claimers have something to look at. */
+/* Home: settle a swap of `from` for `to` that may have happened or may still happen. If the slot has either word, it becomes FREE or READY
+ * as `then` says, and claimers will find it if READY. With `to` 0 it only makes claimers look at the slot again. Returns true if claimers
+ * should look. */
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 
-/* Submitter: it has accepted the completion that left `word` (DONE) in the slot. -ESTALE when the home took it back. */
+/* Submitter: free the slot after accepting the completion that left `word` (DONE) in it. Returns -ESTALE if the home has taken the slot
+ * back. */
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
-/* Positions that claimers have not looked at yet: an upper bound of what is ready, 0 when nothing is. */
+/* Positions that claimers have not looked at yet: an upper bound of the number of ready tasks; 0 if none is ready. */
 uint32_t slot_backlog(const struct slot_shard *s);
-/* Whether a submitter would find room at once (it may find some where this says no). */
+/* Whether a submitter would find room at once. False may be wrong: there may be room all the same. */
 bool slot_room(const struct slot_shard *s);
 
-/* Home: node `node` is gone. Its tasks are freed, its claims made ready again; returns how many of the latter. */
+/* Home: `node` has died or left. Frees its tasks and makes its claims ready again. Returns how many became ready. */
 uint32_t slot_gone(const struct slot_shard *s, uint32_t node);
-/* Home: it lives, and has closed that queue of its own: the same for what is that one's (or an earlier one's), and nothing of the queue
- * that the node may have opened since. What it is writing is the newer one's: who closes a queue submits no more. */
+/* Home: node and incarnation `user` has closed its queue but is alive. Does the same as slot_gone() for tasks and claims of that
+ * incarnation and earlier ones, and leaves those of a newer incarnation alone. A slot in state WRITING belongs to the newer one, since a
+ * node that has closed a queue submits nothing more to it. */
 uint32_t slot_closed(const struct slot_shard *s, uint64_t user);
 
-/* Who has claimed tasks of this submitter: in[node] is set; about, and slow. */
+/* Set in[node] for each node that has claimed tasks of this submitter. Approximate, and slow: for messages to people. */
 void slot_workers(const struct slot_shard *s, uint32_t submitter, uint32_t nodes, bool in[]);
 
-/* Home: what it has seen of its slots, private to it. */
+/* Home: private record of the claimed slots, for ending leases. */
 struct slot_watch {
     uint64_t *word; /* [slots]: the claimed word last seen; 0: none */
     int64_t *since; /* [slots]: `clock` when it was first seen */
-    uint64_t tail;  /* of the last look */
-    bool empty;     /* and nothing was in use then */
-    int64_t looked; /* when that was; 0: never */
-    int64_t clock;  /* time that counts for leases, ns */
+    uint64_t tail;  /* tail at the last look */
+    bool empty;     /* no slot was in use at the last look */
+    int64_t looked; /* time of the last look; 0: none yet */
+    int64_t clock;  /* ns of time that counts towards leases */
 };
 
-/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was to be. One that
- * comes later than that by more than a lease means that this node was stopped, and so perhaps were the owners (Ctrl-Z stops a whole job):
- * of that time no more counts than was planned, and each look counts for something, so every lease ends. Also lowers head for
- * ready slots behind it, which a maker that died between its two steps leaves. Cheap on a shard nobody uses. */
+/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. If it
+ * comes more than a lease too late, this node was stopped, and so perhaps were the workers (Ctrl-Z stops a whole job). Then only the
+ * planned time counts towards leases, so that workers are not punished for the stop. Each look counts some time, so every lease ends. The
+ * function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and lowering head.
+ * Cheap on an unused shard. */
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

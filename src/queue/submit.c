@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The submitter's side: placing tasks, taking completions, placing again what was in the shard of a node that died.
+ * The submitter's side: placing tasks, accepting completions, and placing tasks again that were in the shard of a node that died.
  */
 #include "queue/queue.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define SUBMIT_RUN      64u /* tasks to one shard at a time */
-#define SUBMIT_OWN      64u /* backlog up to which a node's own shard is preferred: no traffic, and others can steal */
+#define SUBMIT_RUN      64u /* tasks placed in one shard at a time */
+#define SUBMIT_OWN      64u /* up to this backlog a node prefers its own shard: that needs no traffic, and other nodes can steal */
 #define SUBMIT_SLICE_NS WEFT_MS
 #define PENDING_RUN     16u
 
 _Static_assert(QUEUE_DONES_MAX <= QUEUE_SETTLES_MAX, "what one message completes another can free");
 _Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part of a slot");
 
-/* The shard for the next run of tasks; `avoid` counts those found full just now. */
+/* The shard for the next run of tasks; `avoid`: how many shards were just found full. */
 static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
 {
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
@@ -35,12 +35,12 @@ static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
     return NULL;
 }
 
-/* Place up to SUBMIT_RUN tasks in one shard; how many, 0 when it is full or going. */
+/* Place up to SUBMIT_RUN tasks in one shard; returns how many; 0 if the shard is full or its home is going away. */
 static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
 {
     struct table *t = &q->table;
-    /* The table first: a completion may come before slot_submit() has returned, and when the home dies in between,
-     * queue_home_gone() finds the tasks there. */
+    /* Enter the tasks in the table first: a completion may arrive before slot_submit() returns, and if the home dies meanwhile,
+     * queue_home_gone() must find the tasks in the table. */
     base_spin_lock(&t->lock);
     bool gone = atomic_load_explicit(&v->gone, memory_order_relaxed);
     uint32_t noted = gone ? 0 : table_add(t, v->node, tasks, count, ids);
@@ -53,7 +53,7 @@ static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_t
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
     if (BASE_UNLIKELY(kept < noted)) {
         base_spin_lock(&t->lock);
-        /* Last first, so that what stays is the first ones. Either all are still here or none is. */
+        /* Remove the last ones first, so that the first ones stay. Either all are still in the table, or none is. */
         for (uint32_t i = noted; i-- > kept;)
             if (!table_remove(t, ids[i], v->node)) {
                 kept = i + 1;
@@ -72,7 +72,7 @@ struct room_wait {
     uint64_t completed;
 };
 
-/* Cheap signs that a task may find room now. */
+/* Whether a task may find room now, by cheap checks only. */
 static bool room_ready(void *arg)
 {
     struct room_wait *r = arg;
@@ -85,7 +85,7 @@ static bool room_ready(void *arg)
     return atomic_load_explicit(&r->q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed) != r->completed;
 }
 
-/* Place what can be placed without waiting, in a call that ends at `deadline`. */
+/* Place as many tasks as find room without waiting. `deadline`: when the caller's call ends. */
 BASE_INLINE int place_some(struct weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t deadline)
 {
     uint64_t own_ids[SUBMIT_RUN];
@@ -115,9 +115,11 @@ static BASE_COLD int submit_later(struct weft_queue *q, const weft_task *tasks, 
     for (;;) {
         int64_t now = base_now_ns();
         if (now >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': no room in any shard before the deadline", q->name);
+            return base_fail(-ETIMEDOUT,
+                             "queue '%s': no shard had room before the deadline: claim tasks faster, or open the queue with more slots",
+                             q->name);
         struct room_wait r = {q, atomic_load_explicit(&q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed)};
-        int64_t slice = now + SUBMIT_SLICE_NS; /* room that others make rings no bell here */
+        int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes that free slots do not wake this one, so it looks again after a while */
         int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
@@ -147,7 +149,7 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* Free slots at homes that are reached by waiting, which a handler cannot: by message. */
+/* Ask homes by message to free slots that are reached through the fabric: a handler must not wait for an operation. */
 static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];
@@ -190,7 +192,7 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
         const struct queue_done_message *m = &dones[i];
         struct queue_view *v = queue_slot_find(q, m->slot, &slot);
         if (!v || slot_status(m->word) != SLOT_DONE)
-            continue; /* the home is gone, and the slot with it */
+            continue; /* the home is gone, and so is the slot */
         if (BASE_LIKELY(v->shard.mem != NULL))
             slot_free(&v->shard, slot, m->word);
         else
@@ -199,7 +201,7 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
     if (BASE_UNLIKELY(elsewhere))
         free_elsewhere(q, dones, count);
     if (accepted)
-        fab_wake_here(q->w); /* who reaps, drains, or waits for room */
+        fab_wake_here(q->w); /* wake threads that reap, drain, or wait for room */
 }
 
 static bool reap_ready(void *arg)
@@ -208,7 +210,7 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
-/* Who has claimed the work that this node waits for; of a shard on another host, only whose it is. */
+/* Print which nodes have claimed the work that this node waits for. Of a shard on another host, print only its home. */
 static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 {
     bool homes[WEFT_MAX_NODES], in[WEFT_MAX_NODES] = {false};
@@ -233,7 +235,7 @@ static void say_reap(struct weft_queue *q, const struct fab_patience *p)
     queue_say(q, p, "reap", whom);
 }
 
-/* How many were there; 0: some are outstanding. */
+/* Reap completions that are there now. Returns how many; 0 if there are none but tasks are outstanding. */
 BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
 {
     struct table *t = &q->table;
@@ -251,7 +253,7 @@ static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t m
     fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
     for (;;) {
         queue_place_pending(q);
-        int64_t slice = base_now_ns() + 10 * WEFT_MS; /* another thread may have reaped the last one */
+        int64_t slice = base_now_ns() + 10 * WEFT_MS; /* look again now and then: another thread may have reaped the last completion */
         int64_t next = fab_patience_next(&p);
         int rc = fab_wait(q->w, reap_ready, q, slice < next ? slice : next);
         if (rc && rc != -ETIMEDOUT)
@@ -305,7 +307,7 @@ void queue_home_gone(struct weft_queue *q, struct queue_view *v)
     if (n) {
         queue_place_pending(q);
         if (atomic_load_explicit(&q->pending, memory_order_relaxed))
-            fab_kick(q->w); /* the tick tries again */
+            fab_kick(q->w); /* have the progress thread place it again */
     }
 }
 

@@ -18,7 +18,7 @@ void table_clear(struct table *t)
     for (uint32_t i = 0; i < t->chunk_count; i++)
         free(t->chunks[i]);
     free(t->chunks);
-    t->chunks = NULL; /* from now on nothing is found in it, and nothing can be added */
+    t->chunks = NULL; /* without chunks the table finds and accepts no entry */
     t->chunk_count = 0;
     t->free = TABLE_NONE;
     t->pending = t->complete = (struct table_list){TABLE_NONE, TABLE_NONE, 0};
@@ -34,7 +34,7 @@ static inline uint64_t id_of(uint32_t index, uint32_t generation)
     return (uint64_t)generation << 32 | index;
 }
 
-/* The entry of an id that may come from anywhere; NULL when it is not a live one. */
+/* The entry of an id; NULL if there is none. The id may be any number, since it may come from another node. */
 static inline struct table_entry *find(struct table *t, uint64_t id)
 {
     uint32_t index = (uint32_t)id;

@@ -15,19 +15,19 @@
 #include "weft/queue.h"
 
 #define TABLE_CHUNK  1024u
-#define TABLE_CHUNKS 16384u /* 16 Mi tasks outstanding a queue and node */
+#define TABLE_CHUNKS 16384u /* allows 16 Mi outstanding tasks for each queue and node */
 #define TABLE_NONE   UINT32_MAX
 
 enum table_state { TABLE_FREE, TABLE_OUT, TABLE_PENDING, TABLE_COMPLETE };
 
 struct table_entry {
     weft_task task;
-    uint32_t generation; /* of the current id, never 0 */
+    uint32_t generation; /* generation of the current id; never 0 */
     uint32_t next, prev; /* in the free, pending or complete list; prev only in pending */
-    uint16_t home;       /* OUT: whose shard has it */
+    uint16_t home;       /* in state OUT: the node whose shard has the task */
     uint8_t state;
-    uint8_t tries;  /* how often it was placed again */
-    int32_t status; /* of the completion, as are these */
+    uint8_t tries;  /* how many times the task was placed again */
+    int32_t status; /* this and the next fields are from the completion */
     uint32_t worker;
     weft_gaddr result;
     uint64_t result_len;
@@ -41,7 +41,7 @@ struct table {
     base_spin lock;
     struct table_entry **chunks; /* [TABLE_CHUNKS]; a chunk never moves */
     uint32_t chunk_count;
-    uint32_t free; /* a stack */
+    uint32_t free; /* head of the list of free entries, used as a stack */
     struct table_list pending, complete;
     uint64_t submitted, completed, resubmitted, duplicates;
 };
@@ -49,23 +49,24 @@ struct table {
 int table_init(struct table *t);
 void table_clear(struct table *t);
 
-/* Entries for `count` tasks at `home`; ids[i] receives their ids. Returns how many: fewer only without memory. */
+/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: fewer than `count` only if memory is
+ * short. */
 uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
-/* Undo that for a task that found no room. False when it is not where table_add() (with `tries` 0) or
- * table_take_pending() put it: its home has died meanwhile and it counts as submitted. */
+/* Undo table_add() for a task that found no room. False if the entry is no longer OUT at `home`: the home has died meanwhile, and the task
+ * counts as submitted. */
 bool table_remove(struct table *t, uint64_t id, uint32_t home);
 
-/* True: complete now. False: a duplicate, or an id that never was. */
+/* Accept a completion. True: the task is now complete. False: the completion is a duplicate, or no task has this id. */
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
 
-/* Whose shards have tasks that are not complete: in[home], and of all of them how many tasks. */
+/* Set in[home] for each node whose shard has incomplete tasks. Returns the number of these tasks. */
 uint64_t table_homes(struct table *t, bool in[WEFT_MAX_NODES]);
 /* A home has died: its entries become pending; returns how many. */
 uint32_t table_home_gone(struct table *t, uint32_t home);
 /* Take the first pending task, for `home`. */
 bool table_take_pending(struct table *t, uint32_t home, uint64_t *id, weft_task *task, uint32_t *tries);
-/* It found no room there: pending again, unless it is complete or elsewhere by now. */
+/* Undo table_take_pending() for a task that found no room at `home`. Does nothing if the task is complete or elsewhere by now. */
 void table_put_back(struct table *t, uint64_t id, uint32_t home, uint32_t tries);
 
 #endif

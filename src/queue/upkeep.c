@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * A queue between its opening and its end: the upkeep of its shard and of what could not be sent or placed, and what is freed at last.
+ * The periodic work of an open queue (leases, pending tasks, unsent messages), and freeing its memory at the end.
  */
 #include "queue/queue.h"
 
 #include <stdlib.h>
 
-#define SCAN_NS    (50 * WEFT_MS) /* between looks at the leases of a shard, at most */
-#define PENDING_NS (2 * WEFT_MS)  /* between attempts to place what found no room */
+#define SCAN_NS    (50 * WEFT_MS) /* at most, between two checks of a shard's leases */
+#define PENDING_NS (2 * WEFT_MS)  /* between two attempts to place pending tasks */
 
 void queue_free_watch(struct slot_watch *watch)
 {
@@ -38,8 +38,8 @@ void queue_destroy(struct weft_queue *q)
     free(q);
 }
 
-/* A node that was stopped, and went on when it had been given up here, may have submitted before it noticed. A worker cannot complete such
- * a task, since its submitter is gone, so that it would be ready again with the end of each lease for ever. */
+/* Free tasks whose submitter is gone. A stopped node that was declared dead here may continue and submit tasks before it notices. No worker
+ * can complete such a task, since its submitter is gone; without this function it would become ready again after every lease, for ever. */
 static void free_orphans(struct weft_queue *q)
 {
     for (uint32_t i = 0; i < q->w->size; i++)
@@ -60,8 +60,8 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);
         }
-        /* A long ring takes long to look at: spend at most a hundredth of a processor on it. When others had the processor meanwhile,
-         * that is no cost: leases would end late, the later the busier the machine is. */
+        /* A long ring takes long to look at: spend at most a hundredth of a processor on it. The cost is processor time, not elapsed time:
+         * on a busy machine elapsed time would delay the end of leases. */
         int64_t cost = base_cpu_ns() - began;
         q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
     }

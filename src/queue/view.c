@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * How this node reaches the shards. Its own and those of its host by loads and stores; others through one-sided
- * operations of the fabric, a wait each.
+ * How this node reaches the shards. It uses loads and stores for its own shard and those of its host, and one-sided operations of the
+ * fabric, each of which waits, for all others.
  */
 #include "queue/queue.h"
 
@@ -13,7 +13,7 @@ int64_t queue_limit(int64_t deadline)
     return fab_limit(end < now + QUEUE_ANSWER_NS ? end : now + QUEUE_ANSWER_NS);
 }
 
-/* How an operation there has ended. */
+/* Record how an operation on the view's shard ended. */
 static int view_answered(struct queue_view *v, int rc)
 {
     if (BASE_UNLIKELY(rc == -ETIMEDOUT))
@@ -33,7 +33,7 @@ static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t c
 {
     struct queue_view *v = arg;
     int rc = view_answered(v, weft_put_blocking(v->q->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8));
-    return rc ? rc : weft_fence(v->q->w, v->node); /* the swap that publishes comes after */
+    return rc ? rc : weft_fence(v->q->w, v->node); /* the swap that publishes the fields must come after them */
 }
 
 static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
@@ -52,7 +52,7 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 {
     struct queue_view *v = arg;
     struct queue_settle_message m = {from, to, slot, (uint32_t)then};
-    weft_fence(v->q->w, v->node); /* fields that were put there, and perhaps late, are not written after this */
+    weft_fence(v->q->w, v->node); /* earlier puts of fields, which may be late, must not be written after the home settles the slot */
     queue_post(v->q, v->node, QUEUE_SETTLE, v->incarnation, &m, 1, sizeof m);
 }
 
@@ -94,14 +94,14 @@ struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, 
 static BASE_COLD int take_idle_elsewhere(struct queue_view *v)
 {
     if (fab_in_handler() || queue_view_silent(v))
-        return 0; /* it looks by itself soon */
+        return 0; /* the claimer there looks again by itself soon */
     int64_t before = queue_limit(0);
     int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
     fab_limit(before);
     return swapped;
 }
 
-/* Take the idle word of a node from 1 to 0 and wake it; false when nobody there sleeps. */
+/* Take the idle word of a node from 1 to 0 and wake it; false if no claimer there sleeps. */
 static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
 {
     if (BASE_LIKELY(v->shard.mem != NULL)) {
@@ -122,7 +122,8 @@ void queue_wake(struct weft_queue *q, struct queue_view *v)
 {
     if (wake_if_idle(q, v))
         return;
-    /* Its own node is busy: have another steal. A few looks only; those not found look by themselves. */
+    /* The shard's own node is not asleep: wake another node, which will steal the task. Look at a few nodes only; the others look again by
+     * themselves. */
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
     uint32_t start = atomic_load_explicit(&q->next, memory_order_relaxed);
     for (uint32_t i = 0; i < n && i < 8; i++) {
@@ -135,7 +136,7 @@ void queue_wake(struct weft_queue *q, struct queue_view *v)
 void queue_publish_counts(struct weft_queue *q)
 {
     _Atomic uint64_t *mem = q->own->shard.mem;
-    /* release: who sees a task complete (drain, in queue.c) sees what its worker had submitted before */
+    /* release: a drain (drain.c) that sees a task complete also sees the tasks that its worker submitted before */
     atomic_store_explicit(&mem[SLOT_SUBMITTED], q->table.submitted, memory_order_release);
     atomic_store_explicit(&mem[SLOT_COMPLETED], q->table.completed, memory_order_release);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Around waits in a queue: it cannot be closed meanwhile, and for whom they wait.
+ * Begins and ends waits in a queue, which cannot be closed meanwhile, and prints which nodes a wait is for.
  */
 #include "queue/queue.h"
 
@@ -8,7 +8,7 @@
 
 int queue_refuse_closed(const struct weft_queue *q)
 {
-    return base_fail(-EBADF, "queue '%s': it is closed: open it again, and use the new handle", q->name);
+    return base_fail(-EBADF, "queue '%s' is closed: open it again, and use the new handle", q->name);
 }
 
 int queue_begin_wait(struct weft_queue *q)
@@ -27,7 +27,8 @@ void queue_end_wait(struct weft_queue *q)
     base_spin_unlock(&q->waiting_lock);
 }
 
-/* A node that claims tasks itself needs no other for its work to be done. */
+/* Check whether a wait is still possible. The loss of other nodes does not end it if this node claims tasks itself: then it can do the work
+ * alone. */
 int queue_check(struct weft_queue *q, struct fab_patience *p)
 {
     int rc = fab_patience_check(p);
