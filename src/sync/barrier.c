@@ -7,33 +7,34 @@
  * is a word with the set of nodes the barrier is of, and how many barriers that set has had. A node is at one distance
  * from another, so one word is enough for all rounds, and a fast node that is one barrier ahead only raises it.
  *
- * When a node goes, the set changes, and the next barriers use the next word of the line: the last signal for the old
- * set stays readable for those who are still in that barrier, which a node that left had passed. Nobody waits for a
- * signal that will not come: who cannot finish tells all others which barrier it gave up, and who begins with a new
- * set tells them that, in words of the line that are for this. All that did not finish start again with the smaller
- * set. So do two that saw others leave in different orders, and began with sets of the same size that differ: neither was ever in
- * the other's set. tests/model/barrier.pml checks this exhaustively. A line has not a word for every size of a set: before a word is used
- * again, for a set so much smaller, its reader must have begun with a newer set than the one it was used for.
+ * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
+ * readable, since other nodes may still be in that barrier. No node waits for a signal that will not come: a node that cannot finish a
+ * barrier tells all others which one it gave up, and a node that begins with a new set tells them so. Two words of the line are reserved
+ * for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in different
+ * orders and began with different sets of the same size: neither was ever in the other's set. tests/model/barrier.pml checks this
+ * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
+ * the reader has begun with a newer set than the one the word was used for.
  *
- * Who times out has not left the barrier: the next call goes on where this one stopped, with the same set and generation. So nobody
- * is ever a generation ahead of one that was late. What it has signalled stands, and others may pass the barrier meanwhile.
+ * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation. So
+ * no node is ever a whole barrier ahead of a late one. Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
  *
- * The line of a node in its own pool, which nobody signals by, says which barrier it has come to, for those who want to say for whom
- * they wait.
+ * A node sends no signals to itself. The line that it has in its own pool therefore records which barrier it has arrived at; waiting nodes
+ * read it to print whom they wait for.
  */
 #include <stdio.h>
 
 #include "sync/state.h"
 
-/* A word: nodes in the set (12) . hash of the set (20) . generation (32). Sets only shrink: fewer is newer. */
-#define SIGNAL_WORDS  6u /* of a line; a set uses the one of its size */
-#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last: it enters no later one of that set */
-#define NEWEST_WORD   7u /* the newest set that the writer has begun with; generation 0 */
-#define COME_WORD     0u /* of a node's own line: the barrier that it has come to last */
+/* A signal word: size of the set (12 bits) . hash of the set (20) . generation (32). Sets only shrink, so the smaller set is the newer. */
+#define SIGNAL_WORDS  6u /* signal words in a line; the size of a set selects one */
+#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; it enters no later barrier of that set */
+#define NEWEST_WORD   7u /* the newest set that the writer has begun with; its generation is 0 */
+#define COME_WORD     0u /* in a node's own line: the barrier at which it arrived last */
 
-#define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, by the processor's pause */
+#define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
-/* When a wait says for whom it waits, it asks the others whether they have come: for so long each, and all together. */
+/* Before a wait prints whom it waits for, it reads from the other nodes whether they have arrived: at most ASK_NS for each, and ASK_ALL_NS
+ * for all. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
 
@@ -47,13 +48,13 @@ static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, 
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
-/* All others with which set this node has begun. Not all may take it now: one that is stopped has no room when much waits for it. */
+/* Tell all other nodes with which set this node has begun. A node may have no room for it now: a stopped one does not empty its queues. */
 static int tell_newest(struct weft_node *w, struct sync *s)
 {
     int first = 0;
     for (uint32_t i = 0; i < s->member_count; i++) {
         int rc = s->members[i] == w->rank ? 0 : write_word(w, s->members[i], NEWEST_WORD, s->set << 32);
-        if (rc != -ECONNRESET && !first) /* one that is gone need not know */
+        if (rc != -ECONNRESET && !first) /* a node that has died or left need not know */
             first = rc;
     }
     s->untold = first != 0;
@@ -81,13 +82,13 @@ static void take_stock(struct weft_node *w, struct sync *s)
         s->set = set;
         s->generation = 0;
         if (n != w->size)
-            (void)tell_newest(w, s); /* who could not be told is when the next barrier begins */
+            (void)tell_newest(w, s); /* nodes that cannot be told now are told when the next barrier begins */
     }
 }
 
 struct signal_wait {
     struct weft_node *w;
-    const _Atomic uint64_t *line; /* what `from` writes here */
+    const _Atomic uint64_t *line; /* the line that `from` writes in this node's pool */
     uint64_t epoch;
     uint64_t set;
     uint32_t generation, from, dead;
@@ -96,18 +97,20 @@ struct signal_wait {
 
 static bool has_signalled(const struct signal_wait *b)
 {
-    /* acquire: pairs with the sender's swap; what it did before the barrier is seen after it */
+    /* acquire: pairs with the sender's swap; what the sender did before the barrier is visible after it */
     uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
-    return v >> 32 == b->set && (int32_t)((uint32_t)v - b->generation) >= 0; /* it may be one ahead, and may wrap */
+    return v >> 32 == b->set &&
+           (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead, and the number may wrap */
 }
 
-/* Will it signal no more in this barrier? To be followed by one more look: it may have before. */
+/* Will the sender send no more signal in this barrier? If so, the caller must look at the signal once more: it may have been sent just
+ * before. */
 static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
-    /* One that has begun with another set of as many nodes saw others leave than this node did, and was never in this set: sets only
-     * shrink. Both have to see all that have left, and begin anew. */
+    /* A sender that has begun with a different set of the same size saw other nodes leave than this node did. As sets only shrink, it was
+     * never in this set. Both must learn of all nodes that left, and begin again. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
            (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }
@@ -118,7 +121,7 @@ static bool signalled(void *arg)
     if (BASE_LIKELY(has_signalled(b)))
         return true;
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* A death fails the barrier. One that left had passed it, unless it is the one we wait for. */
+        /* A death makes the barrier fail. A node that left had passed the barrier before, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
         if (fab_count_dead(b->w) != b->dead) {
             b->failed = true;
@@ -131,8 +134,8 @@ static bool signalled(void *arg)
     return true;
 }
 
-/* A process of the same host stores its signal itself: no progress has to be made for that. So a few looks find a signal that is on its
- * way at a lower price than a wait has, which counts itself in and out and looks at all that may come meanwhile. */
+/* A process of the same host stores its signal directly, which needs no progress here. So a few loads find an imminent signal at a lower
+ * cost than fab_wait(), which registers as a waiter and polls everything. */
 static bool signalled_soon(struct signal_wait *b)
 {
     const struct weft_node *w = b->w;
@@ -153,12 +156,12 @@ static const _Atomic uint64_t *line_of(const struct weft_node *w, uint32_t node)
 
 struct reader_wait {
     struct weft_node *w;
-    uint32_t node, size; /* of the set to signal it for */
+    uint32_t node, size; /* size of the set that the signal is for */
     uint32_t dead;
     bool failed;
 };
 
-/* Does the node read the word of this set no more for an older one? Or has the barrier failed meanwhile? */
+/* Has the node finished reading this set's word for an older set? Also true if the barrier has failed meanwhile. */
 static bool has_moved_on(void *arg)
 {
     struct reader_wait *r = arg;
@@ -180,14 +183,15 @@ static void barrier_give_up(struct weft_node *w, struct sync *s)
 
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
-    return base_fail(-ETIMEDOUT, "%s: node %u (pid %d) has not arrived, or waits for one that has not; the next call goes on with this one",
-                     what, node, w->links[node].pid);
+    return base_fail(-ETIMEDOUT,
+                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not; call again to continue this barrier", what,
+                     node, w->links[node].pid);
 }
 
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
 {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
-    /* release: pairs with the acquire in fab_system_get(); nothing depends on it but what is said to people */
+    /* release: pairs with the acquire in fab_system_get(); only messages to people depend on it */
     atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
 }
 
@@ -197,7 +201,7 @@ static bool has_come(const struct sync *s, uint64_t word)
     return set == s->set ? (int32_t)((uint32_t)word - s->generation) >= 0 : set != 0 && set >> 20 < s->set >> 20;
 }
 
-/* Who has not come, as far as that can be known now. False: meanwhile what this node waits for is there. */
+/* Find out which nodes have not arrived, as far as that can be known now. False: what this node waits for has happened meanwhile. */
 static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
     int64_t end = base_deadline(ASK_ALL_NS);
@@ -226,7 +230,7 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
             continue;
         char names[128], whom[192];
         uint32_t n = fab_name_nodes(w, late, names, sizeof names);
-        if (n == 0) /* it has come, and is held up between two steps */
+        if (n == 0) /* the node has arrived, but its next signal is delayed */
             snprintf(whom, sizeof whom, "node %u, which is alive", from);
         else
             snprintf(whom, sizeof whom, "%s, which %s alive", names, n == 1 ? "is" : "are");
@@ -234,7 +238,7 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
     }
 }
 
-/* Signal the node of this round, when it has a word free for that. */
+/* Send this round's signal, once the receiver has a free word for it. */
 static int signal_next(struct weft_node *w, struct sync *s, struct fab_patience *p, const char *what, bool *failed)
 {
     uint32_t n = s->member_count, to = s->members[(s->place + s->distance) % n];
@@ -248,7 +252,7 @@ static int signal_next(struct weft_node *w, struct sync *s, struct fab_patience 
     if (r.failed)
         return 0;
     int rc;
-    do /* a node that is stopped takes nothing for longer than an operation waits */
+    do /* repeat: a node may be stopped for longer than one operation waits */
         rc = write_word(w, to, signal_word(s->set), s->set << 32 | s->generation);
     while (rc == -ETIMEDOUT && p->lasting);
     if (rc && rc != -ECONNRESET)
@@ -297,9 +301,9 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* The barrier has failed. Others may have given it up before this node noticed who went: it returns only when it has,
- * so that its caller, too, sees who is left, and so that the next barrier is of the smaller set. One that another node takes for
- * dead and this one does not is not waited for longer than an operation takes. */
+/* The barrier has failed. Other nodes may have given it up before this node noticed which node is gone. Return only once this node has
+ * noticed, so that its caller sees who is left and the next barrier has the smaller set. If only another node considers a node dead, wait
+ * no longer than the default deadline. */
 static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
@@ -312,7 +316,7 @@ static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_pa
     return base_fail(-ECONNRESET, "barrier: a node is gone; the next barrier is one of those that are left");
 }
 
-/* Begin the next barrier. */
+/* Begin a new barrier with the nodes that are alive. */
 static int barrier_enter(struct weft_node *w, struct sync *s)
 {
     uint64_t epoch = weft_epoch(w);
@@ -320,7 +324,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
         uint32_t dead = s->dead;
         s->epoch = epoch;
         take_stock(w, s);
-        /* Every survivor is told of a death before it enters a barrier of those that are left. */
+        /* Each death makes one barrier of every survivor fail, before it enters a barrier with the smaller set. */
         if (s->dead != dead)
             return base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
     }
@@ -331,7 +335,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
     return 0;
 }
 
-/* As far as it goes now. */
+/* Run the rest of a barrier that was entered, up to its end or the deadline. */
 static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
 {
     bool failed = false;
@@ -356,11 +360,11 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: one at a time");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: only one thread at a time may be");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
-    /* One that was entered before is of the nodes that were there then, whoever has gone since: it may be that all had come. */
+    /* A barrier that was entered by an earlier call keeps its set, whichever nodes have gone since: all may have arrived before. */
     int rc = s->entered ? 0 : barrier_enter(w, s);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);
@@ -369,7 +373,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (rc == 0) {
         say_come(w, s, s->generation);
         rc = barrier_go_on(w, s, &p, visit);
-        /* Others wait for its signals until it enters again. */
+        /* A barrier is unfinished here, and other nodes wait for signals that this node sends only in its next call. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }

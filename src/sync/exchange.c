@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the
- * others, with a tag that says which barrier they belong to, into one of two places in turn: who is an exchange ahead
- * does not overwrite what others have yet to read, and to be two ahead it would have to pass a barrier that they have
- * not come to. Only one that has begun with a smaller set may be that far; its tag shows it.
+ * others, with a tag that says which barrier they belong to, into one of two places in turn. So a node that is one exchange ahead does not
+ * overwrite words that others have yet to read. It cannot be two ahead, since it would have to pass a barrier at which the others have not
+ * arrived. The exception is a node that has begun with a smaller set; its tag shows that.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct exchange {
     const uint64_t *mine;
     uint32_t words;
     uint64_t *all;
-    bool *gave; /* NULL: nobody asks */
+    bool *gave; /* NULL: the caller does not ask */
 };
 
 static uint64_t tag_now(const struct sync *s)
@@ -35,13 +35,14 @@ static uint64_t exchange_place(const struct weft_node *w, const struct sync *s, 
 static int put_word(struct weft_node *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
 {
     int rc;
-    do /* a node that is stopped takes nothing for longer than an operation waits */
+    do /* repeat: a node may be stopped for longer than one operation waits */
         rc = fab_system_set(w, node, offset, value, false);
     while (rc == -ETIMEDOUT && p->lasting);
     return rc ? rc : weft_fence(w, node);
 }
 
-/* The barrier that follows may reach a node by way of others, and be there before what was put to it directly. */
+/* Wait until the words have arrived at the node. Without that, the barrier's signals could reach it through other nodes before the words
+ * do. */
 static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 {
     int rc, over;
@@ -58,7 +59,7 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
     return rc == -ECONNRESET ? 0 : rc;
 }
 
-/* The tag is taken away while the words change. */
+/* Put this node's words into the pools of all others. The tag is cleared while the words change. */
 static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
@@ -77,7 +78,7 @@ static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
     for (uint32_t i = 0; i < s->member_count; i++) {
         int rc = flush(w, p, s->members[i]);
         if (rc) {
-            s->put = rc == -ETIMEDOUT; /* else something may not have happened */
+            s->put = rc == -ETIMEDOUT; /* after any other error it is unknown which of the words were written: write all again */
             return rc;
         }
     }
@@ -90,18 +91,18 @@ struct word_wait {
     uint32_t from;
 };
 
-/* Is the word there, or will it not come? */
+/* Have the words arrived, or is it certain that they will not? */
 static bool decided(void *arg)
 {
     const struct word_wait *g = arg;
     const struct sync *s = g->w->sync;
     uint64_t tag = __atomic_load_n(&g->given->tag, __ATOMIC_ACQUIRE);
-    bool newer = tag != 0 && tag >> 32 != s->set && tag >> 52 < s->set >> 20; /* of a smaller set */
+    bool newer = tag != 0 && tag >> 32 != s->set && tag >> 52 < s->set >> 20; /* the tag is of a smaller set */
     return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || fab_count_dead(g->w) != s->dead;
 }
 
-/* That all have come to the barrier says that all words are on their way: each came here by its own link, and what the barrier
- * knows by others. So each is waited for. */
+/* Read the words of all nodes, after the barrier. The barrier shows only that all words are under way: they come over the link of their own
+ * node, the barrier's signals over other links. So wait for each node's words. */
 static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
@@ -114,14 +115,14 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
                                  s->members[i]};
         int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "exchange: node %u arrived, but its value did not; the next call goes on with this one", wait.from);
+            return base_fail(rc, "exchange: node %u arrived, but its value did not; call again to continue this exchange", wait.from);
         if (rc)
             return rc;
     }
     for (uint32_t i = 0; i < s->member_count; i++) {
         uint32_t from = s->members[i];
         const struct given *g = (const struct given *)(const void *)(w->pool_base + exchange_place(w, s, from));
-        /* The second look at the tag comes after the words: they were whole. */
+        /* The tag is read before and after the words: if it is the same, the words belong together. */
         uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
         for (uint32_t k = 0; k < x->words; k++)
             x->all[(size_t)from * x->words + k] = __atomic_load_n(&g->words[k], __ATOMIC_ACQUIRE);

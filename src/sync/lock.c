@@ -2,10 +2,11 @@
  *
  * The lock (lock.h) at the node that takes it and gives it back.
  *
- * A claim is one attempt to take a lock and, when that succeeds, the holding of it. A thread is at it while it is WANTED; HELD it is the
- * node's, until some thread gives it back. What cannot be ended within a call is `left` to the progress thread: a swap that is still
- * under way, or of which nobody knows whether it happened. It is undone by one more swap, from this claim to 0, or to LOCK_ORPHAN: atomics
- * to a node happen in order, so that one finds whatever the first has done, and it changes no other claim.
+ * A claim is one attempt to take a lock and, if the attempt succeeds, the time for which the lock is held. While a claim is WANTED it
+ * belongs to the thread that tries; when it is HELD it belongs to the node, and any thread may release it. A call that times out hands its
+ * claim to the progress thread (the list `left`) if its swap is still under way, or may have happened or not. The progress thread undoes it
+ * by a second swap, from this claim's value to 0 or LOCK_ORPHAN. Atomics to one node happen in order, so the second swap sees the effect of
+ * the first. It changes no other claim, since its expected value names this one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,18 +19,18 @@
 enum claim_state { WANTED, HELD };
 
 struct lock_claim {
-    struct lock_claim *next; /* of its bucket, of those that are left, of those that are spare */
+    struct lock_claim *next; /* next in the list that has it: a bucket, `left` or `spare` */
     struct weft_node *w;
     uint64_t word, ticket;
     _Atomic enum claim_state state;
-    /* While a thread waits for the home: */
+    /* Used while a thread waits for the home's answer: */
     bool waits;
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A swap that is under way, to this claim or (`back`) from it: */
+    /* A swap that is under way: it takes the lock, or gives it back (`back`): */
     struct fab_now *swap;
-    bool back; /* `inherited` then: it was from one that died, and has not been used */
+    bool back; /* while `back`, `inherited` means: the claim came from a dead holder and was never used */
 };
 
 static uint64_t value_of(const struct lock_claim *c)
@@ -37,7 +38,7 @@ static uint64_t value_of(const struct lock_claim *c)
     return lock_value(c->w->rank, c->ticket);
 }
 
-/* --- claims; with lock_lock --- */
+/* --- claims; the caller holds lock_lock --- */
 
 static struct lock_claim **bucket(struct sync *s, uint64_t word)
 {
@@ -59,7 +60,7 @@ static void spare(struct sync *s, struct lock_claim *c)
     s->spare = c;
 }
 
-/* An attempt of this node's that was left, and is under way: the next call goes on with it. */
+/* Find an earlier attempt of this node for the same lock that timed out and is still under way: the next call continues it. */
 static struct lock_claim *take_left(struct sync *s, uint64_t word)
 {
     for (struct lock_claim **at = &s->left; *at; at = &(*at)->next) {
@@ -72,7 +73,8 @@ static struct lock_claim *take_left(struct sync *s, uint64_t word)
     return NULL;
 }
 
-/* The one that this node holds, taken out of its bucket. Another of the same word was forgotten: its memory has been freed, and zeroed. */
+/* Take the claim that this node holds on `word` out of its bucket. Older claims on the same word are stale: the lock's memory was freed and
+ * zeroed while they were held. */
 static struct lock_claim *take_held(struct sync *s, uint64_t word)
 {
     struct lock_claim *held = NULL;
@@ -92,7 +94,7 @@ static struct lock_claim *take_held(struct sync *s, uint64_t word)
     return held;
 }
 
-/* --- claims; without it --- */
+/* --- claims; the caller does not hold lock_lock --- */
 
 static int lock_begin(struct weft_node *w, struct sync *s, uint64_t word, struct lock_claim **out)
 {
@@ -136,7 +138,7 @@ static void lock_leave(struct sync *s, struct lock_claim *c)
     c->next = s->left;
     s->left = c;
     base_spin_unlock(&s->lock_lock);
-    fab_kick(c->w); /* its tick */
+    fab_kick(c->w); /* have the progress thread run its tick */
 }
 
 static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, uint64_t ticket, bool inherited)
@@ -149,9 +151,9 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
     return 0;
 }
 
-/* --- what was left --- */
+/* --- claims left to the progress thread --- */
 
-/* One step towards the lock being free of this claim. True: it is, or will be without us. */
+/* Do one step to undo a claim that was left. True: the lock is free of the claim, or will be without further steps. */
 static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -161,15 +163,16 @@ static bool lock_settle(struct weft_node *w, struct lock_claim *c)
         if (rc == -EINPROGRESS)
             return false;
         if (rc == 0 && !c->back && old != 0)
-            return true; /* it was not taken */
+            return true; /* the claim never got the lock */
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
-            return true; /* it is given back, or never was taken */
+            return true; /* the claim was released, or never got the lock */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* else all of it again */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) ==
+                   0; /* if the message cannot be sent, start again at the next tick */
     }
     c->back = true;
     return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
-           !fab_alive(w, home); /* where it fails, next time again */
+           !fab_alive(w, home); /* if the send fails, try again at the next tick */
 }
 
 static int64_t lock_tick(struct weft_node *w, int64_t now_ns, void *arg)
@@ -216,9 +219,11 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     base_spin_unlock(&s->lock_lock);
     if (c || m->verb != LOCK_GRANT)
         return;
-    /* Its wait timed out just before: give it back. */
+    /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
-        base_log(BASE_LOG_WARN, "lock %#llx: it was granted after its call had timed out, and cannot be released: no memory",
+        base_log(BASE_LOG_WARN,
+                 "lock %#llx: it was granted after the call for it had timed out, and cannot be released for lack of memory: other nodes "
+                 "wait for it",
                  (unsigned long long)m->word);
 }
 
@@ -236,7 +241,7 @@ static void on_lock_message(struct weft_node *w, uint32_t from, const void *head
     bool home = weft_gaddr_node(m.word) == w->rank;
     bool answer = m.verb == LOCK_GRANT || m.verb == LOCK_REFUSE;
     if ((m.word & 7) || fab_resolve(w, m.word, 8, &l) || (answer ? weft_gaddr_node(m.word) != from : !home))
-        return; /* not from any weft */
+        return; /* no version of weft sends such a message */
     switch (m.verb) {
     case LOCK_REQUEST: lock_on_request(w, arg, from, &m); break;
     case LOCK_RELEASE: lock_on_release(w, arg, from, &m); break;
@@ -247,9 +252,9 @@ static void on_lock_message(struct weft_node *w, uint32_t from, const void *head
     }
 }
 
-/* --- taking it --- */
+/* --- taking a lock --- */
 
-/* For whom this node waits: who holds the lock, as the word says now. */
+/* Print whom this node waits for: the holder of the lock, as its word says now. */
 static void say_holder(const struct fab_patience *p, weft_gaddr word)
 {
     struct weft_node *w = p->w;
@@ -273,7 +278,7 @@ static int64_t until(int64_t deadline)
     return left > 0 ? left : 0;
 }
 
-/* The compare-and-swap of a lock on another node: -EINPROGRESS: it has not ended by the deadline. */
+/* Wait for the compare-and-swap on a lock of another node. -EINPROGRESS: it has not ended by the deadline. */
 static int wait_for_swap(struct lock_claim *c, struct fab_patience *p, uint64_t *old)
 {
     for (;;) {
@@ -305,10 +310,11 @@ static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
 
 static int timed_out(weft_gaddr word)
 {
-    return base_fail(-ETIMEDOUT, "lock %#llx: not acquired: it was held until the deadline", (unsigned long long)word);
+    return base_fail(-ETIMEDOUT, "lock %#llx: another claim held it until the deadline; try again or allow more time",
+                     (unsigned long long)word);
 }
 
-/* Somebody else has it: the home is asked for it. The claim is held after a 0, else it is gone. */
+/* Another claim has the lock: ask the home for it, and wait. On 0 the claim is HELD; on an error it no longer exists. */
 static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -317,20 +323,20 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     c->waits = true;
     base_spin_unlock(&s->lock_lock);
     int rc;
-    do /* a node that is stopped takes nothing for longer than an operation waits */
+    do /* repeat: the home may be stopped for longer than one operation waits */
         rc = lock_say(w, home, LOCK_REQUEST, word, ticket, false);
     while (rc == -ETIMEDOUT && p->lasting);
     bool asked = rc == 0;
     if (asked)
         rc = wait_for_answer(c, p);
 
-    /* The former holder may be a thread of this node that gave the lock back by its swap, and the home's grant came from another
-     * process. It had lock_lock before that swap, and this thread has it after the grant: so its stores are seen. */
+    /* Memory order: the former holder may be a thread of this node, while the grant came from another process. That thread held lock_lock
+     * before the swap that released the lock, and this thread takes lock_lock after the grant. So this thread sees its stores. */
     base_spin_lock(&s->lock_lock);
     bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
     bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
     *inherited = c->inherited;
-    c->inherited = false; /* used, from now on: who gets it next is not told of that death */
+    c->inherited = false; /* the caller is told of the death now; the next holder is not */
     c->waits = false;
     if (granted) {
         become_held(c);
@@ -349,13 +355,13 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     if (refused)
         return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter", (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
-        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* where it fails, the grant is given back when it comes */
+        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
 }
 
-/* The word was not 0 but `old`. */
+/* The lock was not free: its word was `old`. Wait for it, or take it over from a dead holder. */
 static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p,
                                   bool *inherited)
 {
@@ -363,7 +369,7 @@ static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lo
         lock_forget(s, c);
         return timed_out(c->word);
     }
-    int64_t look = base_deadline(SYNC_LOOK_NS); /* one that nobody living holds is had, whatever the time-out */
+    int64_t look = base_deadline(SYNC_LOOK_NS); /* a lock that no living node holds is taken even with time-out 0 */
     if (!lock_owned(w, old) && p->deadline < look)
         p->deadline = look;
     return ask_home(w, s, c, p, inherited);
@@ -404,7 +410,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         while (!c->swap && !rc) {
             rc = fab_swap_begin(w, word, 0, value_of(c), &c->swap);
             if (rc == -ETIMEDOUT && p->lasting)
-                rc = 0; /* a node that is stopped takes nothing for longer than an operation waits */
+                rc = 0; /* repeat: the home may be stopped for longer than one operation waits */
         }
         if (rc) {
             lock_forget(s, c);
@@ -412,7 +418,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         rc = wait_for_swap(c, p, &old);
         if (rc == 0 && old == 0) {
-            /* With the lock, for what ask_home() says of it. */
+            /* Take lock_lock for the memory order that ask_home() explains. */
             base_spin_lock(&s->lock_lock);
             become_held(c);
             base_spin_unlock(&s->lock_lock);
@@ -424,7 +430,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
             lock_forget(s, c);
             return rc;
         }
-        lock_leave(s, c); /* it may happen yet, or may have happened */
+        lock_leave(s, c); /* the swap may have happened, or may still happen */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
                              "lock %#llx: its home, node %u, did not answer before the deadline (stopped?); if it "
@@ -432,7 +438,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
-        /* The link broke, and is there again. */
+        /* The link broke and has recovered: try again. */
     }
 }
 
@@ -459,14 +465,14 @@ int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited
     return rc;
 }
 
-/* --- giving it back --- */
+/* --- releasing a lock --- */
 
 static int not_held(weft_gaddr word)
 {
-    return base_fail(-EPERM, "lock %#llx: this node does not hold it", (unsigned long long)word);
+    return base_fail(-EPERM, "lock %#llx: this node does not hold it, so it cannot release it", (unsigned long long)word);
 }
 
-/* Held as before: nothing has happened. */
+/* The release failed and changed nothing: the claim is HELD as before. */
 static int still_held(struct sync *s, struct lock_claim *c, int rc)
 {
     base_spin_lock(&s->lock_lock);
@@ -485,7 +491,7 @@ static int unlock_here(struct weft_node *w, struct sync *s, struct lock_claim *c
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* the home is told later */
+    if (rc && rc != -ECONNRESET) { /* the progress thread tells the home later */
         c->back = true;
         lock_leave(s, c);
         return 0;
@@ -507,7 +513,7 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* not yet, or nobody knows whether */
+    if (rc && rc != -ECONNRESET) { /* not released yet, or unknown: the progress thread goes on */
         lock_leave(s, c);
         return 0;
     }
@@ -530,7 +536,7 @@ int weft_unlock(weft_node *w, weft_gaddr word)
     return rc ? rc : not_held(word);
 }
 
-/* --- deaths, beginning and end --- */
+/* --- deaths, open and close --- */
 
 static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
 {

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock: its word, its messages, and what its two sides say to each other: lock.c (who takes and gives back) and lock_home.c (the
+ * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases it) and lock_home.c (the
  * node in whose pool the word is).
  *
  * The word is 0 when the lock is free, else it names the claim that holds it: the node, and a number that the node uses for no
- * other claim. A free lock is taken, and one nobody waits for is given back, by one compare-and-swap. Whoever finds it taken asks
- * the word's home, which keeps the waiters in the order they came, in its own memory, and from then on hands the lock over by message.
+ * other claim. One compare-and-swap takes a free lock; one releases a lock that nobody waits for. A node that finds the lock taken asks the
+ * home. The home queues the waiters, in order of arrival, in its private memory, and then hands the lock over by message.
  *
- * While LOCK_WAITERS is set only the home changes the word: takers see it is not 0, and the holder's compare-and-swap to 0 fails and
- * turns into a message.
+ * While LOCK_WAITERS is set, only the home changes the word: other nodes see that it is not 0, and the holder's compare-and-swap to 0
+ * fails, so the holder sends a message instead.
  *
  * A compare-and-swap may happen long after its call has returned with -ETIMEDOUT (the home was stopped), or nobody learns whether it
- * happened (the link broke). As the word names the claim, a node can undo exactly that, whoever has the lock meanwhile: see `left` in
- * lock.c. tests/model/lock.pml checks this exhaustively.
+ * happened (the link broke). As the word names the claim, a node can undo exactly its own claim, whichever claim has the lock meanwhile:
+ * see the head of lock.c. tests/model/lock.pml checks this exhaustively.
  */
 #ifndef WEFT_SYNC_LOCK_H
 #define WEFT_SYNC_LOCK_H
@@ -24,7 +24,7 @@
 #define LOCK_OWNER      ((UINT64_C(1) << LOCK_OWNER_BITS) - 1)
 #define LOCK_TICKETS    ((UINT64_C(1) << 42) - 1)
 #define LOCK_WAITERS    (UINT64_C(1) << 63)
-/* Nobody has it, and the last who had it died: the next is told. Not 0, so that the next asks the home. */
+/* The lock is free, but its last holder died: the next holder must be told. The value is not 0, so that the next taker asks the home. */
 #define LOCK_ORPHAN (UINT64_C(1) << 62)
 
 static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
@@ -33,21 +33,22 @@ static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
 }
 
 enum lock_verb {
-    LOCK_REQUEST = 1, /* to the home: this claim waits */
-    LOCK_GRANT,       /* from the home: it has the lock; `flag`: from one that died */
-    LOCK_RELEASE,     /* to the home: it has it no more; `flag`: it had it from one that died, and did not use it */
-    LOCK_CANCEL,      /* to the home: it waits no more */
-    LOCK_REFUSE,      /* from the home: it cannot wait; `flag`: too many of its node do, else there is no memory */
+    LOCK_REQUEST = 1, /* to the home: this claim waits for the lock */
+    LOCK_GRANT,       /* from the home: the claim now has the lock; `flag`: the former holder died */
+    LOCK_RELEASE,     /* to the home: the claim releases the lock; `flag`: it inherited the lock from a dead holder and did not use it */
+    LOCK_CANCEL,      /* to the home: the claim no longer waits */
+    LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: its node has too many requests here; otherwise the home is out of
+                    memory */
 };
 
 struct lock_message {
     uint64_t word;   /* gaddr */
-    uint64_t ticket; /* of the claim; the other end answers with it */
+    uint64_t ticket; /* number of the claim; answers carry it back */
     uint32_t verb;
     uint32_t flag;
 };
 
-/* So many requests of one node wait at a home at most. */
+/* The most requests that a home queues for one node. */
 #define LOCK_REQUESTS_MAX 1024u
 
 static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
@@ -63,13 +64,15 @@ static inline bool lock_owned(const struct weft_node *w, uint64_t value)
     return owner > 0 && owner <= w->size && fab_alive(w, (uint32_t)owner - 1);
 }
 
-/* lock_home.c: what has come is checked already: the word is an aligned one of this node's heap. */
+/* lock_home.c: the handlers of messages. The caller has checked that the word is aligned and in this node's heap. */
 void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m);
 void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const struct lock_message *m);
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m);
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node);
 int64_t lock_home_tick(struct weft_node *w, struct sync *s);
 void lock_home_close(struct sync *s);
-uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* that are kept, for tests: what one node can make this one keep */
+uint32_t
+lock_home_requests(struct sync *s,
+                   uint32_t *queues); /* number of requests queued here; for a test that one node cannot make it grow without limit */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The home's side of the lock (lock.h): who waits, in the order they came. All of it runs in handlers and hooks of the node in whose
- * pool the word is. The word itself may say anything, as every node may write to every pool: it is read as a claim, and nothing that
- * this node does with its own memory depends on it.
+ * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the node
+ * in whose pool the word is. The word may hold any value, since every node may write to every pool. The home only compares it with claims;
+ * no memory access depends on it.
  */
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ struct lock_waiter {
     struct lock_waiter *next;
     uint64_t word, ticket;
     uint32_t node;
-    bool inherited; /* of one that is granted */
+    bool inherited; /* of a granted waiter: the former holder died */
 };
 
 struct lock_queue {
@@ -28,7 +28,7 @@ static _Atomic uint64_t *home_lock_word_at(struct weft_node *w, uint64_t word)
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
 
-/* --- with lock_lock, which is never held over a send --- */
+/* --- the caller holds lock_lock, which is never held during a send --- */
 
 static struct lock_queue **find_queue(struct sync *s, uint64_t word)
 {
@@ -47,8 +47,8 @@ static void drop_empty(struct lock_queue **at)
     }
 }
 
-/* Take the first living waiter off the queue and make it the owner; without one, free the lock, which stays inherited when it was. Who
- * was granted is returned, to be told without the lock: home_lock_tell(). */
+/* Take the first living waiter off the queue and make it the owner; without one, free the lock; if it was inherited, it stays so
+ * (LOCK_ORPHAN). Returns the new owner; the caller drops lock_lock and then tells it, by home_lock_tell(). */
 static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;
@@ -70,10 +70,10 @@ static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct
     return to;
 }
 
-/* --- without it --- */
+/* --- the caller does not hold lock_lock --- */
 
-/* Tell one that it has the lock. Where that cannot be kept for it now (there is no memory, or it does not take what waits for it
- * already) it is told later: else nobody would ever give the lock back. */
+/* Tell a waiter that it has the lock. If the message cannot be sent now (no memory, or no room at the receiver), the progress thread sends
+ * it later: a waiter that never heard of the grant would never release the lock. */
 static void home_lock_tell(struct weft_node *w, struct sync *s, struct lock_waiter *to)
 {
     if (!to)
@@ -86,7 +86,7 @@ static void home_lock_tell(struct weft_node *w, struct sync *s, struct lock_wait
     to->next = s->owed;
     s->owed = to;
     base_spin_unlock(&s->lock_lock);
-    fab_kick(w); /* its tick */
+    fab_kick(w); /* have the progress thread run its tick */
 }
 
 int64_t lock_home_tick(struct weft_node *w, struct sync *s)
@@ -106,7 +106,7 @@ int64_t lock_home_tick(struct weft_node *w, struct sync *s)
     return again;
 }
 
-/* Put it into the line of its word, which is `*fresh` where there is none yet. With lock_lock. */
+/* Append a waiter to the queue of its word; if the word has no queue, `*fresh` becomes it. The caller holds lock_lock. */
 static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, struct lock_queue **fresh)
 {
     struct lock_queue **q = find_queue(s, waiter->word);
@@ -141,7 +141,7 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
     struct lock_queue **q = line_up(s, waiter, &fresh);
     for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
         if (!lock_owned(w, v)) {
-            /* Free, or its holder died. A taker may be faster while the word is 0. */
+            /* The lock is free, or its holder died. Another node may take it first while the word is 0. */
             if (!(v & LOCK_WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, LOCK_WAITERS | lock_value(from, m->ticket),
                                                                                 memory_order_seq_cst, memory_order_acquire))
                 continue;
@@ -178,7 +178,7 @@ void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const s
     home_lock_release(w, s, m->word, lock_value(from, m->ticket), m->flag);
 }
 
-/* Of a node: the request with this ticket, or (NULL) all. With lock_lock. */
+/* Remove the request of `node` with this ticket, or all of its requests (`ticket` NULL). The caller holds lock_lock. */
 static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node, const uint64_t *ticket)
 {
     struct lock_waiter **at = &(*q)->first;
@@ -193,7 +193,7 @@ static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node
         free(waiter);
     }
     (*q)->last = at;
-    drop_empty(q); /* LOCK_WAITERS may stay: the holder's release then frees the lock by message */
+    drop_empty(q); /* LOCK_WAITERS may stay set: the holder then releases the lock by message */
 }
 
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
@@ -217,7 +217,7 @@ static void forget_requests(struct sync *s, uint32_t node)
     base_spin_unlock(&s->lock_lock);
 }
 
-/* Locks that others wait for and the dead node held go to the next in line. Those nobody waits for are found when somebody asks. */
+/* Locks that the dead node held go to the next waiter. A lock without waiters is noticed when a node next asks for it. */
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node)
 {
     for (bool again = true; again;) {

@@ -7,9 +7,9 @@
 
 #include "sync/sync.h"
 
-struct lock_queue;  /* at the home of a lock: who waits for it (lock_home.c) */
-struct lock_waiter; /* one of them */
-struct lock_claim;  /* at a node: a lock that it holds, wants or gives back (lock.c) */
+struct lock_queue;  /* at the home of a lock: the waiters for it (lock_home.c) */
+struct lock_waiter; /* one waiter in such a queue */
+struct lock_claim;  /* at a node: its claim on a lock that it holds, wants or releases (lock.c) */
 #define SYNC_CLAIM_BUCKETS 64u
 
 struct sync {
@@ -18,36 +18,36 @@ struct sync {
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
     uint32_t *members;
-    bool untold; /* of the present set, not all others know yet that this node has begun with it */
-    /* A barrier that was entered and has not ended, since it timed out: the next call goes on with it. */
+    bool untold; /* some nodes have not been told yet that this node has begun with the present set */
+    /* State of a barrier that was entered and not finished because the call timed out: the next call continues it. */
     bool entered;
-    bool put;          /* exchange: the word is on its way */
-    bool given;        /* `before` has run: it has arrived */
-    bool sent;         /* the signal of this round is on its way */
-    uint32_t distance; /* of this round; the member count or more: all rounds are done */
+    bool put;          /* exchange: the words have been sent */
+    bool given;        /* `before` has succeeded: the words have arrived */
+    bool sent;         /* this round's signal has been sent */
+    uint32_t distance; /* distance of this round's partner; at least member_count: all rounds are done */
 
     /* lock.c, lock_home.c, under lock_lock */
     base_spin lock_lock;
     struct lock_claim *claims[SYNC_CLAIM_BUCKETS], *left, *spare;
     uint64_t next_ticket;
     struct lock_queue *queues;
-    struct lock_waiter *owed; /* have the lock, and were not told yet */
-    uint32_t *requests;       /* [size]: of each node, that wait here */
+    struct lock_waiter *owed; /* waiters that have been granted a lock and not told yet */
+    uint32_t *requests;       /* [size]: number of requests of each node that wait here */
 };
 
-/* A time-out that is shorter than this, 0 above all, still lets a look at another node's memory take so long: it has to go there and
- * back. At a node that is stopped it takes that time, and not the node's deadline. */
+/* The least time that a read of another node's memory may take, even if the call's time-out is shorter, such as 0: a read needs a round
+ * trip. If the node is stopped, the call fails after this time, and not only after the default deadline. */
 #define SYNC_LOOK_NS (50 * WEFT_MS)
 
-/* barrier.c. A barrier in which every node gives a word: `before` runs when the barrier's set and generation are known,
- * ahead of its signals, `after` when all have come. In a barrier that is entered again, `before` runs only if it had not
- * succeeded, and `after` may run once more. */
+/* barrier.c. Functions that an exchange runs inside a barrier. `before` runs when the barrier's set and generation are known, before any
+ * signal is sent; `after` runs when all nodes have arrived. When a call continues an unfinished barrier, `before` runs again only if it has
+ * not succeeded, and `after` may run again. */
 struct sync_visit {
     int (*before)(struct weft_node *w, struct fab_patience *p, void *arg);
     int (*after)(struct weft_node *w, struct fab_patience *p, void *arg);
     void *arg;
 };
-/* fab_wait() for what `from` is to do, in a barrier; says, when it lasts, who has not come. */
+/* fab_wait() inside a barrier, for something that node `from` must do. A long wait prints which nodes have not arrived. */
 int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from);
 int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit);
 

@@ -233,7 +233,7 @@ static void bounded(weft_node *w, void *arg)
         w->options.deadline_ns = LITTLE; /* all of them wait for what cannot come */
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
-        CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "the next call goes on with this one"));
+        CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "call again to continue this barrier"));
         CHECK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, b->timeout) == -ETIMEDOUT);
         CHECK(weft_lock(w, on_node(area, 1), b->timeout, NULL) == -ETIMEDOUT);
         CHECK(weft_wait_until(w, area + 8, WEFT_NE, 0, NULL, b->timeout) == -ETIMEDOUT);
