@@ -4,9 +4,8 @@
  * environment it gave them. The owner sends each the address of the order, and works with them by queue, gaddr and message
  * from then on.
  *
- * Who kills whom: the launcher ends the other nodes when the owner has ended, and a node ends when it sees the owner gone.
- * What commands have started ends with the node's guardian, a child in a session of its own, which nothing kills that kills
- * the node's process group: it sees on the board what runs, and in a pipe when the node has ended.
+ * Who kills whom: the launcher ends the other nodes when the owner has ended, and a node ends itself when the owner is gone.
+ * Processes that commands have started are killed by the node's guardian (guardian.c).
  */
 #include "map/job.h"
 
@@ -20,13 +19,13 @@
 #include "map/order.h"
 
 #define LEAVE_WAIT (3 * WEFT_SECOND)
-#define LOOK_NS    (20 * WEFT_MS) /* how often the owner looks whether ways lead to all nodes */
+#define LOOK_NS    (20 * WEFT_MS) /* how often the owner checks whether every node has a route */
 
 struct map_apart {
     _Atomic uint64_t died;                    /* a bit a node */
-    uint64_t said;                            /* of these, what has been said */
-    uint64_t out_of_reach;                    /* and which the owner gave up, though they live: a bit a node */
-    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* since when no way leads to a node; 0: one does */
+    uint64_t said;                            /* those of `died` that were reported to the user */
+    uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
     weft_gaddr given, order;
 };
 
@@ -37,10 +36,10 @@ void map_apart_free(struct map_job *job)
     job->with = NULL;
 }
 
-static struct map_job *serving; /* a signal handler has no argument of ours */
+static struct map_job *serving; /* global, since a signal handler gets no argument from us */
 static _Atomic bool joined;
 
-/* A node has ended that should be joining: this can come to nothing. */
+/* The launcher's signal: a node ended before it had joined, so the joining fails. */
 static void on_told(int sig)
 {
     (void)sig;
@@ -89,7 +88,7 @@ static int give_order(struct map_job *job)
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);
         uint64_t at[2] = {a->order, len};
         for (uint32_t node = 1; node < job->nodes; node++)
-            weft_send(job->w, node, MAP_HANDLER_ORDER, at, sizeof at, NULL, 0, NULL); /* or it is gone already */
+            weft_send(job->w, node, MAP_HANDLER_ORDER, at, sizeof at, NULL, 0, NULL); /* a failure means that the node is gone */
     }
     free(bytes);
     free(name);
@@ -137,7 +136,7 @@ int map_apart_order(struct map_job *job)
     return rc ? rc : give_order(job);
 }
 
-/* Returns the bytes that have gone through its temporary file. */
+/* Add a node's tally to the job's. Returns the bytes that went through the node's temporary file. */
 static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
 {
     struct map_tally t;
@@ -151,8 +150,8 @@ static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
     return t.spilled;
 }
 
-/* A node to which no way leads for as long as a silent one is waited for is as good as dead: its pieces run elsewhere, and as the
- * owner is gone for it, too, it ends. The same when there is a way again, and what it was asked for before still does not come. */
+/* Give up a node that had no route for WEFT_LIVENESS: its pieces run elsewhere. The node sees no route to the owner either, and ends. Also
+ * give up a node that has a route again but never answers what it was asked before. */
 static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
 {
     struct map_apart *a = job->with;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output of one piece: chunks of this node's pool, and where the pool is full, of the spill file that all nodes
- * share, or have each its own where they are apart. So a node that cannot wait for memory need not. What is captured
- * outlives a node on the owner's host, for the owner has its pool mapped; from other hosts it is brought home (home.c).
+ * The output of one piece: it is stored in chunks of this node's pool and, when the pool is full, in the spill file. Forked nodes share one
+ * spill file; nodes that are apart have one each. So a node never has to wait for memory. On the owner's host the captured output survives
+ * the node's death, since the owner has the pool mapped. From other hosts the owner fetches it (home.c).
  */
 #include "map/job.h"
 
@@ -11,7 +11,7 @@
 
 static int add_part(struct map_capture *c, uint64_t at, uint64_t len)
 {
-    /* Neighbours in the spill file become one. */
+    /* Merge parts that are adjacent in the spill file. */
     if (c->count && (len & MAP_SPILLED)) {
         struct map_part *last = &c->parts[c->count - 1];
         if ((last->len & MAP_SPILLED) && last->at + (last->len & ~MAP_SPILLED) == at) {
@@ -36,7 +36,7 @@ uint64_t map_spill_take(struct map_job *job, uint64_t len)
     return atomic_fetch_add_explicit(&job->board->spill_bytes, base_round_up(len, MAP_SCRATCH_ALIGN), memory_order_relaxed);
 }
 
-/* The chunk is full, or is the last one: it becomes a part. */
+/* Store a chunk, which is full or the last one, as a part of the output. */
 static int store_chunk(struct map_capture *c)
 {
     if (c->at != WEFT_NULL) {
@@ -120,7 +120,7 @@ static void drop_parts(const struct map_capture *c, uint32_t count)
     }
 }
 
-/* By the list that is still here: what lies in the pool others may have written. */
+/* Free by the slot's own list: other nodes may have changed the outcome in the pool. */
 void map_capture_refused(struct map_capture *c, const weft_result *result)
 {
     drop_parts(c, c->given);
@@ -135,7 +135,7 @@ void map_capture_drop(struct map_capture *c)
 {
     drop_parts(c, c->count);
     c->count = 0;
-    c->used = 0; /* the chunk stays for the next piece */
+    c->used = 0; /* keep the chunk for the next piece */
     c->total = 0;
 }
 
@@ -189,7 +189,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         if (rc)
             return rc;
     }
-    /* What was captured is the outcome's now. */
+    /* The captured parts belong to the outcome now. */
     c->given = c->count;
     c->count = 0;
     c->used = 0;

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bytes that only another node can read: the inputs and the spool are the owner's, and a spill file is its node's, where
- * the nodes are apart. Who wants some sends an ask, with a place in its own pool; the other's carrier, a thread, reads them
- * into memory of its own, puts them there and adds to a word behind them. So nobody needs memory of his pool for others,
- * and full pools hold nothing up.
+ * Bytes that only another node can read, when nodes are apart: the owner has the inputs and the spool, and each node its own spill file. A
+ * node that needs such bytes sends a request (struct map_ask) with an address in its own pool. A thread of the other node, its carrier,
+ * reads the bytes into private memory, puts them at the address, and then adds to a word of the asking node. Answering needs no pool
+ * memory, so a full pool cannot block an answer.
  */
 #include "map/job.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PUTS     4u                                    /* on their way at once */
-#define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH) /* of one node that wait here: more than one has that is no liar */
+#define PUTS 4u /* puts under way at once */
+/* The most requests of one node that can wait here. A node that sends more violates the protocol. */
+#define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
 
 struct asked {
     struct map_ask ask;
@@ -25,11 +26,11 @@ struct map_carry {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct asked *first, **last;
-    uint32_t waiting[MAP_NODES_MAX]; /* in that list, of each node */
+    uint32_t waiting[MAP_NODES_MAX]; /* requests of each node in that list */
     bool stop, running;
 };
 
-/* What is added to the word: 1, and above it the errno in case. */
+/* The value that is added to the word: 1, plus the errno, if any, in the upper 32 bits. */
 static uint64_t answer_of(int rc)
 {
     return 1 + ((uint64_t)-rc << 32);
@@ -39,14 +40,15 @@ int map_answer(uint64_t word)
 {
     if (word == 0)
         return -EINPROGRESS;
-    /* -EINPROGRESS, a death and no way are known here and not by what another node says: it would be waited for, or asked, for ever. */
+    /* Refuse errors that only this node can know: -EINPROGRESS, a death, no route. Believing them would make this node wait or ask for
+     * ever. */
     uint64_t error = word >> 32;
     if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX || error == EINPROGRESS || error == ECONNRESET || error == ENETDOWN)
         return -EPROTO;
     return -(int)error;
 }
 
-/* Memory that an operation uses is free again only when that has ended. */
+/* Wait without limit: the operation's memory cannot be reused before the operation has ended. */
 static int wait_for(struct map_job *job, weft_op *op)
 {
     int rc;
@@ -84,7 +86,7 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
     if (taken)
         return;
     free(a);
-    if (!drop) /* what is not dropped goes with the job */
+    if (!drop) /* without this, the space is freed at the end of the job */
         weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 
@@ -195,12 +197,12 @@ int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask)
     return weft_send(job->w, node, MAP_HANDLER_ASK, ask, sizeof *ask, NULL, 0, NULL);
 }
 
-/* There is no time-out: bytes that come late must find their place still free. The other answers, or dies. */
+/* No time-out: late bytes are written to the same place, so it must stay reserved until the other node answers or dies. */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
 {
     uint64_t seen = 0;
     for (;;) {
-        bool there = weft_alive(job->w, node); /* first: what it has put before its death is seen then */
+        bool there = weft_alive(job->w, node); /* check this first: then bytes put before the death are seen */
         int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
         if (rc == 0)
             return map_answer(seen);
@@ -211,7 +213,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
     }
 }
 
-/* --- bringing a piece here --- */
+/* --- fetching a piece --- */
 
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
 {
@@ -221,7 +223,8 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
         slot->buffer = WEFT_NULL;
         slot->buffer_bytes = 0;
         const uint64_t most = job->pool_bytes / 2 / job->slots;
-        uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* line ends make pieces differ a little */
+        uint64_t room =
+            bytes < most ? bytes + bytes / 8 : bytes; /* some spare room, since pieces end at line ends and differ a little in length */
         if (room <= most && weft_alloc(job->w, room, &slot->buffer) == 0)
             slot->buffer_bytes = room;
     }
@@ -257,7 +260,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
     const uint64_t window = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     int64_t next = base_now_ns() + job->renew_ns;
     weft_gaddr to = slot->window;
-    bool whole = piece->length <= window; /* else it goes to the spill file, chunk by chunk */
+    bool whole = piece->length <= window; /* otherwise the piece goes to the spill file, chunk by chunk */
     if (!whole && map_slot_buffer(slot, piece->length)) {
         whole = true;
         to = slot->buffer;
@@ -310,7 +313,7 @@ void map_brought_drop(struct map_slot *slot)
     slot->brought = 0;
 }
 
-/* Reading a large piece takes long on a slow disk: give a sign now and then. */
+/* Renew the slot's claim when it is time: reading a large piece may take long. */
 void map_slot_renew(struct map_slot *slot, int64_t *next)
 {
     int64_t now = base_now_ns();

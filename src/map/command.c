@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One command on one piece: its input goes in, its output and errors come out, within its time. One thread does it,
- * between poll() and three pipes.
+ * One command on one piece: feeds its input and reads its output and errors, within the piece's time limit. One thread does this with
+ * poll() and three pipes.
  */
 #include "map/job.h"
 
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FULL_MS 2 /* until the next look for memory */
+#define FULL_MS 2 /* ms until memory is looked for again */
 
 enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
 
@@ -20,11 +20,11 @@ struct running {
     struct map_slot *slot;
     int fds[FDS]; /* -1: closed */
     pid_t pid;
-    /* What is not fed yet. */
+    /* The rest of the input, not fed yet. */
     struct map_span in;
-    bool copy;            /* splice does not work on this input */
-    bool full;            /* output is left in the pipe until the owner has written some */
-    enum map_kind failed; /* why the piece fails though the command does not; MAP_OK: it does not */
+    bool copy;            /* splice() does not work on this input: copy instead */
+    bool full;            /* leave output in the pipe until the owner has written some and freed memory */
+    enum map_kind failed; /* why the piece fails although the command succeeds; MAP_OK: it does not fail */
 };
 
 static void command_shut(int *fd)
@@ -56,7 +56,7 @@ static int open_pipes(struct running *r)
     for (int i = OUR_IN; i <= OUR_ERR; i++)
         fcntl(r->fds[i], F_SETFL, O_NONBLOCK);
 #ifdef F_SETPIPE_SZ
-    /* Larger pipes mean fewer changes between the two processes. Refused past the user's limit: then small ones. */
+    /* Larger pipes need fewer context switches. Beyond the user's limit the request fails, and the pipes stay small. */
     if (r->in.length > 65536)
         fcntl(r->fds[OUR_IN], F_SETPIPE_SZ, MAP_PIPE_BYTES);
     fcntl(r->fds[OUR_OUT], F_SETPIPE_SZ, MAP_PIPE_BYTES);
@@ -64,7 +64,7 @@ static int open_pipes(struct running *r)
     return 0;
 }
 
-/* Write what the pipe takes now. 0: full, or all is fed (then the pipe is closed). */
+/* Write as much input as the pipe takes now. 0: the pipe is full, or all is written and the pipe closed. */
 static int feed(struct running *r)
 {
     struct map_span *in = &r->in;
@@ -75,7 +75,7 @@ static int feed(struct running *r)
             n = write(r->fds[OUR_IN], in->memory, want);
 #if defined(__linux__)
         } else if (!r->copy) {
-            /* The pages of the page cache go into the pipe as they are. */
+            /* splice() moves pages of the page cache without a copy. */
             off_t at = (off_t)in->offset;
             n = splice(in->fd, &at, r->fds[OUR_IN], NULL, want, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
             if (n < 0 && errno == EINVAL) {
@@ -100,7 +100,7 @@ static int feed(struct running *r)
         } else if (n < 0 && errno == EAGAIN) {
             return 0;
         } else if (n < 0 && errno == EPIPE) {
-            break; /* it does not want to read on: its affair */
+            break; /* the command has closed its input: no error */
         } else if (n < 0) {
             r->failed = MAP_NO_INPUT;
             return base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
@@ -114,7 +114,7 @@ static int feed(struct running *r)
     return 0;
 }
 
-/* Read what is there now. 0: no more now, or the end (then the pipe is closed). */
+/* Read the output that is there now. 0: no more now, or the end of the output, with the pipe closed. */
 static int take_output(struct running *r, bool may_wait)
 {
     for (;;) {
@@ -174,7 +174,7 @@ size_t map_errors_text(const struct map_errors *e, char *text)
     return n + half;
 }
 
-/* The process has ended: what it wrote is all in the pipes. Others may hold them open, and are not waited for. */
+/* The process has ended: read what is left in the pipes. Its children may keep the pipes open; do not wait for them. */
 static int command_drain(struct running *r)
 {
     int rc = 0;
@@ -189,7 +189,7 @@ static int command_drain(struct running *r)
     return rc;
 }
 
-/* Until the process has ended: pumps, and kills it when its time is over or the piece is no longer ours. */
+/* Move bytes until the process has ended. Kill it when its time is over, or when this slot has lost the claim. */
 static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *timed_out)
 {
     struct map_slot *slot = r->slot;
@@ -197,7 +197,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
     const _Atomic uint32_t *stopped = &slot->job->board->stopped;
     const _Atomic int64_t *stopped_ns = &slot->job->board->stopped_ns;
     int64_t not_counted = atomic_load_explicit(stopped_ns, memory_order_relaxed);
-    /* A command that is held up would miss a deadline that is not its fault. */
+    /* Leave output in the pipe only if no time limit is set: the wait would count against the command's time. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
     int rc = 0;
@@ -209,7 +209,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         int64_t until = killed || renew < deadline ? renew : deadline, now = base_now_ns();
         int64_t wait_ms = until > now ? (until - now) / WEFT_MS + 1 : 0;
         if (r->fds[PROCESS] < 0 && wait_ms > 5)
-            wait_ms = 5; /* no descriptor tells of its end here */
+            wait_ms = 5; /* this system has no descriptor that becomes readable when the process ends */
         if (r->full && wait_ms > FULL_MS)
             wait_ms = FULL_MS;
         int n = poll(p, 4, wait_ms > 60000 ? 60000 : (int)wait_ms);
@@ -240,7 +240,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
             kill(-r->pid, SIGKILL);
             killed = true;
         }
-        if (rc) /* nobody reads on: only its end is waited for */
+        if (rc) /* the output is no longer read: only wait for the end of the process */
             command_shut(&r->fds[OUR_OUT]), command_shut(&r->fds[OUR_IN]);
     }
 }
@@ -253,25 +253,26 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     slot->lost = false;
     int rc = open_pipes(&r);
     if (rc) {
-        *kind = MAP_NO_INPUT; /* another node may still have descriptors */
+        *kind = MAP_NO_INPUT; /* not enough descriptors here: another node may have some */
         *code = -rc;
         return;
     }
-    /* What fits in the pipe goes in first: a small piece is fed before the command starts. */
+    /* Feed the pipe before the command starts: a small piece fits as a whole. */
     rc = feed(&r);
     int64_t start = base_now_ns();
     if (!rc) {
-        /* The command itself puts its group on the board: should this process die now, others know what to kill. */
+        /* The command writes its process group to the board itself: even if this process dies now, other nodes know what to kill. */
         int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->group, &r.pid);
         if (start_rc) {
             *kind = MAP_NO_START;
             *code = -start_rc;
             goto out;
         }
-        /* Pairs with map_end_all(): either it sees the group (it was written before the command ran), or this sees that all is to end. */
+        /* Pairs with map_end_all(): either that function sees the group, which was written before the command ran, or this load sees
+         * `ending`. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
-        /* The same with on_stop(); and if the job went on in between, so must the command. */
+        /* Pairs with on_stop() in the same way. If the job was continued meanwhile, the command must be continued, too. */
         if (atomic_load_explicit(&job->board->stopped, memory_order_seq_cst)) {
             kill(-r.pid, SIGSTOP);
             if (!atomic_load_explicit(&job->board->stopped, memory_order_seq_cst))
@@ -285,7 +286,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         bool timed_out = false;
         int64_t deadline = job->options->timeout_ns ? base_deadline(job->options->timeout_ns) : INT64_MAX;
         rc = pump(&r, deadline, &info, &timed_out);
-        kill(-r.pid, SIGKILL); /* what it left running */
+        kill(-r.pid, SIGKILL); /* also the processes that it left running */
         atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
         base_process_reap(r.pid);
         atomic_fetch_add_explicit(&slot->line->command_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The inputs, and where their pieces end. Only the few bytes around a piece's nominal end are read here.
+ * The inputs, and where their pieces end. Reads only the few bytes around a piece's nominal end.
  */
 #include "map/job.h"
 
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Files of /sys and /proc have not the bytes that their size says: they are read as streams. A size of 0 says nothing either. */
+/* Files of /sys and /proc do not have the size that stat() reports, so they are read as streams. So are files of reported size 0. */
 static bool size_is_true(int fd, off_t end)
 {
     char last;
@@ -19,10 +19,10 @@ static bool size_is_true(int fd, off_t end)
     do
         n = pread(fd, &last, 1, end - 1);
     while (n < 0 && errno == EINTR);
-    return n != 0; /* who cannot read it says so later */
+    return n != 0; /* a read error is reported later, by the code that reads the file */
 }
 
-/* `keep`: whether it stays open. What has no name to open it by again does. */
+/* Open an input. `keep`: keep the descriptor open. Inputs that cannot be opened again by name, such as pipes, always stay open. */
 static int open_input(struct map_input *in, const char *name, bool keep)
 {
     struct stat st;
@@ -86,7 +86,7 @@ void map_held_close(struct map_held *held)
 int map_inputs_open(struct map_job *job)
 {
     const struct map_options *o = job->options;
-    /* A running command takes up to eight descriptors, and a slot may hold an input. Files stay open as far as there is room. */
+    /* A running command takes up to eight descriptors, and a slot may hold an input. As many files stay open as the limit allows. */
     struct rlimit limit;
     uint32_t kept = o->file_count < MAP_INPUTS_OPEN ? o->file_count : MAP_INPUTS_OPEN;
     rlim_t work = 9 * (rlim_t)job->slots + 4 * job->nodes + 64;
@@ -160,7 +160,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, 
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
         return base_fail(-ENOMEM, "no memory to look for the end of a piece");
-    /* The first look is short: most lines are. */
+    /* Read little at first: most lines are short. */
     uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
     int rc = 0;
@@ -172,7 +172,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, 
             rc = base_fail(-errno, "cannot read %s: %s", in->name, base_strerror(errno));
             break;
         }
-        if (got == 0 || at >= in->size) { /* the last piece; or it was cut short, which its reader will tell */
+        if (got == 0 || at >= in->size) { /* the last piece; if the file was truncated, the read of the piece reports it */
             *end = in->size;
             break;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output. Large chunks are written from where they lie; small ones are gathered. A file named by --output gets
- * its name only when it is whole: until then it has none.
+ * The output. Large chunks are written directly from the pool; small ones are gathered in a buffer first. The file of --output gets its
+ * name only when it is complete; until then it has none.
  */
 #include "map/job.h"
 
@@ -52,14 +52,14 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* A link to nothing: what it, and others behind it, lead to, which is to be made. NULL with errno. */
+/* Follow a dangling symbolic link, and further ones behind it, to the path where the file is to be created. NULL with errno. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];
     for (int links = 0; at; links++) {
         ssize_t n = readlink(at, target, sizeof target - 1);
         if (n < 0)
-            return at; /* no link */
+            return at; /* not a link: the end of the chain */
         target[n] = '\0';
         const char *slash = strrchr(at, '/');
         int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;
@@ -97,11 +97,13 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (exists && access(path, W_OK))
         return emit_refused(e, errno, "write to");
     e->exists = exists;
-    e->final_path = exists ? realpath(path, NULL) : behind_links(path); /* a link keeps pointing at it */
+    e->final_path =
+        exists ? realpath(path, NULL) : behind_links(path); /* resolves links, so that a link stays and its target is replaced */
     if (!e->final_path)
         return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
-    if (!rc && exists) { /* owner first: a change of it takes bits off the mode. Who may not give files away owns the new one */
+    if (!rc && exists) { /* change the owner before the mode, since it clears bits of the mode; a user who may not change the owner keeps
+                            the file */
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
     }
@@ -119,7 +121,7 @@ static int write_all(struct map_emit *e, const uint8_t *p, size_t len)
         ssize_t n = write(e->fd, p, len);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && errno == EAGAIN) { /* somebody made our standard output non-blocking */
+        if (n < 0 && errno == EAGAIN) { /* another process made our standard output non-blocking */
             base_sleep_ns(WEFT_MS);
             continue;
         }
@@ -167,7 +169,7 @@ int map_emit_close(struct map_emit *e)
         snprintf(from, sizeof from, "/proc/self/fd/%d", e->fd);
         snprintf(path, len, "%s.weft-%d", e->final_path, (int)getpid());
         unlink(path);
-        e->temporary_path = path; /* from here on a signal removes it */
+        e->temporary_path = path; /* from here on a signal handler removes the file */
         if (linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW))
             rc = emit_refused(e, errno, "name");
     }
@@ -178,7 +180,7 @@ int map_emit_close(struct map_emit *e)
         e->temporary_path = NULL;
         int fd = e->fd;
         e->fd = -1;
-        /* Some file systems tell only now that there was no room. */
+        /* Some file systems report a full disk only at close(). */
         if (close(fd) && errno != EINTR)
             rc = emit_refused(e, errno, "write to");
     }

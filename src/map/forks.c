@@ -2,9 +2,9 @@
  *
  * Nodes on this machine: forks of the owner, which share the board with it.
  *
- * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but what the command has
- * started does not. So each command has a process group, its number is on the board, and whoever outlives a node
- * kills the groups of that node: the owner when a worker dies, every worker when the owner dies.
+ * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but the command's own children do not. So each
+ * command has a process group, whose number is on the board, and the survivors of a node kill the groups of its commands: the owner when a
+ * worker dies, every worker when the owner dies.
  */
 #include "cluster/cluster.h"
 #include "map/job.h"
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In a worker. The owner's death has a signal of its own, for then all is over; SIGTERM means this node only. */
+/* The signal that a worker gets when the owner dies: the whole job ends then. SIGTERM ends only this node. */
 #define OWNER_DIED SIGUSR1
 
 static struct map_job *forked; /* a signal handler has no argument of ours */
@@ -39,10 +39,10 @@ static void on_forks_member(weft_node *w, uint64_t epoch, uint32_t node, bool di
     if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
-        kill(getpid(), OWNER_DIED); /* the kernel has told most likely; here without PR_SET_PDEATHSIG */
+        kill(getpid(), OWNER_DIED); /* usually the kernel has sent this signal already; systems without PR_SET_PDEATHSIG need it */
 }
 
-/* A fork, or the owner of some. */
+/* Open the node of a fork, or of the owner. */
 static int open_fork(struct map_job *job, int64_t timeout_ns)
 {
     weft_config config = {.bytes = sizeof config,
@@ -67,14 +67,14 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     forked = job;
     map_on_signal(SIGTERM, on_worker_signal);
     map_on_signal(OWNER_DIED, on_worker_signal);
-    /* The owner decides what these mean. */
+    /* Ignore these: the owner decides what they do. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGHUP, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTSTP, SIG_IGN);
     map_on_signal(SIGCONT, SIG_DFL);
-    base_process_null(2); /* else the reader of the output would wait for this node too */
-    /* Nor would its writer, or the reader of a pipe given to --output, see that the owner is gone. */
+    base_process_null(2); /* otherwise a reader of our standard output would not see its end before this node has ended */
+    /* Close these, too, so that the process at the other end of an input or of --output sees when the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
         if (job->inputs[i].stream)
@@ -98,13 +98,13 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
 
 static int fork_nodes(struct map_job *job, int64_t timeout_ns)
 {
-    int rc = cluster_private_address(job->coord, sizeof job->coord, "map", NULL); /* the secret as well */
+    int rc = cluster_private_address(job->coord, sizeof job->coord, "map", NULL); /* creates the secret as well */
     if (rc)
         return rc;
     memset(job->board->errors, 0, sizeof job->board->errors);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* a handler that ends all must find each on the board */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* block signals: a handler that ends the job must find every node on the board */
     for (uint32_t node = 1; !rc && node < job->nodes; node++) {
         pid_t pid = base_process_fork();
         if (pid == 0) {
@@ -120,8 +120,8 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True when one of them was killed, which a new try may not meet. Its connections
- * tell of that a little before it can be waited for. */
+/* The joining has failed: end all nodes. True if one of them had been killed, since a new try may then succeed. Wait a little for that: a
+ * killed process closes its connections before wait() reports it. */
 static bool stop_nodes(struct map_job *job)
 {
     bool killed = false;
@@ -143,8 +143,8 @@ static bool stop_nodes(struct map_job *job)
 
 int map_forks_start(struct map_job *job)
 {
-    /* A node that is killed while all join makes the joining fail, at the latest at its deadline; nothing is lost
-     * then but time. The deadline grows, for a machine that is very busy. */
+    /* If a node is killed during the joining, the joining fails, at the latest at its deadline, and is tried again. Each try has a longer
+     * deadline, for a very busy machine. */
     static const int64_t timeouts[] = {2 * WEFT_SECOND, 6 * WEFT_SECOND, 30 * WEFT_SECOND};
     map_nodes_prepare_owner(job);
     fflush(NULL);

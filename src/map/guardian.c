@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guardian of a node that is apart: a child in a session of its own, which nothing kills that kills the node's process group. It sees
- * on the board what runs, and in a pipe when the node has ended; then it ends what commands have started.
+ * The guardian of a node that is apart: a child process in a session of its own, so that a signal to the node's process group does not
+ * reach it. A pipe tells it when the node has ended; then it kills the process groups of the node's commands, which it reads from the
+ * board.
  */
 #include "map/job.h"
 
@@ -20,7 +21,7 @@ static _Noreturn void guard(struct map_job *job, int fd, size_t lines)
     _exit(0);
 }
 
-/* Before anything is open that others must see closed when this process has ended. */
+/* Start the guardian before other descriptors are opened: it would inherit them, and their other ends would not see this node's death. */
 int map_guardian_start(struct map_job *job, size_t lines)
 {
     int fds[2], rc = base_pipe(fds, 0);

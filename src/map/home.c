@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Outputs from nodes that are apart are brought home before anything of them is printed: first the outcome, then its parts,
- * several at once, into chunks of the owner's pool or, where there is no room, its spill file. What is home is the owner's
- * as if its own slots had made it. A node that dies takes with it what is not home yet: those pieces run again, and nothing
- * of them had been printed. While no way leads to a node that lives, what it has waits for it.
+ * Brings the outputs of nodes that are apart to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
+ * its parts, several at once, into chunks of the owner's pool or, if that has no room, its spill file. From then on they are like outputs
+ * of the owner's own slots. When a node dies, outputs that have not been fetched completely are lost; those pieces run again, and nothing
+ * of them has been printed. While a live node has no route, its outputs stay there.
  *
- * Lower pieces come first. Memory bounds what is brought before its turn, and the rest waits where it is; the piece whose
- * turn it is comes in any case, through the spill file if need be.
+ * Pieces with lower numbers come first. Memory limits how many outputs are fetched ahead of the next one to print; the others wait at their
+ * nodes. The next one to print is always fetched, through the spill file if need be.
  */
 #include "map/owner.h"
 
@@ -14,44 +14,45 @@
 #include <string.h>
 
 #define MOVES   16u
-#define BOUNCES 4u /* chunks of memory for what goes to the spill file; so much of the pool is set aside */
+#define BOUNCES 4u /* bounce buffers: chunks of the pool, set aside for bytes on their way to the spill file */
 _Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
 #define WAIT_NS (2 * WEFT_MS)
 #define NO_PART UINT32_MAX
 
-struct coming {             /* a piece on its way */
-    struct map_outcome *oc; /* as the node left it, its parts there */
-    struct map_part *home;  /* what becomes of them here: [parts] of [room]. It grows with what comes, for a node may claim any number */
+struct coming {             /* a piece that is being fetched */
+    struct map_outcome *oc; /* the outcome as the node made it; its parts are addresses there */
+    struct map_part *home;  /* the same parts as stored here: [parts] used of [room]. Grows as parts arrive, since the count that a node
+                               states cannot be trusted */
     uint32_t parts, room;
-    bool planned;   /* the outcome is here: now its parts */
-    uint32_t part;  /* of `oc`: the next to be asked for, */
-    uint64_t from;  /* and from where in it, or in the outcome itself */
-    uint32_t moves; /* on their way */
-    int failed;     /* nothing more is asked for; 0: all is well */
+    bool planned;   /* the outcome has arrived, and its parts are being fetched */
+    uint32_t part;  /* index in `oc` of the part to fetch next */
+    uint64_t from;  /* offset in that part, or in the outcome itself, of the next bytes */
+    uint32_t moves; /* number of moves under way */
+    int failed;     /* error: nothing more is fetched; 0: none */
 };
 
 struct move {
     struct record *r;
-    bool asked;      /* the node's carrier reads it for us; else it is a get */
-    bool held_up;    /* not under way: no way led to the node when it was started, or while it was */
-    bool unsure;     /* asked for, and then no way led to the node: question or answer may be lost, or come late */
-    uint64_t source; /* there */
-    weft_gaddr at;   /* here, of what is asked for */
+    bool asked;      /* the node's carrier (carry.c) reads the bytes for us; false: a get fetches them */
+    bool held_up;    /* not under way: the node had no route when the move started, or lost it meanwhile */
+    bool unsure;     /* requested, and then the node had no route: request or answer may be lost or late */
+    uint64_t source; /* position of the bytes at the node */
+    weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;
-    uint8_t *to, *copy_to; /* copy_to: from the bounce to there; NULL: nowhere else */
+    uint8_t *to, *copy_to; /* copy_to: where the bytes are copied from the bounce buffer; NULL: nowhere */
     size_t len;
-    uint32_t part;      /* of `home`, that these bytes become; NO_PART: of the outcome itself */
-    weft_gaddr release; /* what the node may have back then; WEFT_NULL: nothing */
-    int bounce;         /* which it takes; -1: none */
+    uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
+    weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
+    int bounce;         /* index of its bounce buffer; -1: none */
 };
 
 struct home {
     struct move moves[MOVES];
-    uint32_t head, count; /* in the order of their start */
+    uint32_t head, count; /* moves are a ring, in the order in which they were started */
     weft_gaddr words;     /* [MOVES] */
     weft_gaddr bounces;
     bool taken[BOUNCES];
-    uint32_t coming; /* pieces on their way */
+    uint32_t coming; /* pieces being fetched */
 };
 
 int home_open(struct map_owner *o)
@@ -124,7 +125,7 @@ static void drop_part(struct map_owner *o, const struct map_part *part)
 
 /* --- one move --- */
 
-/* Whether a piece may have what it needs, for its turn has come. */
+/* Whether a piece is the next to print, and so may take all the memory it needs. */
 static bool has_turn(const struct map_owner *o, const struct record *r)
 {
     return r->piece.number == o->job->low || o->job->options->unordered;
@@ -154,7 +155,7 @@ static int take_bounce(struct map_owner *o, struct move *m, weft_gaddr *at)
     return 0;
 }
 
-/* Where the next bytes of a part go: 1, 0 when there is no room now, or an error. */
+/* Choose where the next bytes of a part go. Returns 1, 0 if there is no room now, or an error. */
 static int place_part(struct map_owner *o, struct record *r, struct move *m, weft_gaddr *at)
 {
     struct coming *c = r->coming;
@@ -190,7 +191,7 @@ static int start_move(struct map_owner *o, struct move *m)
     return m->held_up ? 0 : rc;
 }
 
-/* The next bytes of a piece: 1 asked for, 0 not now or nothing is left to ask for. */
+/* Fetch the next bytes of a piece. Returns 1 if a move was started, 0 if none can be now or nothing is left to fetch. */
 static int next_move(struct map_owner *o, struct record *r)
 {
     struct home *h = o->home;
@@ -264,14 +265,14 @@ static int move_result(struct map_owner *o, struct move *m)
         m->held_up = rc == -ENETDOWN;
         return m->held_up ? -EINPROGRESS : rc;
     }
-    bool there = weft_alive(o->job->w, m->r->worker); /* first: what it has put before its death is seen then */
+    bool there = weft_alive(o->job->w, m->r->worker); /* check this first: then bytes put before the death are seen */
     const _Atomic uint64_t *word = weft_ptr(o->job->w, home_word_of(o->home, m), sizeof *word);
-    /* Pairs with the signal of the node's carrier: the bytes are there when the word is. */
+    /* acquire: pairs with the signal of the node's carrier; whoever sees the word sees the bytes. */
     int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
 }
 
-/* The outcome is here, and is checked: its parts are next. */
+/* The outcome has arrived: check it, and prepare to fetch its parts. */
 static int plan(struct record *r)
 {
     struct coming *c = r->coming;
@@ -282,7 +283,7 @@ static int plan(struct record *r)
     return 0;
 }
 
-/* All parts are here: the outcome with their places in it. */
+/* All parts have arrived: make an outcome that has their addresses here. */
 static struct map_outcome *outcome_at_home(const struct coming *c)
 {
     size_t list = c->parts * sizeof *c->home, rest = (size_t)c->oc->error_len + c->oc->tail_len;
@@ -297,7 +298,7 @@ static struct map_outcome *outcome_at_home(const struct coming *c)
     return oc;
 }
 
-/* At a node that may have the room again. */
+/* Tell a node that it may free a range of its spill file. */
 static void drop_there(struct map_owner *o, uint32_t node, uint64_t at, uint64_t len)
 {
     struct map_ask ask = {.what = MAP_ASK_DROP, .offset = at, .len = len};
@@ -339,7 +340,7 @@ static int end_move(struct map_owner *o, struct move *m, int result)
 
 /* --- a piece --- */
 
-/* What has come of it is worth nothing without the rest. */
+/* Drop the fetched bytes of a piece, whose rest is lost, and run the piece again. */
 static int run_again(struct map_owner *o, struct record *r)
 {
     struct coming *c = r->coming;
@@ -348,7 +349,7 @@ static int run_again(struct map_owner *o, struct record *r)
             drop_part(o, &c->home[i]);
     o->held -= r->held;
     r->held = 0;
-    r->attempts--; /* as if it had never run */
+    r->attempts--; /* this attempt does not count */
     r->state = SUBMITTED;
     o->home->coming--;
     o->job->counts.retried++;
@@ -356,7 +357,7 @@ static int run_again(struct map_owner *o, struct record *r)
     return owner_submit(o, r);
 }
 
-/* Nothing of it is on its way. 1: that was a step. */
+/* Go on with a piece that has no move under way. Returns 1 if something was done. */
 static int home_look_at(struct map_owner *o, struct record *r, int *status)
 {
     struct coming *c = r->coming;

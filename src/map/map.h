@@ -4,10 +4,9 @@
  * each, and the outputs come back in input order.
  *
  * The process that calls map_run() is node 0, the owner: it cuts, submits, reaps and writes, and its slots work like
- * those of the others. The other nodes are forks of it, made before it has any thread: they have the options and the
- * open inputs from it, and find it through the queue and the pool. Or they are apart: on hosts of their own, started by
- * the launcher; then they get the options and the inputs' bytes over the fabric, and their outputs are brought home to the
- * owner before anything of them is printed.
+ * those of the others. The other nodes are forks of it, made before it has any thread: they inherit the options and the open inputs, and
+ * work with the owner through the queue and the pools. Or the nodes are apart: on hosts of their own, started by the launcher. Then they
+ * get the options and the inputs' bytes over the fabric, and the owner fetches their outputs before it prints any of them.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
  *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel -> capture.c -> complete
@@ -30,10 +29,10 @@ struct map_options {
     char *const *files;
     uint32_t file_count;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
-    const char *kernel;      /* NAME[:TEXT]; with kernel_file a symbol there */
-    const char *kernel_file; /* shared object that has it; NULL: one of weft's */
-    uint32_t nodes, slots;   /* 0: chosen by the number of processors */
-    uint64_t memory_bytes;   /* of all pools together; 0: chosen by the machine */
+    const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
+    const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
+    uint32_t nodes, slots;   /* 0: chosen from the number of processors */
+    uint64_t memory_bytes;   /* of all pools together; 0: chosen from the machine's memory */
     const char *memory;      /* the same as it was typed, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
@@ -54,11 +53,12 @@ struct map_options {
 #define MAP_NODES_MAX       64u
 #define MAP_SLOTS_MAX       1024u
 
-/* What can be wrong with options, and what pool each node needs, before nodes are launched. 0 or the exit status, said. */
+/* Check the options before nodes are launched, and compute the pool size of each node. Returns 0, or the exit status after printing an
+ * error. */
 int map_plan(const struct map_options *options, uint64_t *pool_bytes);
-/* A node other than 0 of a launched job: the launcher's environment says which, node 0 what to do. The exit status. */
+/* A node other than 0 of a launched job: the environment gives its number, and node 0 sends it the work. Returns the exit status. */
 int map_serve(void);
-/* Do it; returns the exit status. What went wrong has been said on stderr. */
+/* Run the job. Returns the exit status; errors have been printed on stderr. */
 int map_run(const struct map_options *options);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A piece of a file as memory, for kernels, where it is too large to be read into the pool. A file that is cut short while it is
- * mapped ends whoever reads on with SIGBUS: here zeros take the place of what is gone, and the piece fails by itself.
+ * A piece of a file as memory, for kernels, if the piece is too large to be read into the pool. Reading a mapped file that was truncated
+ * raises SIGBUS. The handler here maps zeros in place of the missing pages, and the piece then fails without ending the process.
  */
 #include "map/job.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static _Thread_local struct map_mapped *mine; /* of the thread that reads one */
+static _Thread_local struct map_mapped *mine; /* the mapping that this thread reads now */
 static struct sigaction before;
 static pthread_once_t handled = PTHREAD_ONCE_INIT;
 
@@ -19,7 +19,7 @@ static void on_bus(int sig, siginfo_t *info, void *context)
     (void)context;
     struct map_mapped *m = mine;
     uintptr_t at = (uintptr_t)info->si_addr, start = m ? (uintptr_t)m->start : 0, end = start + (m ? m->len : 0);
-    if (at < start || at >= end) { /* none of ours: it comes again, as if this were not here */
+    if (at < start || at >= end) { /* the fault is not in our mapping: the default action is restored and the fault recurs */
         sigaction(sig, &before, NULL);
         return;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all nodes of a job have in common: the board, signals, the end of all at once, and the opening of a node. The board is plain
- * memory that forks share, because it must be read after a node has died, and by signal handlers. forks.c, apart.c and serve.c start
- * nodes and see them end.
+ * What all nodes of a job have in common: the board, signals, ending everything at once, and opening a node. The board is plain
+ * memory that forks share, because it must be read after a node has died, and by signal handlers. forks.c, apart.c and serve.c start nodes
+ * and handle their end.
  */
 #include "map/job.h"
 
@@ -37,7 +37,8 @@ void map_line_kill(struct map_line *line)
     int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
     if (group <= 0)
         return;
-    /* Killed before it is taken off the board: else, should we be killed in between, nobody would know of it. */
+    /* Kill the group before its number is removed from the board: otherwise, if we were killed in between, nobody would know of the group.
+     */
     kill(-group, SIGKILL);
     atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
 }
@@ -68,9 +69,9 @@ static void on_owner_signal(int sig)
     map_signal_pass(sig);
 }
 
-/* --- Ctrl-Z. It reaches this process group, and commands have their own: they are stopped here, and continued. Of the nodes only
- * the owner stops: the others see on the board that they are to start nothing, and still end when the owner is killed. Nodes that
- * are apart get both signals from the launcher, which stops, and none of them does. --- */
+/* --- Ctrl-Z. The terminal signals only our process group, and commands have groups of their own; so the handler stops and continues them.
+ * Of the nodes only the owner stops. The others read on the board that they must start nothing, and they can still end if the owner is
+ * killed. Nodes that are apart get both signals from the launcher: the launcher stops, and none of these nodes does. --- */
 static struct map_job *stoppable;
 
 static void signal_commands(struct map_job *job, int sig)
@@ -96,10 +97,11 @@ static void on_stop(int sig)
     if (job && job->board) {
         if (!atomic_load_explicit(&job->board->stopped, memory_order_relaxed))
             atomic_store_explicit(&job->board->stopped_since, now_ns(), memory_order_relaxed);
-        /* Pairs with map_command_run(): either this sees the command that is being started, or that sees this. */
+        /* Pairs with map_command_run(): either this handler sees the command that is being started, or that function sees `stopped`. */
         atomic_store_explicit(&job->board->stopped, 1, memory_order_seq_cst);
         signal_commands(job, SIGSTOP);
-        for (int round = 0; round < 10 && !job->apart; round++) { /* a slot of ours could look no more once we have stopped */
+        for (int round = 0; round < 10 && !job->apart;
+             round++) { /* repeat: once this process has stopped, its slots cannot stop a command that they have just started */
             struct timespec ms = {0, 1000000};
             nanosleep(&ms, NULL);
             signal_commands(job, SIGSTOP);
@@ -119,7 +121,7 @@ static void on_continue(int sig)
     if (job && job->board && atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
         int64_t since = atomic_load_explicit(&job->board->stopped_since, memory_order_relaxed);
         atomic_fetch_add_explicit(&job->board->stopped_ns, now_ns() - since, memory_order_relaxed);
-        /* Release: pairs with pump(), which must see that time when it sees that all goes on. */
+        /* release: pairs with pump(), which must see the added time when it sees `stopped` cleared. */
         atomic_store_explicit(&job->board->stopped, 0, memory_order_seq_cst);
         signal_commands(job, SIGCONT);
     }
@@ -131,7 +133,7 @@ void map_nodes_stop_with(struct map_job *job)
     struct sigaction sa;
     stoppable = job;
     if (sigaction(SIGTSTP, NULL, &sa) || sa.sa_handler == SIG_IGN)
-        return; /* nobody is there to continue it */
+        return; /* no shell could continue us: do not stop */
     sa = (struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART};
     sigfillset(&sa.sa_mask);
     sigaction(SIGTSTP, &sa, NULL);
@@ -155,7 +157,7 @@ void map_end_all(struct map_job *job)
     if (job->emit.temporary_path)
         unlink(job->emit.temporary_path);
     map_progress_clear(job);
-    /* They end at once; the patience is for a machine that is very busy. */
+    /* Wait for the nodes: they end at once, except on a very busy machine. */
     for (int round = 0; round < 400; round++) {
         bool left = false;
         for (uint32_t node = 1; node < job->nodes; node++) {
@@ -174,8 +176,8 @@ void map_end_all(struct map_job *job)
         struct timespec ms = {0, 1000000};
         nanosleep(&ms, NULL);
     }
-    map_progress_clear(job); /* one that was being drawn when all this began */
-    /* What a node started while it was being ended. */
+    map_progress_clear(job); /* erase a bar that was being drawn when the signal came */
+    /* Kill commands that a node started while it was being killed. */
     for (uint32_t node = 0; node < job->nodes; node++)
         map_nodes_kill_groups(job, node);
 }
@@ -195,7 +197,7 @@ void map_signal_pass(int sig)
     kill(getpid(), sig);
 }
 
-/* An ignored signal stays ignored: nohup means it. */
+/* Install a handler unless the signal is ignored: nohup relies on that. */
 static void on_signal_unless_ignored(int sig, void (*handler)(int))
 {
     struct sigaction sa;
@@ -203,7 +205,7 @@ static void on_signal_unless_ignored(int sig, void (*handler)(int))
         map_on_signal(sig, handler);
 }
 
-/* The owner is done with outcomes of this node. */
+/* Message from the owner: free outcomes of this node. */
 static void on_release(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
 {
@@ -215,7 +217,7 @@ static void on_release(weft_node *w, uint32_t from, const void *header, size_t h
     }
 }
 
-/* The library's remedy for too large a pool is its own setting; here an option decides. */
+/* For a pool that is too large the library's message names WEFT_POOL; the remedy here is the option --memory. */
 static int say_memory(int rc)
 {
     char text[512];
@@ -232,7 +234,7 @@ int map_node_open(struct map_job *job, const weft_config *config, weft_member_fn
     if (rc)
         return say_memory(rc);
     if (!getenv("WEFT_LOG"))
-        base_log_set("error"); /* we say ourselves who died, in words of the job */
+        base_log_set("error"); /* `weft map` reports deaths itself */
     rc = weft_handle(job->w, MAP_HANDLER_RELEASE, on_release, job);
     if (!rc)
         rc = weft_on_change(job->w, on_member, job);
@@ -249,12 +251,13 @@ int map_queue_open(struct map_job *job)
     return weft_queue_open(job->w, "map", &q, &job->queue);
 }
 
-/* What the owner does with signals, and what is set once. */
+/* Set up the owner's signal handlers, and do other one-time setup. */
 void map_nodes_prepare_owner(struct map_job *job)
 {
     job->owner_pid = getpid();
     signalled = job;
-    base_adopt(); /* then the process groups of a dead node keep their numbers until they are killed */
+    base_adopt(); /* become the reaper of orphans: the group numbers of a dead node's commands are not reused before the groups are killed
+                   */
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
     map_on_signal(SIGTERM, on_owner_signal);

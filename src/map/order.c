@@ -12,8 +12,8 @@
 
 struct head {
     char magic[8];
-    uint32_t bytes;                                                /* of the strings */
-    uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: its strings, 0 to 2 */
+    uint32_t bytes;                                                /* length of the strings behind this head */
+    uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: number of strings for the kernel, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;
 };

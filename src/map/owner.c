@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The owner: a feeder thread cuts the inputs and submits the pieces; the main thread takes completions, has failed
- * pieces run again, and prints the outputs in order. What is printed goes back to the node it came from.
+ * The owner: a feeder thread cuts the inputs and submits the pieces; the main thread takes completions, submits failed pieces again, and
+ * prints the outputs in order. Memory of printed outputs is released to the node that it belongs to.
  */
 #include "map/owner.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
-#define TOLD_NS  (10 * WEFT_MS) /* after the last output: nothing is printed */
+#define TOLD_NS  (10 * WEFT_MS) /* this long after the last output, the owner counts as not printing */
 #define REAP_MAX 64u
 
 /* --- submitting --- */
@@ -89,7 +89,7 @@ static void *feeder_main(void *arg)
 
 /* --- printing --- */
 
-/* Memory grows with what is there, not with what the outcome says will be. */
+/* Allocate for bytes that have arrived, not for the length that the outcome states: it cannot be trusted. */
 static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len)
 {
     if (at + len > o->fold_room) {
@@ -156,8 +156,8 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     return rc;
 }
 
-/* The nodes may leave output in pipes meanwhile, for memory comes free by itself. Those that are apart are not told of every
- * pause. */
+/* Record whether the owner is printing. While it is, nodes may leave output in pipes, since memory comes free by itself. Nodes that are
+ * apart are not told of short pauses. */
 static void set_printing(struct map_owner *o, bool printing)
 {
     struct map_job *job = o->job;
@@ -177,7 +177,7 @@ static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = owner_read_outcome(o, r, &oc);
-    if (!rc && oc->kind != MAP_OK) { /* it was, when the piece was done */
+    if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed: a node has changed the outcome since */
         free(oc);
         rc = base_fail(-EPROTO, "the outcome of a piece from node %u has changed", r->worker);
     }
@@ -218,12 +218,12 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     return rc ? rc : owner_take_outcome(o, r, oc, status);
 }
 
-/* Print what may be printed now: all that is complete, or in order, up to the first piece that is not. */
+/* Print all complete pieces or, with output in order, those before the first incomplete piece. */
 static int print_ready(struct map_owner *o, const weft_done *done, int count)
 {
     struct map_job *job = o->job;
     int rc = 0;
-    pthread_mutex_lock(&job->lock); /* beyond it the window is the feeder's */
+    pthread_mutex_lock(&job->lock); /* the window from `submitted` on belongs to the feeder */
     uint64_t submitted = job->submitted;
     pthread_mutex_unlock(&job->lock);
     if (job->options->unordered) {
@@ -233,7 +233,7 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
                 rc = print_piece(o, r);
         }
         uint64_t low = job->low;
-        for (uint64_t i = 0; low + i < submitted && !rc && o->home; i++) { /* what has come home by now */
+        for (uint64_t i = 0; low + i < submitted && !rc && o->home; i++) { /* pieces whose outputs have been fetched by now */
             struct record *r = &o->window[(low + i) % MAP_WINDOW];
             if (r->state == COMPLETE)
                 rc = print_piece(o, r);
@@ -250,7 +250,7 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
     return rc;
 }
 
-/* Nothing is outstanding: wait for the feeder. True at the end of the job. */
+/* No piece is outstanding: wait until the feeder submits one. True: the feeder has submitted everything, and the job is done. */
 static bool wait_for_feeder(struct map_job *job)
 {
     struct timespec t;
@@ -276,7 +276,7 @@ static int main_loop(struct map_owner *o, int *status)
         int rc = 0, n = weft_reap(job->queue, done, REAP_MAX, 0), came = o->home ? home_step(o, status) : 0;
         if (came < 0)
             return came;
-        if ((n == -ETIMEDOUT || n == -ENOENT) && came == 0) { /* time to do what can wait */
+        if ((n == -ETIMEDOUT || n == -ENOENT) && came == 0) { /* nothing happened: do the low-priority work */
             rc = map_emit_flush(&job->emit);
             if (rc)
                 return rc;
@@ -312,7 +312,7 @@ static int emit_out(void *arg, const void *bytes, size_t len)
     return map_emit_write(arg, bytes, len);
 }
 
-/* --- the whole --- */
+/* --- the whole job --- */
 
 static int make_given(struct map_owner *o)
 {
@@ -347,7 +347,7 @@ int map_owner_run(struct map_job *job)
     if (!rc)
         rc = map_slots_start(job);
     if (!rc) {
-        pthread_t feeder; /* not joined: the last it does is to say that it has fed all, and main_loop() sees that */
+        pthread_t feeder; /* not joined: its last action sets job->fed, which main_loop() sees */
         rc = -pthread_create(&feeder, NULL, feeder_main, o);
         if (rc)
             base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
@@ -361,7 +361,7 @@ int map_owner_run(struct map_job *job)
         weft_out out = {emit_out, &job->emit};
         rc = job->kernel->finish(o->fold_state, &out);
     }
-    /* Part of an output must not take the place of a whole one. What is written directly is written already. */
+    /* An incomplete output must not replace an existing file. Output that is written directly cannot be taken back. */
     bool kept = job->counts.failed && job->emit.final_path, existed = job->emit.exists;
     if (!rc && kept) {
         map_emit_abandon(&job->emit);
@@ -370,8 +370,8 @@ int map_owner_run(struct map_job *job)
         rc = map_emit_close(&job->emit);
     }
     map_progress_clear(job);
-    if (rc)                          /* the threads are still at work on all of this: it ends with the process */
-        return status ? status : rc; /* with a status: said already */
+    if (rc)                          /* threads still use this memory: it is freed at the end of the process */
+        return status ? status : rc; /* with an exit status the error has been printed */
     job->counts.end_ns = base_now_ns();
     job->over = true;
     weft_queue_shutdown(job->queue);

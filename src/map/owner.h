@@ -7,59 +7,59 @@
 
 #include "map/job.h"
 
-enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* coming: complete, and on its way home */
+enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* COMING: complete, and being fetched from its node */
 
-struct record { /* one piece in work */
+struct record { /* a piece that is submitted and not finished */
     struct map_piece piece;
     enum state state;
     uint32_t attempts, worker;
-    uint64_t failed_on; /* the nodes that it has failed on, a bit each: others come first for the next attempt */
+    uint64_t failed_on; /* the nodes on which the piece has failed, one bit each: the next attempt prefers others */
     int32_t status;
     uint64_t result, result_len;
     struct coming *coming;
-    struct map_outcome *home; /* the outcome, in memory of our own, with MAP_STATUS_HOME */
-    uint64_t held;            /* bytes of our memory that what came home takes */
+    struct map_outcome *home; /* with MAP_STATUS_HOME: the outcome, in private memory */
+    uint64_t held;            /* bytes of the owner's memory that the fetched output takes */
 };
 
 struct map_owner {
     struct map_job *job;
     struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
-    _Atomic uint64_t *given;          /* [MAP_WINDOW], in our pool */
+    _Atomic uint64_t *given;          /* [MAP_WINDOW], in the owner's pool: how many times each piece was passed on */
     void *fold_state;
     uint8_t *fold_input;
     size_t fold_room;
-    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* for one node, not sent yet */
+    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses to release at one node, not sent yet */
     uint32_t release_count, release_node;
-    bool told; /* the nodes that are apart: that outputs are being printed */
+    bool told; /* nodes that are apart have been told that the owner is printing */
     int64_t printed_ns;
     struct home *home; /* home.c */
-    uint64_t held;     /* of all records */
+    uint64_t held;     /* sum of `held` over all records */
 };
 
 /* --- window.c --- */
 int owner_submit(struct map_owner *o, const struct record *r);
-void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* memory of a node's pool */
-void owner_send_releases(struct map_owner *o);                         /* now, and not with the next ones */
+void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* free this memory of a node's pool, with a later message */
+void owner_send_releases(struct map_owner *o);                         /* send the collected releases now */
 void owner_release_part(struct map_owner *o, const struct record *r, const struct map_part *part);
-/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
+/* Release the outcome itself. Its parts are released as they are printed; the outcome of a failed piece has none. */
 void owner_release_outcome(struct map_owner *o, const struct record *r);
 #define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                      /* bytes: enough for terabytes of output */
-int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO without a sentence: it does not fit together */
-/* The outcome of a piece, in memory that is the caller's to free. In the pool it is read in place, a dead node's too. */
+int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO, without an error text: it is inconsistent */
+/* Copy the outcome of a piece into memory that the caller frees. Reads it in the mapped pool, which works for a dead node, too. */
 int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out);
-/* What became of a piece, once its outcome is here. */
+/* Handle the outcome of a piece: success, failure, or another attempt. */
 int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
-void owner_finish_piece(struct map_owner *o, struct record *r); /* it is dealt with */
+void owner_finish_piece(struct map_owner *o, struct record *r); /* the piece is done: free its record */
 
 /* --- home.c --- */
 int home_open(struct map_owner *o);
 void home_free(struct map_owner *o);
-int home_expect(struct map_owner *o, struct record *r); /* it is complete at its node */
-/* Do what can be done now: how many steps that were, or an error. `*status` as owner_take_outcome() has it. */
+int home_expect(struct map_owner *o, struct record *r); /* a piece is complete at its node: fetch its output */
+/* Do all fetching that is possible now. Returns the number of steps done, or an error. `*status` is as in owner_take_outcome(). */
 int home_step(struct map_owner *o, int *status);
-bool home_busy(const struct map_owner *o); /* something is on its way */
-/* Is an answer of the node's outstanding that may be lost? `cut`: no way leads to it now. */
+bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
+/* Whether an answer of the node is outstanding that may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
-void home_wait(struct map_owner *o); /* for some of it, a moment */
+void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
 
 #endif
