@@ -22,7 +22,7 @@
 #define LOOK_NS    (20 * WEFT_MS) /* how often the owner checks whether every node has a route */
 
 struct map_apart {
-    _Atomic uint64_t died;                    /* a bit a node */
+    _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* those of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
     int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */

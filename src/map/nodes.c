@@ -100,8 +100,8 @@ static void on_stop(int sig)
         /* Pairs with map_command_run(): either this handler sees the command that is being started, or that function sees `stopped`. */
         atomic_store_explicit(&job->board->stopped, 1, memory_order_seq_cst);
         signal_commands(job, SIGSTOP);
-        for (int round = 0; round < 10 && !job->apart;
-             round++) { /* repeat: once this process has stopped, its slots cannot stop a command that they have just started */
+        /* Repeat: once this process has stopped, its slots cannot stop a command that they have just started. */
+        for (int round = 0; round < 10 && !job->apart; round++) {
             struct timespec ms = {0, 1000000};
             nanosleep(&ms, NULL);
             signal_commands(job, SIGSTOP);
@@ -133,7 +133,7 @@ void map_nodes_stop_with(struct map_job *job)
     struct sigaction sa;
     stoppable = job;
     if (sigaction(SIGTSTP, NULL, &sa) || sa.sa_handler == SIG_IGN)
-        return; /* no shell could continue us: do not stop */
+        return; /* SIGTSTP is ignored, so no shell would continue the job: do not stop it */
     sa = (struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART};
     sigfillset(&sa.sa_mask);
     sigaction(SIGTSTP, &sa, NULL);
@@ -256,8 +256,8 @@ void map_nodes_prepare_owner(struct map_job *job)
 {
     job->owner_pid = getpid();
     signalled = job;
-    base_adopt(); /* become the reaper of orphans: the group numbers of a dead node's commands are not reused before the groups are killed
-                   */
+    /* Adopt orphans, so that the group numbers of a dead node's commands are not reused before the groups are killed. */
+    base_adopt();
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
     map_on_signal(SIGTERM, on_owner_signal);

@@ -46,7 +46,7 @@
  *   claim                makes it ready again
  *   complete, release    makes it ready again: the caller is told that it was refused, so another worker must do the task
  *   renew                nothing: the caller keeps its word, and the next call finds that word or its successor in the slot
- *   free                 frees it: a submitter that cannot wait leaves this to the home
+ *   free                 frees it: through the fabric the home always does this, since the submitter must not wait
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H

@@ -167,12 +167,11 @@ static bool lock_settle(struct weft_node *w, struct lock_claim *c)
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
             return true; /* the claim was released, or never got the lock */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) ==
-                   0; /* if the message cannot be sent, start again at the next tick */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* on failure: start again later */
     }
     c->back = true;
     return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
-           !fab_alive(w, home); /* if the send fails, try again at the next tick */
+           !fab_alive(w, home); /* if the swap could not be started, the next tick tries again */
 }
 
 static int64_t lock_tick(struct weft_node *w, int64_t now_ns, void *arg)
