@@ -67,8 +67,9 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
-     * thread that naps while the program waits again and again is woken to see that: it is lazy then, which spares these looks. */
+    /* Wake the progress thread if messages may be left: another thread was delivering and may have passed their ring already, or there
+     * were more than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that the program polls again and again, and
+     * stops napping, so that these calls are no longer needed. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);

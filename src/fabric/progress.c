@@ -133,7 +133,7 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* Not what a thread that waits has been doing since the last look: it would go to sleep, and be woken for each step. */
+        /* If a waiting thread has polled since the last round, leave the work to it: else it would sleep, and be woken for each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
