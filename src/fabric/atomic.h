@@ -12,9 +12,10 @@
 
 #include "base/base.h"
 
-enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* goes over the wire as it is */
+enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* sent over the wire as these numbers */
 
-/* `a`: what is added, stored, or expected; `b`: what FAB_CAS stores then. `*before`: what was there. False: there is no such kind. */
+/* `a`: the value to add, to store, or to compare with; `b`: what FAB_CAS stores if the comparison holds. `*before` gets the former value.
+   False: unknown kind. */
 static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint64_t b, uint64_t *before)
 {
     switch (kind) {
@@ -28,7 +29,8 @@ static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint
     }
 }
 
-/* After a read-modify-write with seq_cst: x86 needs no more to order it before the next load; others do. */
+/* Orders an atomic read-modify-write (seq_cst) before the next load. On x86 the read-modify-write does so by itself; other processors need
+   a fence. */
 static inline void fab_fence_after_rmw(void)
 {
 #if defined(__x86_64__)
@@ -38,7 +40,8 @@ static inline void fab_fence_after_rmw(void)
 #endif
 }
 
-/* Nodes may read words that others write at the same time, and check afterwards: the thread sanitizer is shown it. */
+/* A node may read words that other nodes write at the same time, and check afterwards what it has read. These loads and stores tell the
+   thread sanitizer that this is intended. */
 #if defined(__SANITIZE_THREAD__)
 #define FAB_COPY_BY_WORDS 1
 #elif defined(__has_feature)
@@ -53,7 +56,7 @@ static inline void fab_fence_after_rmw(void)
 static inline void fab_copy_little(void *dst, const void *src, size_t len)
 {
     if (BASE_LIKELY(len == 8)) {
-        /* one load and one store: nobody ever sees half of an aligned word */
+        /* one load and one store: nobody sees half of an aligned word */
         uint64_t v;
         if (BASE_LIKELY(((uintptr_t)src & 7) == 0))
             v = __atomic_load_n((const uint64_t *)src, __ATOMIC_RELAXED);

@@ -16,7 +16,7 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
                  size_t payload_len)
 {
     if (BASE_UNLIKELY(id >= FAB_HANDLERS))
-        return true; /* not from any weft: drop it */
+        return true; /* no version of weft sends such a message: drop it */
     struct fab_handler *h = &w->handlers[id];
     weft_handler_fn fn = atomic_load_explicit(&h->fn, memory_order_acquire);
     if (BASE_UNLIKELY(!fn))
@@ -31,11 +31,11 @@ int fab_service(struct weft_node *w)
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->service ? (*t)->service(w) : 0;
     if (n)
-        fab_wake_here(w); /* words of this node may have changed */
+        fab_wake_here(w); /* the handler may have changed words that this node's threads wait for */
     return n;
 }
 
-/* False: another thread is at it. */
+/* False: another thread is delivering. */
 BASE_INLINE bool deliver(struct weft_node *w, int *events)
 {
     int n = 0;
@@ -45,8 +45,8 @@ BASE_INLINE bool deliver(struct weft_node *w, int *events)
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handler_depth--;
-    /* Whoever goes to sleep counts itself a sleeper, takes this lock, and then looks: if it had the lock before us, we
-     * see it here; if it gets it after us, it sees what the handlers changed. No fence is needed. */
+    /* A thread that goes to sleep first counts itself in `sleepers`, then takes this lock, then checks its condition. If it had the lock
+       before this thread, its count is seen here. If it gets the lock later, it sees what the handlers changed. So no fence is needed. */
     bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
     base_spin_unlock(&w->progress);
     if (BASE_UNLIKELY(sleepers))
@@ -67,8 +67,9 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Another thread may have looked already where something came since; and there may be more than one look takes. And a progress
-     * thread that naps while the program waits again and again is woken to see that: it is lazy then, which spares these looks. */
+    /* Wake the progress thread if messages may be left: another thread was delivering and may have passed their ring already, or there
+     * were more than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that the program polls again and again, and
+     * stops napping, so that these calls are no longer needed. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);
@@ -94,9 +95,9 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
     handler_depth++;
     l->transport->last_words(w, l);
     handler_depth--;
-    /* With the lock: whoever delivers after this sees it, and takes nothing more from there.
-     * release: who sees the state sees the last messages' effects. seq_cst: a sender that has just kept a message looks at the state
-     * after that, and fails it itself (shm/message.c, send_slow()). */
+    /* Done under the lock: a thread that delivers after this sees the state and takes nothing more from this peer. release: a thread that
+       sees the state sees the effects of the last messages. seq_cst: a sender that has just kept a message reads the state afterwards, and
+       fails the message itself (shm/message.c, send_slow()). */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

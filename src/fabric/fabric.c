@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Has the address a space, and somebody here who knows what that is? */
+/* Whether the address is in a space other than the pool, and this node can handle such addresses. */
 static inline bool of_arena(const struct weft_node *w, weft_gaddr addr)
 {
     return weft_gaddr_space(addr) != 0 && w->arenas;
@@ -32,7 +32,7 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
                      (unsigned long long)w->links[node].pool_bytes);
 }
 
-/* The link to a living node that has these bytes in its pool; NULL: there is none such. */
+/* The link to the living node whose pool contains these bytes; NULL: there is none. */
 static inline struct fab_link *fabric_link(struct weft_node *w, weft_gaddr addr, uint64_t bytes)
 {
     uint32_t node = weft_gaddr_node(addr);
@@ -52,7 +52,7 @@ int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab
     return BASE_LIKELY(*link != NULL) ? 0 : base_failure(fabric_refuse(w, addr, bytes));
 }
 
-/* The node's link, while it is alive. */
+/* The link to a node; NULL if the node is not alive. */
 static inline struct fab_link *living(struct weft_node *w, uint32_t node)
 {
     return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE ? &w->links[node] : NULL;
@@ -66,18 +66,18 @@ int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 
 void fab_complete(weft_op *op, int status)
 {
-    /* release: pairs with the acquire in weft_test(); what the operation wrote comes before */
+    /* release: pairs with the acquire in weft_test(); what the operation wrote is visible before its status */
     if (op)
         __atomic_store_n(&op->status, status, __ATOMIC_RELEASE);
 }
 
-/* May it be for the room that knows GPUs? */
+/* Whether the operation may touch memory of a GPU, so that the room for GPUs must look at it. */
 static inline bool not_only_pools(const struct weft_node *w, const struct fab_link *l)
 {
     return BASE_UNLIKELY(!l || atomic_load_explicit(&w->gpu_memory, memory_order_relaxed));
 }
 
-/* Out of the way of those between pools. */
+/* Out of line, so that operations between pools stay fast. */
 static BASE_COLD int put_elsewhere(struct weft_node *w, struct fab_link *l, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     if (l && !w->arenas->owns(w, src))
@@ -157,7 +157,7 @@ int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft
     return atomic_op(w, FAB_SWAP, word, value, 0, old, op);
 }
 
-/* It may be none: say why. Or one that GPUs' memory takes part in, or only might. */
+/* The slow path of put-signal: the address may be invalid (fail with a sentence), or the memory may be a GPU's. */
 static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add,
                                       weft_op *op)
 {
@@ -215,7 +215,7 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
-/* Operations on GPUs' memory come first: they may end by others to the same node. */
+/* Operations on GPU memory are asked first: they may finish by issuing operations to the same node. */
 static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 {
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, l->node, f))
@@ -223,7 +223,7 @@ static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct f
     return l->transport->flushed(w, l, f);
 }
 
-/* Of operations on GPUs' memory without an op. */
+/* The error of operations on GPU memory that had no op. */
 static inline int arena_failure(struct weft_node *w, uint32_t node)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) ? w->arenas->failure(w, node) : 0;
@@ -268,7 +268,7 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's own stores into shared pools are seen before what it does next */
+    atomic_thread_fence(memory_order_seq_cst); /* what the caller stored into shared pools is visible before what it does next */
     return 0;
 }
 
@@ -299,7 +299,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* What has begun on GPUs' memory ends by several steps, which nothing later must overtake. */
+/* An operation on GPU memory takes several steps. Nothing later may overtake it. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};
@@ -340,7 +340,7 @@ static bool op_done(void *arg)
 
 int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
 {
-    if (!op_done(op)) { /* often one look is enough: before all that a wait takes */
+    if (!op_done(op)) { /* the op is often complete already: check before setting up a wait */
         if (fab_polled(w) % WAITS_PER_PROGRESS || fab_in_handler())
             fab_service(w);
         else
@@ -415,7 +415,7 @@ static bool compare(struct word_wait *c)
     return false;
 }
 
-/* Is the word as wanted, or has a node gone? */
+/* Whether the word has the value waited for, or a node has gone. */
 static bool word_or_loss(void *arg)
 {
     struct word_wait *c = arg;

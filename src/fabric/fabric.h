@@ -32,12 +32,12 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* A pool's first bytes, the same on every node: [0, FAB_NULL_BYTES) is null and never valid; then come the system words, which the
- * rooms above share out among themselves (fab_config.system_bytes); then, at w->heap_offset, the heap. */
+/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow,
+   fab_config.system_bytes of them, shared out among the rooms above. The heap begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
-/* Handlers: the program's, then eight for each room above, which names its own in its header. Messages to these are the system's: they
- * do not wait behind the program's, nor for a cable that is pulled. */
+/* Handler numbers: first the program's, then eight for each room above, which names its own in its header. Messages to the rooms' handlers
+   are the system's: they neither wait behind the program's messages nor end when a cable is unplugged. */
 #define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
 #define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
 static inline bool fab_is_system(uint32_t id)
@@ -45,7 +45,7 @@ static inline bool fab_is_system(uint32_t id)
     return id >= WEFT_HANDLERS;
 }
 
-/* A bulk lane of the tb transport: bytes of a message, and how many are under way at most. */
+/* A bulk lane of the tb transport: the size of a message, and how many may be under way. */
 #define FAB_GUARD_MAX  512u
 #define FAB_LANES_MAX  8u
 #define FAB_LANE_DEPTH 64u
@@ -53,31 +53,32 @@ struct fab_lane {
     uint32_t message, depth;
 };
 
-/* Devices that the rc transport uses together, the first one included. */
+/* The most devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
-/* Threads that copy together over shm. */
+/* The most threads that copy one buffer together over shm. */
 #define FAB_COPY_THREADS_MAX 16u
 
-/* What a node is told about its fabric. Who fills it has checked it: the cluster's settings (cluster/settings_table.c) do. */
+/* The fabric's settings. The caller has checked them (cluster/settings_table.c). */
 struct fab_options {
-    int64_t deadline_ns;                /* so long an operation waits that is not told how long */
-    bool bounded;                       /* the deadline bounds waits for other nodes' doing too: see patience.c */
-    int64_t say_after_ns;               /* else such a wait says after so long for whom it waits */
-    int64_t spin_ns;                    /* so long a wait spins before it sleeps */
-    int64_t liveness_ns;                /* a node on another host that is silent for so long is dead */
-    int64_t reconnect_ns;               /* so long a broken link is tried to be built anew; 0: its peer counts as dead at once */
-    char transport[16];                 /* the one to use for peers; "rdma": any over devices; "": the best */
+    int64_t deadline_ns;                /* how long an operation may take that has no time-out of its own */
+    bool bounded;                       /* the deadline also bounds waits for what other nodes do: see patience.c */
+    int64_t say_after_ns;               /* otherwise such a wait prints after this time which nodes it waits for */
+    int64_t spin_ns;                    /* how long a wait spins before it sleeps */
+    int64_t liveness_ns;                /* a node on another host that is silent for this long is dead */
+    int64_t reconnect_ns;               /* how long a broken link is tried to be rebuilt; 0: its peer is declared dead at once */
+    char transport[16];                 /* the transport for peers; "rdma": any that uses devices; "": the best */
     char device[64];                    /* the verbs device to use; "": the best */
-    int gid_index;                      /* of its table; -1: choose (verbs_choose_gid()) */
-    uint32_t rails;                     /* rc: devices that are used together; 0: all as good as the best, or only `device` */
-    char rail_names[FAB_RAILS_MAX][64]; /* which; "": choose */
-    uint64_t stripe_bytes;              /* rc: puts and gets from so many bytes on are spread over them */
-    uint32_t copy_threads;              /* shm: that copy large data together, the caller included; 0: by the processors */
-    char guard[FAB_GUARD_MAX]; /* tb: the command weft, which is to own the devices in a process of its own; "": this process does */
+    int gid_index;                      /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
+    uint32_t rails;                     /* rc: number of devices to use together; 0: all that are as good as the best, or only `device` */
+    char rail_names[FAB_RAILS_MAX][64]; /* rc: their names; "": choose */
+    uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
+    /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
+    uint32_t copy_threads;
+    char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
     struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
     uint32_t lane_count;
-    bool check_frames; /* tb: looks at a part of every frame of bulk data; else at all of it */
+    bool check_frames; /* tb: verify a part of every frame of bulk data; false: every byte */
 };
 
 #define FAB_TRANSPORTS_MAX 4u
@@ -89,22 +90,23 @@ struct weft_node;
 struct pollfd;
 struct fab_link;
 
-/* What a transport gives. Offsets are checked already. Return 0 or a negative errno; an op that is given is
- * completed by fab_complete(), now or later; on an error return it is not pending. */
+/* What every transport implements. The caller has checked all offsets. Functions return 0 or a negative errno. If an op is passed, the
+   transport completes it by fab_complete(), now or later; if the function fails, the op is not pending. */
 struct fab_transport {
     const char *name;
-    bool rdma;                        /* over devices: WEFT_TRANSPORT=rdma allows it */
-    bool at_once;                     /* puts, gets and atomics are done when they return */
-    int (*open)(struct weft_node *w); /* resources, before anyone is known */
+    bool rdma;                        /* uses RDMA devices: WEFT_TRANSPORT=rdma allows it */
+    bool at_once;                     /* puts, gets and atomics are complete when the call returns */
+    int (*open)(struct weft_node *w); /* allocates resources, before any peer is known */
     void (*close)(struct weft_node *w);
     bool (*reaches)(struct weft_node *w, const uint8_t *peer_host_id);
-    /* Both sides call it, over their side connection; blocks until `deadline`. */
+    /* Both nodes of a pair call it with their side connection. It blocks until `deadline` at most. */
     int (*connect)(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline);
-    const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer is to be given up; NULL: it is not */
-    /* The peer is gone: deliver what it had sent, and no more than it can have sent by now: it may live all the same, and go on. */
+    const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
+    /* The peer is gone: deliver the messages that it had sent. Deliver no more than it can have sent by now: it may be alive after all and
+       go on sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
-    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* then fail what is pending */
-    void (*release)(struct weft_node *w, struct fab_link *l);    /* at close: nobody uses the link any more */
+    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* then every pending operation fails */
+    void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
 
     int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
@@ -112,86 +114,94 @@ struct fab_transport {
                   weft_op *op);
     int (*put_signal)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                       weft_op *op);
-    /* A system word: set it, and with `wake` wake who waits there. Nothing is answered, and it waits for a cable that is pulled. */
+    /* Sets a system word; with `wake`, also wakes the threads that wait for it at the peer. There is no answer. While a cable is unplugged
+       the operation waits. */
     int (*set_system)(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
     int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
                 size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft_node *w, struct fab_link *l,
-                    struct fab_flush *f); /* asked while waiting in weft_flush(); `f` is zeros first */
+                    struct fab_flush *f); /* weft_flush() calls it again and again while it waits; `f` is all zeros at first */
     void (*fence)(struct weft_node *w, struct fab_link *l);
-    int (*service)(struct weft_node *w);  /* may be NULL: what needs no handler; by any thread, also while a handler runs */
-    int (*progress)(struct weft_node *w); /* under w->progress; events handled */
-    bool (*idle)(struct weft_node *w);    /* nothing to handle: looked at after announcing sleep */
-    void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset); /* NULL: no loads and stores */
-    /* Wake whoever waits at the peer for memory (weft_wait_until). */
+    /* may be NULL; does the work that needs no handler. Any thread calls it, also while a handler runs. */
+    int (*service)(struct weft_node *w);
+    int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events it handled */
+    bool (*idle)(struct weft_node *w);    /* nothing to do; asked after the thread has announced that it will sleep */
+    /* NULL: the peer's pool cannot be accessed by loads and stores */
+    void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
+    /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
     void (*wake)(struct weft_node *w, struct fab_link *l);
-    void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out); /* may be NULL; `out` has the name already */
-    /* May be NULL: regions of the pool on its device (where it has several, on that with the most), and how many that allows; both
-     * 0 before it is used. */
+    /* may be NULL; `out` contains the transport's name already */
+    void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out);
+    /* May be NULL. How many regions the pool uses on its device (of several devices, the one with the most), and how many the device
+       allows. Both are 0 before the device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
-    /* May be NULL: the i-th descriptor that is readable when there is something for progress(), after idle() said that there was
-     * nothing (-1: there are no more, at most FAB_TRANSPORT_FDS), and what to do when one is. */
+    /* May be NULL. The i-th descriptor that the progress thread must poll after idle() has returned true; -1: there are no more (at most
+       FAB_TRANSPORT_FDS). `ready` is called when the descriptor is readable. */
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
-    /* Both may be NULL, both are called on the progress thread. A message that this transport sent with fab_side_send() at the
-     * other end: any bytes, to be checked. And upkeep: returns ns until it wants to be called again; fab_kick() calls it. */
+    /* Both may be NULL; both are called on the progress thread. side: a message from the same transport at the peer, sent by
+       fab_side_send(); its bytes must be checked. upkeep: periodic work; returns after how many ns to call again. fab_kick() makes the
+       thread call it at once. */
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
-    int (*settle)(struct weft_node *w, int64_t deadline); /* may be NULL: joined, and the progress thread runs; can all be reached? */
-    bool (*needed)(struct weft_node *w);                  /* may be NULL: the node wants to leave; do others still need it between them? */
+    /* may be NULL; called when the node has joined and the progress thread runs: checks that all nodes can be reached */
+    int (*settle)(struct weft_node *w, int64_t deadline);
+    /* may be NULL; called when this node wants to leave: whether other nodes still need it to reach each other */
+    bool (*needed)(struct weft_node *w);
 };
 
-/* The path from this node to one peer (itself included). */
+/* The connection to one peer, or to this node itself. */
 struct fab_link {
     _Atomic int state; /* fab_peer_state */
     uint32_t node;
     uint64_t pool_bytes;
     const struct fab_transport *transport;
-    void *impl;    /* the transport's */
-    int side_fd;   /* liveness anchor; -1 for oneself */
-    int pid_fd;    /* the peer's process, where the system has it; else -1 */
+    void *impl;    /* the transport's own state */
+    int side_fd;   /* the side connection, whose end tells of the peer's death; -1 for this node itself */
+    int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
     char host[64]; /* for messages */
     int pid;       /* for messages */
     base_spin side_lock;
-    struct fab_side *side;          /* side.c; NULL while no message is on its way */
-    char *gone_why;                 /* written before the state says so; NULL: nobody knows */
-    bool goodbye;                   /* the peer has said that it leaves; the progress thread's */
-    _Atomic(const char *) given_up; /* why a room above has done with it (fab_give_up()); NULL: none has */
-    _Atomic bool unsure;            /* an operation without an op may not have happened; the next flush says so */
-    /* Of a peer on another host (peer.c): */
-    int64_t liveness_ns;           /* so long it and its host may be silent; 0: the kernel tells of its death */
-    int64_t silent_ns;             /* and so long it has been, as far as we listened; the progress thread's */
-    int64_t unanswered_ns;         /* and so long its host; the progress thread's */
-    _Atomic bool heard;            /* the transport has: what only a living process sends */
-    _Atomic bool answered;         /* its host has acknowledged a heartbeat */
-    int64_t side_sent, side_taken; /* bytes of the side connection, and those known to be acknowledged; under side_lock */
+    struct fab_side *side;          /* buffers of side.c; NULL while no message is on its way */
+    char *gone_why;                 /* why the peer is gone; written before the state changes; NULL: not known */
+    bool goodbye;                   /* the peer has said that it leaves; used by the progress thread only */
+    _Atomic(const char *) given_up; /* why a room above wants the peer treated as dead (fab_give_up()); NULL: none does */
+    _Atomic bool unsure;            /* an operation without an op may not have happened; the next flush reports it */
+    /* Only for peers on other hosts (peer.c): */
+    int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: on this host, the kernel reports its death */
+    int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
+    int64_t unanswered_ns; /* the same for the peer's host */
+    _Atomic bool heard;    /* the transport has received something that only a living process sends */
+    _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
+    /* bytes written to the side connection, and how many of them are known to be acknowledged; under side_lock */
+    int64_t side_sent, side_taken;
 };
 
-/* Hooks of the rooms above, called in the order installed. */
+/* Callbacks of the rooms above, called in the order in which they were installed. */
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
-    /* Periodic upkeep on the progress thread; returns ns until it wants to be called again, INT64_MAX for never.
-     * fab_kick() makes it ask again. */
+    /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
+       again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
-    void (*close)(struct weft_node *w, void *arg); /* at the end: no thread of weft's runs any more; free what you have */
+    void (*close)(struct weft_node *w, void *arg); /* called last, when no thread of weft runs any more: frees what the room has */
     void *arg;
 };
 #define FAB_HOOKS_MAX 16u
 
-/* Where this node's waiters sleep. In memory that peers of the host can reach (see shm/transport.c), so that they wake them:
- * an event count. Waiters: sleepers++ (seq_cst), read seq, look at the condition, sleep on seq. Wakers: change the
- * memory, full fence, look at sleepers, seq++, wake. */
+/* What this node's waiting threads sleep on: an event count, in memory that peers of the same host can write (shm/transport.c), so that
+   they can wake it. A waiter increments `sleepers` (seq_cst), reads seq, checks its condition, and sleeps on seq. A waker changes memory,
+   executes a full fence, and if `sleepers` is not 0, increments seq and wakes. */
 struct fab_bell {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t seq;
     _Atomic uint32_t sleepers;
-    /* For those who send messages: `pollers` threads of this node look at their rings now; `napping` is 1 while the
-     * progress thread sleeps and wants a byte on the side connection. */
+    /* For senders of messages: `pollers` is the number of this node's threads that poll their rings now. `napping` is 1 while the progress
+       thread sleeps and needs a byte on the side connection to wake. */
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t pollers;
     _Atomic uint32_t napping;
 };
 
-/* What a room above does for addresses with a space, the memory of GPUs, and for local memory that only a GPU reaches. All of it from any
- * thread. The operations are as those of weft/fabric.h; addresses are not checked. */
+/* Operations on GPU memory, which a room above implements: addresses with a space other than 0, and local memory that only a GPU can
+   access. Any thread may call them. They are like those in weft/fabric.h; the caller has not checked the addresses. */
 struct fab_arenas {
     int (*put)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
@@ -199,9 +209,9 @@ struct fab_arenas {
     int (*put_signal)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
     int (*free)(struct weft_node *w, weft_gaddr addr);
     bool (*owns)(struct weft_node *w, const void *p); /* is it memory of a GPU of this process? */
-    /* Those to the node that had begun before `f` was first given (flush.h) are complete. */
+    /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
-    int (*failure)(struct weft_node *w, uint32_t node); /* the first error of those without an op; asked once */
+    int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
 };
 
@@ -216,21 +226,22 @@ struct weft_node {
     struct mem_pool *pool;
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* of every pool: below it are the system words, which no program may name */
+    uint64_t heap_offset; /* of every pool: the system words are below it, and no program may address them */
     uint8_t host_id[16];
-    bool oversubscribed;     /* more nodes on this host than processors */
-    _Atomic bool gpu_memory; /* a GPU of this process has memory: a local pointer may be of it. Beside what every put and get reads */
+    bool oversubscribed; /* more nodes on this host than processors */
+    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Placed beside what every put and get reads. */
+    _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm, *rc, *tb;                                            /* the transports' state */
+    void *shm, *rc, *tb;                                            /* the state of each transport */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char **towards;      /* [size]: the device towards each node, NULL: none there; NULL: nobody says, they are found (tb) */
+    char **towards;      /* [size]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
 
     struct fab_link *links; /* [size] */
     struct fab_bell *bell;  /* this node's */
 
-    base_spin progress; /* who holds it delivers messages */
+    base_spin progress; /* the thread that holds it delivers messages */
     struct fab_handler handlers[FAB_HANDLERS];
 
     _Atomic uint64_t epoch;
@@ -240,84 +251,88 @@ struct weft_node {
 
     pthread_t thread; /* the progress thread */
     bool thread_started;
-    pthread_t pulse_thread; /* peer.c */
+    pthread_t pulse_thread; /* sends heartbeats, see peer.c */
     bool pulse_started;
     _Atomic uint32_t pulse_end;
-    int64_t pulse_ns;            /* between two heartbeats; 0: nobody needs any */
-    int64_t listened_ns;         /* when the side connections were last read; the progress thread's */
-    _Atomic bool lazy;           /* the program polls by itself: the progress thread only looks in now and then */
-    _Atomic uint64_t polls;      /* weft_progress() calls and spinning waits, to tell that */
-    _Atomic uint32_t last_looks; /* how often a thread has looked at the end of its wait, because the progress thread napped */
-    _Atomic uint64_t rested;     /* `polls` when a wait went to sleep: those before it say nothing about what comes */
+    int64_t pulse_ns;            /* interval of heartbeats; 0: no peer needs any */
+    int64_t listened_ns;         /* when the side connections were last read; used by the progress thread only */
+    _Atomic bool lazy;           /* the program polls by itself: the progress thread polls only now and then */
+    _Atomic uint64_t polls;      /* counts weft_progress() calls and spinning waits, which tells whether the program polls */
+    _Atomic uint32_t last_looks; /* how often a thread that ended its wait had to look once more, because the progress thread was napping */
+    /* the value of `polls` when a wait went to sleep: earlier calls say nothing about what the program does now */
+    _Atomic uint64_t rested;
     _Atomic bool stopping;
-    _Atomic uint32_t waiting;    /* threads of the program in a call that waits: weft_close() refuses then */
+    _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */
-    int wake_fd[2];              /* local kicks for the progress thread */
-    struct pollfd *poll_fds;     /* the progress thread's, with whose they are */
+    int wake_fd[2];              /* a pipe that wakes the progress thread */
+    struct pollfd *poll_fds;     /* the progress thread's poll set, and the links it belongs to */
     uint32_t *poll_nodes;
 
     const struct fab_arenas *arenas; /* set before the node joins */
-    _Atomic bool arenas_used;        /* an operation has begun that these did: a fence or flush asks them */
+    _Atomic bool arenas_used;        /* a GPU operation has begun: fences and flushes must ask the room for GPUs */
 
-    void *cluster, *sync, *queues, *gpus; /* of the rooms above */
+    void *cluster, *sync, *queues, *gpus; /* state of the rooms above */
 };
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
 uint32_t fab_count_dead(const struct weft_node *w);
-int fab_refuse_node(struct weft_node *w, uint32_t node); /* why nothing can go to this node, as an error; 0: something can */
+int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
-void fab_wake_here(struct weft_node *w);           /* this node's own waiters, after changing what they wait for */
-void fab_wake(struct weft_node *w, uint32_t node); /* the waiters of a node, after putting to its memory */
-void fab_kick(struct weft_node *w);                /* the progress thread of this node */
+void fab_wake_here(struct weft_node *w);           /* wakes this node's own waiting threads; call it after changing what they wait for */
+void fab_wake(struct weft_node *w, uint32_t node); /* wakes the waiting threads of another node; call it after putting to its memory */
+void fab_kick(struct weft_node *w);                /* wakes the progress thread of this node */
 
 /* --- deliver.c --- */
-/* Is this thread inside a handler or hook? Waiting is refused then. */
+/* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-/* Deliver messages if nobody else does just now; events handled. */
+/* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
-/* The program looks by itself: the progress thread stays out of its way for a while. A hint, not a count: lost increments
- * do no harm. */
+/* Records that the program polls, so that the progress thread leaves the work to it for a while. It is only a hint: a lost increment does
+   no harm. */
 static inline uint64_t fab_polled(struct weft_node *w)
 {
     uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
     atomic_store_explicit(&w->polls, polls, memory_order_relaxed);
     return polls;
 }
-/* A program that only puts and waits delivers messages too, every so many waits. */
+/* A program that only puts and waits delivers messages too, once in this many waits. */
 #define WAITS_PER_PROGRESS 16u
-/* Only what needs no handler. */
+/* Does only the work that needs no handler. */
 int fab_service(struct weft_node *w);
-/* Only that which does. */
+/* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
-/* This thread polls no more, and nobody else does but, when it is woken, the progress thread: no message is to be left. */
+/* Called by a thread that stops polling. If the progress thread naps, nobody would notice a message that has just come, so this looks once
+   more. */
 void fab_last_look(struct weft_node *w);
-/* Run the handler for a message; called by transports from progress(). False: no handler yet, try again later. */
+/* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread: the last messages of a peer, the `gone` hooks, and the periodic ones; as inside a handler. */
-void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* which is the link's state then */
+/* For peer.c and the progress thread; they run as if inside a handler. They deliver the last messages of a peer, call the `gone` hooks,
+   and call the periodic hooks. */
+void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `state`: what the link's state becomes */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
-int64_t fab_run_ticks(struct weft_node *w); /* ns until they want to be called again */
+int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call it again */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* Local memory that only a GPU reaches. */
+/* Whether this is local memory that only a GPU can access. */
 static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
 }
-/* System words, at offsets below the heap: set one, and with `wake` wake who waits there. `offset` is not checked; -ECONNRESET as
- * above. */
+/* Sets a system word, which is below the heap; with `wake`, also wakes the threads that wait for it. `offset` is not checked. -ECONNRESET
+   if the node is gone. */
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
-/* Read one. Waits, for `timeout_ns` at most. */
+/* Reads a system word. Waits at most `timeout_ns`. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* weft_flush() of what cannot be lost: messages and system words. What a broken link did to the program's operations stays for the
- * program's own flush to say. */
+/* A flush that does not report what a broken link did to the program's operations: the program's own flush reports that. Messages and
+   system words are never lost by a broken link. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
-/* A flush that does not wait: `f` is zeros first. -EINPROGRESS: look again; else its result, without a sentence. */
+/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call again; else the flush's result, without a sentence.
+ */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
@@ -327,116 +342,122 @@ static inline void fab_pending(weft_op *op, uint32_t node)
     op->node = node;
     __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
 }
-/* weft_send() for any handler id. From a handler it never waits: what finds no room is kept and sent later. */
+/* weft_send() for any handler id. In a handler it never waits: a message that finds no room is kept and sent later. */
 int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 
-/* --- now.c: a compare-and-swap whose call may end before it does, and that can be waited for again --- */
-/* Whether puts, gets and atomics there are done when the call that starts them returns: nothing can be left behind. So is what will be
- * refused. */
+/* --- now.c: a compare-and-swap that may outlast its call, and for which a later call can wait --- */
+/* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* -EINPROGRESS: it goes on. Else it has ended, and `*swap` is NULL: 0 and what was there; -ECONNRESET: the node is gone; another error:
- * it may have happened, or may happen before the next atomic to that node. In a handler it only looks. */
+/* Waits for the swap. -EINPROGRESS: it is not complete; call again. Any other result is final and sets `*swap` to NULL: 0 and the former
+   value; -ECONNRESET: the node is gone; other errors: the swap may have happened, or may still happen before the next atomic to that node.
+   In a handler it does not wait. */
 int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
-void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* nobody asks any more how it ends */
-void fab_now_free(struct weft_node *w);                          /* the transports are closed */
+void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* the caller no longer wants the result */
+void fab_now_free(struct weft_node *w);                          /* called when the transports are closed */
 
 /* --- peer.c: liveness --- */
-/* A peer is gone: deliver what it had sent, fail its ops, raise the epoch, call the hooks. Once a peer. */
+/* Handles the loss of a peer, once for each peer: delivers what it had sent, fails its ops, increments the epoch, calls the hooks. */
 void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *why);
-/* Any thread: the progress thread is to treat the node as dead, soon, though it may live. `why` is a string constant. */
+/* Asks the progress thread to treat the node as dead, although it may be alive. Any thread may call it. `why` is a string constant. */
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why);
 static inline void fab_heard(struct fab_link *l)
 {
-    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* no line is written for every message */
+    if (!atomic_load_explicit(&l->heard, memory_order_relaxed)) /* do not write this shared cache line for every message */
         atomic_store_explicit(&l->heard, true, memory_order_relaxed);
 }
-int fab_pulse_start(struct weft_node *w); /* heartbeats to the peers on other hosts */
+int fab_pulse_start(struct weft_node *w); /* starts the heartbeats to the peers on other hosts */
 void fab_pulse_stop(struct weft_node *w);
-int64_t fab_judge_silence(struct weft_node *w); /* right after the side connections were read; when to read again, at the latest */
+/* called right after the side connections were read; returns when they must be read again */
+int64_t fab_judge_silence(struct weft_node *w);
 
 /* --- side.c: the side connection, once the pair is connected --- */
-/* While the pair connects: all of these bytes out or in, before `deadline`. A negative errno without a sentence. */
+/* Sends or receives all these bytes before `deadline`, while the pair connects. Returns a negative errno without a sentence. */
 int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
 #define FAB_SIDE_MESSAGE_MAX 512u
-/* To the peer's transport, in order; on the progress thread. -ENOBUFS: it does not read what was sent before. */
+/* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
+   ones. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: dropped, the socket is full */
-void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket takes it */
-bool fab_side_pending(struct fab_link *l);                   /* the socket did not take all: fab_side_read() when it does */
-/* What has come, `most` kilobytes of it. NULL: it goes on; else why the peer is gone, and whether it died. */
+bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
+void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket accepts it */
+/* whether bytes wait for the socket: call fab_side_read() when it is writable */
+bool fab_side_pending(struct fab_link *l);
+/* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
-/* Whether the other host has acknowledged more since it was last asked, or has nothing to acknowledge. */
+/* Whether the other host has acknowledged more bytes since the last call, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
 
 /* --- progress.c: the progress thread --- */
-int fab_start(struct weft_node *w);                    /* the progress thread; links are connected */
-int fab_settle(struct weft_node *w, int64_t deadline); /* until it is known that all can be reached */
-void fab_stop(struct weft_node *w);                    /* says goodbye to the peers, ends the thread */
+int fab_start(struct weft_node *w);                    /* starts the progress thread, once all links are connected */
+int fab_settle(struct weft_node *w, int64_t deadline); /* waits until every node is known to be reachable */
+void fab_stop(struct weft_node *w);                    /* says goodbye to the peers and ends the thread */
 
 /* --- wait.c --- */
-/* Wait until ready(arg) is true: spin a little (making progress), then sleep. -ETIMEDOUT at the deadline
- * (absolute), without a sentence. -EDEADLK in a handler. */
+/* Waits until ready(arg) is true: spins a little (making progress), then sleeps. -ETIMEDOUT at `deadline`, a point in time; without a
+   sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns); /* WEFT_TIMEOUT_DEFAULT resolved; to an absolute moment */
-/* For operations, before they keep more for a peer that takes nothing just now: wait for room, up to the node's deadline; -EAGAIN, at
- * once, in a call that is not to wait for it. Both without a sentence. */
+/* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
+int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
+/* Waits for room, before an operation is queued for a peer that is not accepting work; at most until the node's deadline. -EAGAIN at once
+   in a call that must not wait. Errors come without a sentence. */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
-bool fab_nowait(bool on); /* from now on this thread's operations do not wait for room; what it was before */
-/* For a call that has a deadline and is made of operations: none that this thread starts or waits for with WEFT_TIMEOUT_DEFAULT takes
- * longer, waiting for room included. INT64_MAX: no limit. Returns the one before, to be set again when the call ends. */
+bool fab_nowait(bool on); /* on: from now on this thread's operations do not wait for room. Returns the former value. */
+/* Sets a limit for all operations that this thread starts, or waits for with WEFT_TIMEOUT_DEFAULT: none lasts beyond it, waiting for room
+   included. For calls that have one deadline and consist of several operations. INT64_MAX: no limit. Returns the former limit, which the
+   caller restores. */
 int64_t fab_limit(int64_t deadline);
 
-/* --- patience.c: waits for other nodes' doing --- */
-/* Who is to end a wait. */
+/* --- patience.c: waits for something that another node must do --- */
+/* Which nodes can end a wait. */
 enum fab_whom {
-    FAB_KNOWN, /* a node that the caller knows, and whose death it looks for itself */
-    FAB_ANY,   /* nobody knows: a node that dies meanwhile may be the one, and so may be the last other node that goes */
-    FAB_LAST,  /* any living node can: only when the last other node has gone there is nobody left */
+    FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
+    FAB_ANY,   /* unknown: a node that dies during the wait may be the one */
+    FAB_LAST,  /* any living node can end it: the wait fails only when no other node is left */
 };
 struct fab_patience {
     struct weft_node *w;
     enum fab_whom whom;
-    bool lasting;     /* it has no deadline of its own */
+    bool lasting;     /* the wait has no deadline of its own */
     int64_t deadline; /* INT64_MAX: none */
-    int64_t say_at;   /* INT64_MAX: said, or nothing is to be said */
-    int64_t lost_at;  /* who was to end it is gone: it goes on until then; INT64_MAX: nobody is */
-    uint64_t epoch;   /* in which the members were looked at last */
-    uint32_t dead;    /* there were then */
+    int64_t say_at;   /* when to print whom this node waits for; INT64_MAX: printed already, or never */
+    int64_t lost_at;  /* the node that should end the wait is gone, and the wait gives up at this time; INT64_MAX: no node is gone */
+    uint64_t epoch;   /* the epoch in which the members were last checked */
+    uint32_t dead;    /* how many nodes were dead in that epoch */
 };
 void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_whom whom, int64_t timeout_ns);
-/* When to look at it again, at the latest: the deadline to give to fab_wait(). */
+/* When to call fab_patience_check() again at the latest: the deadline to pass to fab_wait(). */
 static inline int64_t fab_patience_next(const struct fab_patience *p)
 {
     int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
     return next < p->lost_at ? next : p->lost_at;
 }
-/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: who was to end it is gone. Without a sentence. */
+/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. Without a sentence. */
 int fab_patience_check(struct fab_patience *p);
-/* True once, when it is time to say for whom this node waits. */
+/* True once: it is time to print for whom this node waits. */
 bool fab_patience_due(struct fab_patience *p);
-/* "barrier", "nodes 2 and 3, which are alive". */
+/* Prints what this node waits for and for whom: "barrier", "nodes 2 and 3, which are alive". */
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
-/* "no node", "node 2", "nodes 2 and 3": those with `in`, the first ones by number; returns how many there are. */
+/* Writes the names of the nodes whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns how many are
+   set. */
 uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
-/* Why a wait is over whose end nobody knew: the rest of a sentence for -ECONNRESET. */
+/* Why a wait has failed that unknown nodes could have ended: the rest of a sentence for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- node.c --- */
 /* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
-    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first also carries what a node says to itself, and has the bell
-     * that its waiters sleep on. */
+    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first one also connects the node to itself, and owns the bell on which
+       the node's threads sleep. */
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
-    const char *const *towards;        /* [size]: this node's device towards each other, NULL: none; NULL: nobody says */
-    uint64_t system_bytes;             /* of each pool, for the words of the rooms above */
+    const char *const *towards;        /* [size]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
+    uint64_t system_bytes;             /* bytes of each pool for the system words of the rooms above */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);
@@ -447,16 +468,17 @@ int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host; NULL: none reaches it. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);
 
-/* Devices are looked for when a peer first needs them, and once: what was found out then is the answer. */
+/* The result of looking for devices. They are looked for once, when a peer first needs them. */
 struct fab_look {
     bool done;
-    int failed;    /* with this errno, */
-    char why[960]; /* for this reason */
+    int failed;    /* the errno with which the search failed; 0: it did not */
+    char why[960]; /* the sentence of that failure */
 };
-bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w)); /* false: it failed, with the sentence */
+/* false: the search failed, and the sentence is set */
+bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
-int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* any id */
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the rooms' ids */
 int fab_hook(struct weft_node *w, const struct fab_hook *hook);
-void fab_run_close(struct weft_node *w); /* the close hooks, last installed first */
+void fab_run_close(struct weft_node *w); /* calls the close hooks, the last installed first */
 
 #endif

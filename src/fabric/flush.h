@@ -9,16 +9,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* All zeros at first; filled in and compared by the transport, under the lock that its counts are under. */
+/* The state of one flush. It is all zeros at first; the transport fills it in and compares it under the lock that protects its counts. */
 struct fab_flush {
-    bool begun;       /* `kept`, `asked` and `turn` are set */
-    bool arenas;      /* `arena` is set */
-    uint64_t arena;   /* of operations on GPUs' memory, those that had begun */
-    bool gone;        /* all that was kept has gone: `at` and `read` are set */
-    uint32_t turn;    /* rc: queue pairs whose positions `at` and `read` are of; tb: turns of works before it */
-    uint64_t asked;   /* rc: asks */
-    uint64_t kept[2]; /* works that were begun, by lane; shm: messages */
-    uint64_t at;      /* what has to be there: rc: position after the last change; tb: frame after the last one with records */
+    bool begun;     /* `kept`, `asked` and `turn` are set */
+    bool arenas;    /* `arena` is set */
+    uint64_t arena; /* which operations on GPU memory had begun */
+    bool gone;      /* everything queued has been posted: `at` and `read` are set */
+    /* rc: the number of queue pairs made so far, for which `at` and `read` are positions; tb: the turn in which the flush began */
+    uint32_t turn;
+    uint64_t asked;   /* rc: asks that had been sent */
+    uint64_t kept[2]; /* works that had been begun, for each lane; shm: messages */
+    uint64_t at;      /* what must have arrived; rc: position after the last change; tb: the frame after the last one with records */
     uint64_t read;    /* rc: position after the last read */
 };
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* All of them are opened: shared memory also carries what a node says to itself, and the bell its waiters sleep on. The
- * setting says which is used for peers. */
+/* Picks the transports for peers. All are opened anyway: shm also connects the node to itself and holds the bell on which its threads
+   sleep. */
 static int pick_transports(struct weft_node *w, const struct fab_transport *const *all)
 {
     const char *only = w->options.transport;
@@ -35,7 +35,7 @@ int fab_connect_self(struct weft_node *w, int64_t deadline)
 
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id)
 {
-    char why[800] = ""; /* of all that could have: the last one's reason need not be the one that matters */
+    char why[800] = ""; /* the reasons of all transports that failed: the last one's need not be the important one */
     for (const struct fab_transport **t = w->transports; *t; t++) {
         bool allowed = strcmp(w->options.transport, "rdma") == 0
                            ? (*t)->rdma
@@ -185,7 +185,7 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
         return base_fail(-EINVAL, "handler id %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
-    /* Not while a message is being delivered: its handler would see the new arg with the old function. */
+    /* Wait for a message that is being delivered: its handler would get the new arg with the old function. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
     atomic_store_explicit(&w->handlers[id].fn, fn, memory_order_release);
@@ -205,7 +205,7 @@ int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 
 /* --- the pool's addresses --- */
 
-/* The library's own copies of what the headers have inline. */
+/* External definitions of the functions that the headers define inline. */
 extern inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset);
 extern inline uint32_t weft_gaddr_node(weft_gaddr a);
 extern inline uint32_t weft_gaddr_space(weft_gaddr a);
@@ -229,7 +229,7 @@ int weft_free(weft_node *w, weft_gaddr addr)
 {
     if (addr == WEFT_NULL)
         return 0;
-    /* Node and space in one look: space 0 of this node. */
+    /* One comparison for node and space: space 0 of this node. */
     if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS)) {
         if (weft_gaddr_node(addr) == w->rank && w->arenas)
             return w->arenas->free(w, addr);

@@ -25,7 +25,7 @@ static struct fab_now *now_take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
-    while (*at && !ended(*at)) /* left behind by a wait that ended first */
+    while (*at && !ended(*at)) /* look for a swap that nobody waits for and that has ended: it is used again */
         at = &(*at)->next;
     struct fab_now *n = *at;
     if (n)
@@ -69,11 +69,11 @@ static int now_begin(struct weft_node *w, struct fab_now **n)
     return *n ? 0 : -ENOMEM;
 }
 
-/* `rc`: of the call that started it. */
+/* `rc`: the result of the call that started the swap. */
 static int now_end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
-        n->op.status = rc; /* it was not */
+        n->op.status = rc; /* it was not started */
     else
         rc = weft_wait(w, &n->op, timeout_ns);
     return rc;
@@ -184,7 +184,7 @@ int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int
     if (!ended(n))
         return rc == -ETIMEDOUT ? -EINPROGRESS : rc;
     if (rc == -ETIMEDOUT || rc == -EINPROGRESS)
-        rc = n->op.status; /* it has ended since the wait did */
+        rc = n->op.status; /* it ended after the wait had timed out */
     if (rc == 0)
         *old = n->old;
     fab_swap_leave(w, swap);

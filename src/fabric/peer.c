@@ -18,8 +18,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define JUDGE_NS (10 * WEFT_MS) /* not more often */
-#define PATIENCE 5              /* times the liveness time, for a process that is silent on a host that is not */
+#define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
+#define PATIENCE 5              /* how many liveness times a process may be silent while its host answers */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
@@ -34,10 +34,10 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
         return;
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host, died ? "is dead" : "has left",
              why);
-    l->gone_why = strdup(why); /* it may be the sentence of an operation that fails below */
+    l->gone_why = strdup(why); /* copied: `why` may be this thread's error sentence, which the failing operations below overwrite */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
-    shutdown(l->side_fd, SHUT_RDWR); /* should it live after all, it is to know what we think */
+    shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive after all, it learns by this that it was given up */
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_wake_here(w);
     fab_run_gone(w, node, died);
@@ -55,8 +55,8 @@ static void *pulse_thread(void *arg)
 {
     struct weft_node *w = arg;
     while (!atomic_load_explicit(&w->pulse_end, memory_order_acquire)) {
-        /* fab_alive() is an acquire that pairs with the release when the pair had connected: before that the connection
-         * belongs to the transports. */
+        /* fab_alive() is an acquire load that pairs with the release when the pair has connected. Before that the side connection belongs
+           to the transports. */
         for (uint32_t i = 0; i < w->size; i++)
             if (fab_alive(w, i) && w->links[i].liveness_ns)
                 beat(&w->links[i]);
@@ -84,14 +84,15 @@ void fab_pulse_stop(struct weft_node *w)
     w->pulse_started = false;
 }
 
-/* Of a peer that has been silent for so long: how long it still may be; 0: it is dead, and why. */
+/* How much longer this peer may be silent. 0: it is dead; `why` tells the reason. */
 static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, size_t len)
 {
-    /* What we know of its host is up to a pulse old. */
+    /* What this node knows about the peer's host is up to one heartbeat interval old. */
     int64_t host = l->liveness_ns - w->pulse_ns - l->unanswered_ns, left = l->liveness_ns - l->silent_ns;
     double seconds = (double)l->silent_ns / 1e9;
     left = host > left ? host : left;
-    /* Nothing to acknowledge: we have not asked, because our own heartbeats' thread had no processor either. */
+    /* Nothing is unacknowledged: no heartbeat was sent, because this host's heartbeat thread did not get a processor either. So the
+       silence proves nothing. */
     if (left <= 0 && base_unacknowledged(l->side_fd) == 0) {
         l->unanswered_ns = 0;
         left = l->liveness_ns - w->pulse_ns;

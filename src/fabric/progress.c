@@ -18,19 +18,19 @@
 #define LAZY_MS      1
 #define BUSY_NS      (WEFT_MS / 2)
 #define SHORT_NS     (WEFT_MS / 20)
-#define NAP_MS       1000              /* at most: for peers whose death no descriptor told */
-#define READS        64                /* kilobytes from one side connection before the next has its turn */
-#define LAST_READS   4096              /* when the process has ended: more than a socket holds */
-#define GOODBYE_WAIT (2 * WEFT_SECOND) /* for all peers that do not read: stopped, or busy */
-#define TICK_NS      WEFT_MS           /* while messages come, upkeep is looked after so often */
-#define LOOK_NS      (20 * WEFT_MS)    /* peers are looked after so often, however many messages come */
+#define NAP_MS       1000              /* the longest sleep: for peers whose death no descriptor reports */
+#define READS        64                /* kilobytes read from one side connection before the next one is read */
+#define LAST_READS   4096              /* kilobytes to read when the process has ended: more than a socket holds */
+#define GOODBYE_WAIT (2 * WEFT_SECOND) /* for all peers together that do not read, because they are stopped or busy */
+#define TICK_NS      WEFT_MS           /* how often upkeep runs while messages keep coming */
+#define LOOK_NS      (20 * WEFT_MS)    /* how often the peers are checked, however many messages come */
 
-/* Everything that makes it worth looking before sleeping. */
+/* Whether there is nothing to do, so that the thread may sleep. */
 static bool idle(struct weft_node *w)
 {
     bool quiet = true;
     if (!base_spin_try(&w->progress)) {
-        /* A handler runs on another thread, perhaps for long: not so idle, yet no reason to be in a hurry. */
+        /* A handler runs on another thread, perhaps for long. There may be work to do after it, but this thread need not hurry. */
         base_sleep_ns(BUSY_NS);
         return false;
     }
@@ -91,7 +91,8 @@ static void look_at_peers(struct weft_node *w, struct pollfd *fds, uint32_t *nod
         if (fds[i].fd == l->side_fd) {
             read_side(w, l, READS);
         } else {
-            read_side(w, l, LAST_READS); /* it may have said goodbye; a child of its may hold the socket, and go on talking */
+            /* It may have said goodbye. A child of the peer may still hold the socket and write to it, so the amount read is bounded. */
+            read_side(w, l, LAST_READS);
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
         }
@@ -132,7 +133,7 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* Not what a thread that waits has been doing since the last look: it would go to sleep, and be woken for each step. */
+        /* If a waiting thread has polled since the last round, leave the work to it: else it would sleep, and be woken for each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
@@ -146,7 +147,7 @@ static void *progress_thread(void *arg)
             }
             continue;
         }
-        if (ticked != now) /* what came may have made something due */
+        if (ticked != now) /* messages that came may have made periodic work due */
             next = progress_ticks(w);
         next = judge < next ? judge : next;
         give_up_broken(w);
@@ -160,7 +161,7 @@ static void *progress_thread(void *arg)
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
-            if (rested && again) /* one thread sleeps, another is in a handler for long */
+            if (rested && again) /* one thread sleeps, another has been in a handler for long */
                 base_sleep_ns(SHORT_NS);
             again = rested;
             judge = fab_judge_silence(w);
@@ -174,11 +175,11 @@ static void *progress_thread(void *arg)
         atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
         if (quiet) {
             judge = fab_judge_silence(w);
-        } else if (now - looked > LOOK_NS) { /* another thread may be in a handler for long: peers are not to wait for that */
+        } else if (now - looked > LOOK_NS) { /* another thread may be in a handler for long: the peers must not wait for it */
             looked = now;
             look_at_peers(w, fds, nodes, 0);
             judge = fab_judge_silence(w);
-        } else if (again) { /* nothing to do, yet not idle: another thread is at it, and may need this processor for it */
+        } else if (again) { /* not idle, but another thread is doing the work, and may need this processor for it */
             base_sleep_ns(SHORT_NS);
         }
         again = !quiet;
@@ -233,7 +234,8 @@ void fab_stop(struct weft_node *w)
         struct fab_link *l = &w->links[i];
         if (l->side_fd >= 0 && fab_alive(w, i))
             fab_side_goodbye(l, end);
-        /* A TCP connection that is closed with bytes unread is reset, and a reset may overtake the goodbye. */
+        /* Read what has come before closing: a TCP connection that is closed with unread bytes is reset, and the reset may overtake the
+           goodbye. */
         char bytes[256];
         if (l->side_fd >= 0 && l->liveness_ns && shutdown(l->side_fd, SHUT_WR) == 0)
             while (recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)

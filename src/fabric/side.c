@@ -19,14 +19,14 @@
 #include <sys/socket.h>
 
 #define HEAD_BYTES 3u
-#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* of messages that the socket does not take yet */
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* most bytes of messages kept while the socket accepts no more */
 
 struct fab_side {
-    uint32_t in, out; /* bytes in the buffers: the beginning of a message; what the socket did not take */
+    uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
-/* --- while the pair connects: bytes as they are --- */
+/* --- while the pair connects: raw bytes --- */
 
 int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline)
 {
@@ -52,12 +52,12 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
     return 0;
 }
 
-/* --- from then on: a stream --- */
+/* --- afterwards: a stream of messages --- */
 
 static struct fab_side *buffers(struct fab_link *l)
 {
     if (!l->side)
-        l->side = calloc(1, sizeof *l->side); /* under side_lock the first time: fab_side_byte() looks at it there */
+        l->side = calloc(1, sizeof *l->side); /* the pointer is set under side_lock, because fab_side_byte() reads it there */
     return l->side;
 }
 
@@ -71,7 +71,7 @@ static void push(struct fab_link *l)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* full; or broken, which reading tells */
+            return; /* the socket is full, or broken, which the next read reports */
         l->side_sent += n;
         s->out -= (uint32_t)n;
         memmove(s->outgoing, s->outgoing + n, s->out);
@@ -139,7 +139,7 @@ bool fab_side_pending(struct fab_link *l)
 
 /* --- in --- */
 
-/* What has come; the bytes are the peer's, so anything may be. False: they make no sense. */
+/* Handles what has been received. The peer wrote these bytes, so they may be anything. False: they are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -169,7 +169,7 @@ static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *by
     return true;
 }
 
-/* Messages are seldom: their buffers are there while there is something in them. */
+/* Frees the buffers when they are empty. Side messages are rare, so a link needs its buffers only while a message is incomplete. */
 static void tidy(struct fab_link *l)
 {
     base_spin_lock(&l->side_lock);
@@ -199,7 +199,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         if (n <= 0) {
             const char *why = n == 0 ? "its connection closed" : base_strerror(errno), *more = l->transport->broken(w, l);
             *died = !l->goodbye;
-            return more ? more : why; /* the last message may have said more */
+            return more ? more : why; /* the last message may give a better reason */
         }
         l->silent_ns = l->unanswered_ns = 0;
         if (!side_take(w, l, bytes, (size_t)n)) {

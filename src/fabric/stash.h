@@ -8,7 +8,7 @@
 
 #include "fabric/fabric.h"
 
-#define STASH_MAX 1024u /* put aside of one sender before it is made to wait */
+#define STASH_MAX 1024u /* messages of one sender that wait for their handlers, before the sender must wait */
 
 struct stashed;
 struct stash {
@@ -17,11 +17,11 @@ struct stash {
 };
 
 void stash_init(struct stash *s, uint32_t from);
-/* Run the handler, or put the message aside: behind one of the program's that waits, all of the program's do. weft's own do
- * not wait for them. */
+/* Runs the handler, or keeps the message until its handler is installed. Once one message for the program is kept, all later ones for the
+   program are kept behind it. weft's own messages do not wait for them. */
 void stash_deliver(struct weft_node *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len);
-/* Deliver what waits, as far as there are handlers now; how many left. */
+/* Delivers the kept messages whose handlers are installed now. Returns how many are left. */
 int stash_retry(struct weft_node *w, struct stash *s);
 void stash_clear(struct stash *s);
 

@@ -10,7 +10,7 @@
 
 #define BUSY_SLICE_NS   WEFT_MS
 #define SLICE_NS        (10 * WEFT_MS)
-#define YIELD_FOR       16 /* times the spin time: giving the processor away, when nodes outnumber cores */
+#define YIELD_FOR       16 /* how many spin times a waiting thread yields the processor, when there are more nodes than processors */
 #define LOOKS_PER_CLOCK 32u
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
@@ -28,13 +28,14 @@ int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns)
     return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
-/* One sleep, unless it is ready now. `rung`: somebody has ended it. */
+/* Sleeps once, unless the condition holds already. `rung`: a waker ended the sleep. */
 static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
 {
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the waker's fence: it sees us, or we see its change */
-    /* What handlers change comes without such a fence: see fab_progress(). While one runs just now, sleep briefly. */
+    /* pairs with the waker's fence: either the waker sees this sleeper, or this thread sees the waker's change */
+    atomic_thread_fence(memory_order_seq_cst);
+    /* What a handler changes is not followed by such a fence: see fab_progress(). So if a handler runs now, sleep only briefly. */
     if (base_spin_try(&w->progress))
         base_spin_unlock(&w->progress);
     else if (at_most > BUSY_SLICE_NS)
@@ -48,16 +49,17 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
     return now;
 }
 
-/* Look and make progress for a short while. */
+/* Spins and makes progress for a short while. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-    /* What comes without a handler need not wait for messages to be looked at; but they are, however much comes. */
+    /* What needs no handler is handled without looking for messages each time; but messages are looked for now and then, however much
+       comes. */
     bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
     if (w->oversubscribed) {
-        /* Whoever we wait for needs our processor. A yield is cheaper than a sleep and a wake-up, as long as the
-         * others come soon. */
+        /* The node that this thread waits for may need this processor. A yield is cheaper than a sleep and a wake-up, if the other node
+           answers soon. */
         int64_t start = base_now_ns(), now = start;
         while (!done && now < deadline && now - start < YIELD_FOR * w->options.spin_ns) {
             fab_progress(w);
@@ -84,15 +86,15 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
             if (done)
                 break;
             now = base_now_ns();
-            fab_polled(w); /* and goes on doing so */
-            if (moving)    /* asleep, this thread would leave the work to another */
+            fab_polled(w); /* this thread goes on polling */
+            if (moving)    /* if this thread slept, another would have to do the work */
                 start = now;
         }
     }
     if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
-        /* Before the looks at `napping` and at what has come; pairs with the fences of who sends, and of the progress thread before it
-         * naps. Who sent before this saw `pollers`, and woke nobody: we see its message. And if the progress thread does not nap yet,
-         * it looks after this, and we need not. */
+        /* This comes before the loads of `napping` and of what has arrived; it pairs with the senders' fences, and with the progress
+           thread's before it naps. A sender that sent before this saw `pollers` and woke nobody: its message is seen here. If the progress
+           thread is not napping yet, it looks after this, and this thread need not. */
         fab_fence_after_rmw();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
             fab_last_look(w);
@@ -105,15 +107,15 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
     for (;;) {
         if (spin(w, ready, arg, deadline))
             return 0;
-        /* What has come meanwhile need not wait for the progress thread, which takes over now. */
+        /* Handle what has come meanwhile, instead of leaving it to the progress thread, which takes over now. */
         fab_progress(w);
-        /* seq_cst pairs with the progress thread's: it sees this, or we see that it has gone to be lazy. */
+        /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
         atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
         if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
             fab_kick(w);
         bool rung = false;
         while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
-            fab_service(w); /* the progress thread may be in a handler that takes its time */
+            fab_service(w); /* the progress thread may be in a long handler */
             if (ready(arg))
                 return 0;
             int64_t left = deadline - base_now_ns();
@@ -140,7 +142,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
     if (!nowait)
         return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     fab_polled(w);
-    fab_progress(w); /* a program that only tries looks nowhere else */
+    fab_progress(w); /* a program that only tries again and again makes no progress elsewhere */
     return has_room(arg) ? 0 : -EAGAIN;
 }
 

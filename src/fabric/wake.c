@@ -8,7 +8,7 @@
 
 void fab_wake_here(struct weft_node *w)
 {
-    atomic_thread_fence(memory_order_seq_cst); /* what changed before the look; pairs with sleep_once() */
+    atomic_thread_fence(memory_order_seq_cst); /* orders the change before the load of `sleepers`; pairs with sleep_once() */
     if (atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed)) {
         atomic_fetch_add_explicit(&w->bell->seq, 1, memory_order_seq_cst);
         base_futex_wake(&w->bell->seq, INT32_MAX);
@@ -24,5 +24,5 @@ void fab_wake(struct weft_node *w, uint32_t node)
 
 void fab_kick(struct weft_node *w)
 {
-    (void)!write(w->wake_fd[1], "k", 1); /* full: it has been kicked plenty */
+    (void)!write(w->wake_fd[1], "k", 1); /* if the pipe is full, the thread will wake anyway */
 }

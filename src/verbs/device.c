@@ -29,7 +29,7 @@ static double gbits_of(const struct ibv_port_attr *p)
     return 0;
 }
 
-/* `usable` and the sentence; the code is passed on. */
+/* Store the verdict on a device: the code in `usable`, the sentence in `why_not`. Returns the code. */
 static int device_judge(struct verbs_device *d, int code, const char *format, ...) BASE_PRINTF(3, 4);
 static int device_judge(struct verbs_device *d, int code, const char *format, ...)
 {
@@ -50,7 +50,7 @@ static void find_interface(struct verbs_device *d, unsigned index, bool thunderb
         snprintf(d->interface, sizeof d->interface, "%s", name);
 }
 
-/* The kind of entry g, and the number of the interface it comes from: 0, unknown. */
+/* Reads the type of GID entry `g`, where the library tells it. Returns the index of the entry's network interface; 0: unknown. */
 static unsigned look_closer(const struct verbs_device *d, struct verbs_gid *g)
 {
 #if !defined(__APPLE__)
@@ -80,7 +80,7 @@ static int read_gids(struct verbs_device *d)
         struct verbs_gid *g = &d->gids[i];
         *g = (struct verbs_gid){.index = i, .kind = VERBS_GID_UNKNOWN};
         if (d->lib->query_gid(d->context, d->port, (int)i, &g->raw))
-            memset(&g->raw, 0, sizeof g->raw); /* as if it were not set */
+            memset(&g->raw, 0, sizeof g->raw); /* an entry that cannot be read counts as not set */
         if (memcmp(&g->raw, &none, sizeof none) == 0)
             continue;
         unsigned from = look_closer(d, g);
@@ -105,7 +105,7 @@ static const char *state_text(enum ibv_port_state state)
 
 static int device_query_port(struct verbs_device *d)
 {
-    memset(&d->port_attr, 0, sizeof d->port_attr); /* this call fills an older, shorter structure */
+    memset(&d->port_attr, 0, sizeof d->port_attr); /* the verb fills an older, shorter struct: the rest stays zero */
     int rc = d->lib->query_port(d->context, d->port, &d->port_attr), raw;
     if (rc) {
         int code = verbs_code(rc, false, &raw);
@@ -133,7 +133,7 @@ bool verbs_port_up(struct verbs_device *d)
     return d->lib->query_port(d->context, d->port, &attr) == 0 && attr.state == IBV_PORT_ACTIVE;
 }
 
-/* Looks at a device that is open, for the first time or again. */
+/* Queries an open device and decides whether weft can use it. Also for a device that was queried before. */
 static int device_look(struct verbs_device *d, int transport, int wanted_gid)
 {
     int rc = device_query_port(d);
@@ -171,7 +171,7 @@ static void device_release(struct verbs_device *d)
     memset(d, 0, sizeof *d);
 }
 
-/* One port of it. A device that cannot be opened is listed too, with the reason. */
+/* Adds one port of the device to the list. A device that cannot be opened is listed too, with the reason. */
 static void visit(struct verbs_device *d, const struct verbs_library *lib, struct ibv_device *device, uint8_t port, int wanted_gid)
 {
     int raw, rc;
@@ -245,7 +245,7 @@ void verbs_devices_close(struct verbs_device *devices, uint32_t count)
     free(devices);
 }
 
-/* What to put before the reason against a device: its name, unless the reason has that already (see gid.c). */
+/* The words before the reason why a device is refused: the device's name, unless the reason contains it already (see gid.c). */
 static const char *before_reason(const struct verbs_device *d, char *text, size_t len)
 {
     snprintf(text, len, "%s%s", strstr(d->why_not, d->name) ? "" : d->name, strstr(d->why_not, d->name) ? "" : ": ");
@@ -258,7 +258,7 @@ static int device_refused(const struct verbs_device *d, int code)
     return base_fail(code, "%s%s", before_reason(d, name, sizeof name), d->why_not);
 }
 
-/* What there is, with the reasons against it when nothing was asked for by name. */
+/* Fails with a list of all devices. The reason against each is added only if the caller asked for no device by name. */
 static int none(const struct verbs_device *all, uint32_t count, const char *name)
 {
     char there[900] = "", before[sizeof all->name + 3];
@@ -276,7 +276,7 @@ static int none(const struct verbs_device *all, uint32_t count, const char *name
     return base_fail(-ENODEV, "no usable RDMA device: %s", there);
 }
 
-/* The one of that name; or the fastest that can be used. NULL: none. */
+/* The device of this name; without a name, the fastest usable device. NULL: none. */
 static struct verbs_device *pick(struct verbs_device *all, uint32_t count, const char *name)
 {
     struct verbs_device *best = NULL;
@@ -299,7 +299,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
         one = malloc(sizeof *one);
     if (one) {
         *one = *found;
-        memset(found, 0, sizeof *found); /* the caller's now: not to be closed with the others */
+        memset(found, 0, sizeof *found); /* the caller owns it now: it is not closed with the others */
         *out = one;
     } else if (!found) {
         rc = none(all, count, name);
@@ -329,7 +329,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
         struct verbs_device *own = malloc(sizeof *own);
         if (own) {
             *own = *d;
-            memset(d, 0, sizeof *d); /* the caller's now: not to be closed with the others */
+            memset(d, 0, sizeof *d); /* the caller owns it now: it is not closed with the others */
             out[(*count)++] = own;
         } else {
             rc = base_fail(-ENOMEM, "no memory for a device");
@@ -346,7 +346,7 @@ int verbs_device_use(struct verbs_device *d)
         return 0;
     if (d->usable)
         return device_refused(d, d->usable);
-    if ((rc = device_query_port(d)) || (rc = judge_port(d))) /* it may have changed since it was opened */
+    if ((rc = device_query_port(d)) || (rc = judge_port(d))) /* the port may have changed since the device was opened */
         return device_refused(d, rc);
     errno = 0;
     d->pd = d->lib->alloc_pd(d->context);

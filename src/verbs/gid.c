@@ -30,7 +30,7 @@ static bool ipv4_mapped(const union ibv_gid *gid)
     return all_zero(gid->raw, 10) && gid->raw[10] == 0xff && gid->raw[11] == 0xff && !all_zero(gid->raw + 12, 4);
 }
 
-/* Set, and not half set: a prefix whose interface part is zero, or an IPv4 address of zero. */
+/* Whether a GID is a usable address. An IPv6 prefix without an interface part (fe80::) and the IPv4 address 0.0.0.0 are not. */
 static bool gid_is_set(const union ibv_gid *gid)
 {
     bool mapped_nothing = all_zero(gid->raw, 10) && all_zero(gid->raw + 12, 4);
@@ -46,7 +46,8 @@ static const char *kind_text(enum verbs_gid_kind kind)
     }
 }
 
-/* Lower is better. The kind decides among entries of one class: v1 is not routed, and may be refused by the other side. */
+/* The sort key of a GID entry; lower is better. Of two addresses of one class RoCE v2 is better than v1: v1 cannot be routed, and the peer
+   may refuse it. */
 static unsigned rank(const struct verbs_gid *g)
 {
     unsigned r = ipv4_mapped(&g->raw) ? 0 : 8;
@@ -79,7 +80,8 @@ static void gid_print_table(char *out, size_t len, const struct verbs_gid *table
         snprintf(out + n, len - n, "; and %u more", set - shown);
 }
 
-/* `wanted`: the entry that was asked for. Where another one is set, an address of the interface is not what is missing. */
+/* Fails with a sentence about the GID table. `wanted`: the index that the user asked for. If some other entry is set, the interface has an
+   address, so the sentence does not advise to configure one. */
 static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
                       int wanted)
 {

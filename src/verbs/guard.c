@@ -16,8 +16,9 @@
 #include "base/process.h"
 #include "verbs/guard_ask.h"
 
-/* A process of its own: nobody's child, so that the program does not meet it when it waits for its own, and in no group or session of the
- * program's. It begins with all signals blocked, and takes that back when it ignores those that programs are asked to end by. */
+/* Starts the guard. It is not a child of the program, so the program's own wait() never reports it, and it is in a session and a process
+   group of its own. It starts with all signals blocked, and unblocks them once it ignores SIGTERM and the other signals that ask a program
+   to end. */
 static int start_guard(const char *command, int socket)
 {
     static const char *const words[] = {"weft", "run", "--as-guard", NULL};
@@ -133,7 +134,7 @@ void verbs_guard_end(struct verbs_guard *g)
     char byte;
     if (!g)
         return;
-    /* Until it is no more: then nothing of the devices is in use by it either. */
+    /* Wait until the guard process has ended: then it uses nothing of the devices any more. */
     if (g->fd >= 0) {
         shutdown(g->fd, SHUT_WR);
         while (!atomic_load_explicit(&g->gone, memory_order_relaxed) &&

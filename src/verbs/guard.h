@@ -11,14 +11,14 @@
 #include "weft/types.h"
 
 #define GUARD_MAGIC    UINT32_C(0x31646777) /* "wgd1" */
-#define GUARD_NONE     UINT32_MAX           /* no object */
+#define GUARD_NONE     UINT32_MAX           /* an object number that names no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
-#define GUARD_PORTS    32u /* of a device, whose states are on the page */
-#define GUARD_FD       0   /* where a guard finds its socket */
+#define GUARD_PORTS    32u /* ports of a device whose states are in the shared page */
+#define GUARD_FD       0   /* the descriptor at which a guard finds its socket */
 
 enum guard_verb {
-    GUARD_HELLO = 1, /* answered with descriptors: page, bell */
-    GUARD_SHARE,     /* with a descriptor; a: address in the program, b: bytes */
+    GUARD_HELLO = 1, /* the answer carries descriptors: the shared page, the bell */
+    GUARD_SHARE,     /* carries a descriptor; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
     GUARD_CLOSE,
@@ -30,11 +30,12 @@ enum guard_verb {
     GUARD_DEALLOC_PD,
     GUARD_REG_MR, /* object: domain, a: address, b: bytes, c: access */
     GUARD_DEREG_MR,
-    GUARD_CREATE_CHANNEL, /* object: context; answered with a descriptor, that of which a byte is read for each event */
+    /* object: context; the answer carries a descriptor, from which the program reads one byte for each completion event */
+    GUARD_CREATE_CHANNEL,
     GUARD_DESTROY_CHANNEL,
-    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; answered with a ring of a entries */
+    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; the answer carries a ring of a entries */
     GUARD_DESTROY_CQ,
-    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; answered with two rings of a and b entries */
+    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; the answer carries two rings, of a and b entries */
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
@@ -45,14 +46,14 @@ struct guard_call {
     uint64_t a, b, c;
     union {
         struct ibv_qp_attr attr;
-        struct ibv_qp_init_attr init; /* its pointers mean nothing */
+        struct ibv_qp_init_attr init; /* the pointers in it have no meaning in the other process */
     };
 };
 
 struct guard_answer {
     int32_t result;  /* 0, or the verb's errno */
-    uint32_t object; /* that was made */
-    uint32_t number; /* of a queue pair */
+    uint32_t object; /* the object that the call has made */
+    uint32_t number; /* the number of the queue pair that the call has made */
     uint64_t a, b;
     union {
         struct {
@@ -72,21 +73,21 @@ struct guard_answer {
     };
 };
 
-/* The guard's first words; if it could not be started, an errno stands in place of the magic, and nothing follows. */
+/* What the guard sends first. If the guard could not be started, an errno stands in place of the magic number, and nothing follows. */
 struct guard_greeting {
     uint32_t magic, call_bytes, answer_bytes, completion_bytes;
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping;           /* the guard does, or is about to: ring the bell. Set by it, cleared by who rings */
-    _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up. The guard's */
+    _Atomic uint32_t sleeping;           /* The guard sets it before it sleeps. A program that sees it clears it and rings the bell. */
+    _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up; written by the guard */
 };
 
-/* `in` is the writer's, `out` the reader's; entries follow. */
+/* A ring in shared memory: the writer advances `in`, the reader advances `out`; the entries follow this struct. */
 struct guard_ring {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t in;
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t out;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* of completions: the program wants to be told of the next */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* of a completion ring: the program wants an event for the next completion */
 };
 
 struct guard_request {

@@ -7,7 +7,7 @@
 
 #include "verbs/guard_ask.h"
 
-#define LOOK (5 * WEFT_MS) /* whether the guard lives, at most so often */
+#define LOOK (5 * WEFT_MS) /* how often at most the program checks that the guard is alive */
 
 void guard_lost(struct verbs_guard *g, const char *why)
 {
@@ -16,8 +16,8 @@ void guard_lost(struct verbs_guard *g, const char *why)
                  "the guard that owns this node's RDMA devices is gone: %s; its cables stay unusable until the node is restarted", why);
 }
 
-/* After this the guard is given up for good: an answer that comes later would be taken for that to the next call. What only gives
- * something back is not waited for as long: the guard does it also when nobody waits. */
+/* How long to wait for the guard's answer. After that the guard is given up for good: a late answer would be taken for the answer to the
+   next call. Calls that only destroy an object wait less, because the guard executes them even if nobody waits. */
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {

@@ -10,8 +10,9 @@
 
 #include "verbs/guard.h"
 
-#define GUARD_PATIENCE (10 * WEFT_SECOND) /* for the answer to a call, ... */
-#define GUARD_SLOW     (60 * WEFT_SECOND) /* ... and to one that may wait for a peer, or for much memory. Who ends is noticed at once */
+#define GUARD_PATIENCE (10 * WEFT_SECOND) /* how long to wait for the answer to a call ... */
+/* ... and to a call that may wait for a peer or register much memory. The death of the guard is noticed at once. */
+#define GUARD_SLOW (60 * WEFT_SECOND)
 
 struct guard_device {
     struct ibv_device base;
@@ -21,8 +22,8 @@ struct guard_device {
 
 struct verbs_guard {
     struct verbs_library lib;
-    pthread_mutex_t lock;   /* of calls */
-    int fd, bell, quiet[2]; /* quiet: never readable, and never waited for */
+    pthread_mutex_t lock;   /* one call at a time */
+    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
     struct guard_page *page;
@@ -32,12 +33,13 @@ struct verbs_guard {
 };
 
 /* --- guard_ask.c --- */
-/* 0, or an errno, which is also in errno. `fd`: to send when `gives`, else for one that comes; or NULL. */
+/* Makes a call to the guard. Returns 0 or an errno, which is also stored in errno. `fd` (may be NULL): the descriptor to send if `gives`,
+   else the place for one that the answer carries. */
 int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
-bool guard_lives(struct verbs_guard *g);                 /* looks at most every few milliseconds */
-void guard_lost(struct verbs_guard *g, const char *why); /* it does not: said once */
+bool guard_lives(struct verbs_guard *g);                 /* checks at most every few milliseconds */
+void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */
 
 /* --- guard_verbs.c --- */
-int guard_fill_verbs(struct verbs_guard *g); /* its library; 0 or a negative errno with a sentence */
+int guard_fill_verbs(struct verbs_guard *g); /* fills the guard's table of verbs; 0 or a negative errno with a sentence */
 
 #endif

@@ -24,8 +24,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* A queue pair whose port went down is not touched again but to be destroyed: its memory may be gone with the cable. Until that
-     * has happened the program is told that the port is down, also if it is back: so it cannot miss it. */
+    /* After a port went down, the guard only destroys its queue pairs: memory that the provider uses for them may be gone with the cable.
+       Until they are destroyed the program is told that the port is down, even if it is up again, so that it cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);
         if (p && p->context == c && !p->dead) {
@@ -38,12 +38,12 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
 
 static void mover_tell(struct completions *c)
 {
-    /* Before this, entries were written (release). The program writes `armed`, then looks at `in` again: both sequentially
-     * consistent, so either it sees them, or this sees that it wants to be told. */
+    /* The entries were written before this fence (release). The program writes `armed`, then reads `in` again; both are sequentially
+       consistent. So either the program sees the entries, or the guard sees `armed` below. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&c->q.ring->armed, memory_order_relaxed) &&
         atomic_exchange_explicit(&c->q.ring->armed, 0, memory_order_seq_cst))
-        (void)!write(c->channel->tell, "c", 1); /* full: it has not read those before */
+        (void)!write(c->channel->tell, "c", 1); /* if the pipe is full, the program has unread events already */
 }
 
 static uint32_t room(struct guard *g, struct completions *c)
@@ -86,7 +86,7 @@ static int mover_post(struct pair *p, uint32_t which, const struct guard_request
     return ibv_post_send(p->real, &wr, &bad);
 }
 
-/* Requests of a queue to its device, as many as that takes now. */
+/* Moves requests from a ring to the device's work queue, as many as the device accepts now. Returns how many. */
 static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
 {
     struct queue *q = &p->q[which];
@@ -109,8 +109,8 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
             err = mover_post(p, which, &r, &sge);
         }
         if (err == ENOMEM)
-            break; /* its queue is full: again when something has left it */
-        if (err) { /* the program has gone on: it is told as of any request that failed */
+            break; /* the device's work queue is full: try again after one of its requests has completed */
+        if (err) { /* the program's post has returned already: report this failure by a completion */
             if (room(g, p->cq[which]) == 0)
                 break;
             put_completion(p->cq[which],
@@ -119,7 +119,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         }
         q->mine++;
     }
-    /* release: the entries have been read, and may be written again */
+    /* release: the entries have been read, and the program may overwrite them */
     atomic_store_explicit(&q->ring->out, q->mine, memory_order_release);
     return n;
 }

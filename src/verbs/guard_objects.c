@@ -11,7 +11,7 @@
 
 #include "verbs/guard_serve.h"
 
-#define ENTRIES_MAX (1u << 20) /* of a ring */
+#define ENTRIES_MAX (1u << 20) /* the largest ring */
 #define TABLE_MAX   (1u << 17)
 
 static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct domain), sizeof(struct region), sizeof(struct channel),
@@ -19,7 +19,7 @@ static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct do
 
 /* --- tables --- */
 
-/* A new, empty one. NULL: no memory. */
+/* Allocates an object of this kind, all zeros, and enters it in the guard's table. NULL: no memory. */
 static void *objects_make(struct guard *g, enum kind kind, uint32_t *id)
 {
     struct table *t = &g->table[kind];
@@ -260,7 +260,8 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     p->real = g->lib->create_qp(d->real, &init);
     int error = p->real ? 0 : objects_failed();
     if (!error) {
-        /* A device may grant more than it says here, and tell when it is asked again: nobody should have to wait for the ring. */
+        /* A device may have granted more entries than it says here, and say so only to a later query. The ring has room for twice as many,
+           so that it is never the ring that is full. */
         p->q[0].count = power_of_two(2 * init.cap.max_send_wr + 2);
         p->q[1].count = power_of_two(2 * init.cap.max_recv_wr + 2);
         error = -make_queues(p->q, 2, sizeof(struct guard_request), fd);
@@ -283,7 +284,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* What is destroyed must not be named by what stays. */
+/* Whether another object still uses this one: then it must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

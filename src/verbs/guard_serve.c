@@ -18,10 +18,10 @@
 #include "verbs/guard_serve.h"
 
 #define SPIN   (20 * WEFT_US)
-#define LOOK   (5 * WEFT_MS) /* ports are looked at so often while data moves, ... */
-#define NAP_MS 20            /* ... and while nothing does */
+#define LOOK   (5 * WEFT_MS) /* how often the guard reads the port states while data moves ... */
+#define NAP_MS 20            /* ... and while none moves */
 
-/* One call, if there is one. False: the program is gone, or makes no sense. */
+/* Serves one call, if one has arrived. False: the program has ended, or has sent something invalid. */
 static bool serve_one(struct guard *g, bool *some)
 {
     struct pollfd ready = {.fd = g->fd, .events = POLLIN};
@@ -39,7 +39,7 @@ static bool serve_one(struct guard *g, bool *some)
     fd[0] = came[0];
     int result = rc ? -rc : guard_answer_call(g, &c, &a, fd);
     if (came[0] >= 0)
-        close(came[0]); /* mapped, if it was any good */
+        close(came[0]); /* a valid descriptor is mapped by now */
     bool gives = result == 0 && (c.verb == GUARD_CREATE_CHANNEL || c.verb == GUARD_CREATE_CQ || c.verb == GUARD_CREATE_QP);
     a.result = result;
     bool sent = base_send_fds(g->fd, &a, sizeof a, fd, gives ? 1 : 0) == 0;
@@ -50,7 +50,7 @@ static bool serve_one(struct guard *g, bool *some)
 
 /* --- the process --- */
 
-/* Everything, in the order that devices wish: queue pairs, regions, completion queues, channels, domains, contexts. */
+/* Destroys everything in the order that devices require: queue pairs, regions, completion queues, channels, domains, contexts. */
 static void guard_give_back(struct guard *g)
 {
     static const enum kind order[] = {PAIR, REGION, COMPLETIONS, CHANNEL, DOMAIN, CONTEXT};
@@ -69,7 +69,8 @@ static void guard_give_back(struct guard *g)
                  n);
 }
 
-/* Until something happens. What came before the devices and the program were told to wake us is looked for once more. */
+/* Sleeps until a device or the program has work for the guard. Work that arrived before both were asked to wake the guard wakes nobody, so
+   the guard looks once more before it sleeps. */
 static void nap(struct guard *g)
 {
     struct pollfd fds[3 + 64] = {
@@ -82,7 +83,8 @@ static void nap(struct guard *g)
         if (c && n < sizeof fds / sizeof fds[0])
             fds[n++] = (struct pollfd){.fd = c->channel->real->fd, .events = POLLIN};
     }
-    /* seq_cst: a program that writes a request and then sees 0 here is seen by the look below (fence in ring_bell(), guard_verbs.c) */
+    /* seq_cst: a program that writes a request and then reads 0 here does not ring the bell; the look below then finds its request (the
+       other fence is in ring_bell(), guard_verbs.c) */
     atomic_store_explicit(&g->page->sleeping, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     if (guard_move_all(g) == 0 && !g->broken)
@@ -112,7 +114,7 @@ static void guard_run(struct guard *g)
     for (;;) {
         g->now = base_now_ns();
         bool some = guard_move_all(g) > 0, called = false;
-        /* Not before every request: a call into the system. */
+        /* Looking for a call is a system call: too slow to do before every request. */
         if (!some || g->now - served > WEFT_MS) {
             served = g->now;
             if (!serve_one(g, &called))
@@ -146,7 +148,7 @@ static int guard_start(struct guard *g)
     if (page < 0)
         return page;
     void *p = mmap(NULL, base_round_up(sizeof *g->page, BASE_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
-    /* A pair of sockets: who rings a pipe whose reader has died is killed for it. */
+    /* A pair of sockets, not a pipe: writing to a pipe whose reader has died would kill the program by SIGPIPE. */
     int rc = p == MAP_FAILED ? -errno : base_socketpair(g->bell);
     if (!rc) {
         fcntl(g->bell[0], F_SETFL, O_NONBLOCK);
@@ -157,7 +159,7 @@ static int guard_start(struct guard *g)
         close(g->bell[1]);
     }
     close(page);
-    /* A program that forks and is killed leaves our socket open in its child. */
+    /* The end of our socket does not always tell that the program has ended: if it has forked, its child keeps the socket open. */
     g->program = base_peer_identity(g->fd, &uid, &pid) == 0 && pid > 0 ? base_watch_process(pid) : -1;
     return rc;
 }
@@ -167,7 +169,7 @@ int verbs_guard_serve(void)
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGTTOU, SIGTTIN, SIGPIPE, SIGUSR1, SIGUSR2};
     struct guard g = {.fd = GUARD_FD, .program = -1};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN); /* it ends with the program, which is asked by these */
+        signal(ignored[i], SIG_IGN); /* the program is asked to end by these; the guard ends after the program */
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

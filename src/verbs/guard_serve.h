@@ -9,12 +9,12 @@
 #include "verbs/guard.h"
 
 struct share {
-    uint64_t at, bytes; /* there */
+    uint64_t at, bytes; /* address in the program, and length */
     uint8_t *here;
 };
 struct context {
     struct ibv_context *real;
-    uint32_t id, watched, dead; /* ports whose state is on the page; queue pairs that are not touched any more */
+    uint32_t id, watched, dead; /* watched: ports whose state is in the shared page; dead: queue pairs that must not be touched any more */
     int64_t looked_at;
 };
 struct domain {
@@ -32,11 +32,11 @@ struct channel {
     struct ibv_comp_channel *real;
     int tell;
 };
-struct queue { /* a ring as this side has it */
+struct queue { /* the guard's side of a ring */
     struct guard_ring *ring;
     uint8_t *entries;
     uint64_t bytes;
-    uint32_t count, mine; /* mine: the word that this side writes */
+    uint32_t count, mine; /* mine: the ring's word that the guard writes */
 };
 struct completions {
     struct context *context;
@@ -48,7 +48,7 @@ struct pair {
     struct context *context;
     struct domain *domain;
     struct ibv_qp *real;
-    struct completions *cq[2]; /* of sends, of receives */
+    struct completions *cq[2]; /* the completion queues of its sends and of its receives */
     struct queue q[2];
     bool dead;
 };
@@ -58,14 +58,14 @@ enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 struct guard {
     const struct verbs_library *lib;
     struct ibv_device **list;
-    int listed, fd, bell[2], program; /* program: tells of its end; negative where the system does not */
+    int listed, fd, bell[2], program; /* program: a descriptor that tells when the program ends; negative where the system has none */
     struct guard_page *page;
     struct table {
         void **at;
         uint32_t top, room;
     } table[KINDS];
     int64_t now;
-    const char *broken; /* what makes no sense */
+    const char *broken; /* what the program has sent that is invalid; NULL: nothing */
 };
 
 static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t id)
@@ -74,12 +74,14 @@ static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t i
 }
 
 /* --- guard_objects.c --- */
-/* `fd`: that came with the call (one); then those for the answer. The result is a verb's, 0 or an errno. */
+/* Executes a call. `fd`: first the descriptor that came with the call (one), then those to send with the answer. Returns the verb's
+   result, 0 or an errno. */
 int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_answer *a, int fd[2]);
 int guard_destroy(struct guard *g, enum kind kind, void *one); /* 0 or an errno: EBUSY while another object needs it */
 
 /* --- guard_move.c --- */
-void guard_look(struct guard *g, struct context *c, int64_t at_most); /* at the ports, unless that was `at_most` ago */
-uint32_t guard_move_all(struct guard *g);                             /* how many requests and completions went on */
+/* reads the port states, unless that was done less than `at_most` ago */
+void guard_look(struct guard *g, struct context *c, int64_t at_most);
+uint32_t guard_move_all(struct guard *g); /* moves requests and completions; returns how many */
 
 #endif

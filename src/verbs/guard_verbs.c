@@ -18,10 +18,10 @@ struct context {
     struct ibv_context base;
     struct verbs_guard *g;
     uint32_t id;
-    struct ibv_port_attr port[GUARD_PORTS]; /* as last asked; under the lock of calls */
+    struct ibv_port_attr port[GUARD_PORTS]; /* the last answer for each port; protected by the lock of calls */
     bool known[GUARD_PORTS];
 };
-struct object { /* a domain, a region */
+struct object { /* a protection domain, or a region */
     union {
         struct ibv_pd pd;
         struct ibv_mr mr;
@@ -38,7 +38,7 @@ struct queue {
 struct channel {
     struct ibv_comp_channel base;
     uint32_t id;
-    struct ibv_cq *cq; /* the one that tells by it */
+    struct ibv_cq *cq; /* the completion queue that sends its events to this channel */
 };
 struct completions {
     struct ibv_cq base;
@@ -63,14 +63,14 @@ static int simple(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
     return guard_ask(g, &(struct guard_call){.verb = (uint32_t)verb, .object = object}, NULL, NULL, false);
 }
 
-/* Of what is destroyed: also when its owner is gone, and the object with it. */
+/* Destroys an object. This also succeeds when the guard has died, because its objects died with it. */
 static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     int rc = simple(g, verb, object);
     return atomic_load_explicit(&g->gone, memory_order_relaxed) ? 0 : rc;
 }
 
-/* `bytes` of zeros for what this call makes in the guard; NULL with errno. */
+/* Allocates `bytes` zeros for an object, and makes the object in the guard by this call. NULL with errno. */
 static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);
@@ -105,7 +105,8 @@ static void ring_bell(struct verbs_guard *g)
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the one in nap() of guard_serve.c */
     if (BASE_UNLIKELY(atomic_load_explicit(&g->page->sleeping, memory_order_relaxed)) &&
         atomic_exchange_explicit(&g->page->sleeping, 0, memory_order_relaxed))
-        (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been told; gone: that is no end for the program */
+        /* full: the guard has been told already; closed: the guard has died, which must not kill the program */
+        (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static int guarded_post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, const struct ibv_sge *sge, int count, uint32_t flags)
@@ -116,7 +117,7 @@ static int guarded_post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, 
         return ENODEV;
     const struct guard_request r = {.wr_id = wr_id, .address = sge->addr, .bytes = sge->length, .region = sge->lkey, .flags = flags};
     base_spin_lock(&q->lock);
-    /* acquire: what the guard has read may be written again */
+    /* acquire: the program may overwrite entries that the guard has read */
     bool fits = q->mine - atomic_load_explicit(&q->ring->out, memory_order_acquire) < q->count;
     if (fits) {
         memcpy(q->entries + (q->mine & (q->count - 1)) * sizeof r, &r, sizeof r);
@@ -173,7 +174,7 @@ static int guarded_poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
                                 .byte_len = e.bytes,
                                 .qp_num = e.qp_num};
     }
-    if (n) /* release: these entries may be written again */
+    if (n) /* release: the guard may overwrite these entries */
         atomic_store_explicit(&q->ring->out, q->mine, memory_order_release);
     base_spin_unlock(&q->lock);
     return n;
@@ -230,7 +231,8 @@ static int guarded_query_device(struct ibv_context *context, struct ibv_device_a
     return rc;
 }
 
-/* Asked often, and before anything is posted: the guard is asked only when the page says that something has changed. */
+/* Programs ask for port states often, also before every post. So the guard is asked only if the shared page says that a state has changed.
+ */
 static int guarded_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
 {
     struct context *c = of(context);
@@ -358,7 +360,7 @@ static int guarded_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq 
     struct verbs_guard *g = of(channel->context)->g;
     char byte;
     ssize_t n = read(channel->fd, &byte, 1);
-    if (n == 0) { /* who would write is gone; from now on this descriptor wakes nobody */
+    if (n == 0) { /* the guard, which writes to this descriptor, has died: from now on the descriptor must wake nobody */
         guard_lost(g, "it has ended");
         dup2(g->quiet[0], channel->fd);
         errno = EAGAIN;
@@ -493,7 +495,7 @@ static int guarded_destroy_qp(struct ibv_qp *qp)
 int guard_fill_verbs(struct verbs_guard *g)
 {
     const struct verbs_library *real;
-    int rc = verbs_load(&real); /* for what needs no device: texts */
+    int rc = verbs_load(&real); /* for functions that need no device, such as texts of errors */
     if (rc)
         return rc;
     g->lib = (struct verbs_library){

@@ -68,7 +68,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct verbs_library library; /* under the lock until it is loaded; then it does not change */
 static bool loaded;
 
-/* Pointers to functions go through bytes: ISO C knows no conversion from what dlsym() gives. */
+/* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */
 static int library_fill(struct verbs_library *to, void *handle)
 {
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
@@ -116,7 +116,7 @@ static int library_load(void)
         dlclose(handle);
         return rc;
     }
-    library = l; /* the handle is kept: nothing unloads the library while its threads may run */
+    library = l; /* the library is never unloaded: its threads may be running */
     return 0;
 }
 
@@ -138,10 +138,10 @@ int verbs_code(int returned, bool thunderbolt, int *raw)
     if (raw)
         *raw = code;
     if (code == 524)
-        code = EOPNOTSUPP; /* ENOTSUPP, the Linux kernel's own, which drivers let out */
+        code = EOPNOTSUPP; /* ENOTSUPP is internal to the Linux kernel, but some drivers return it to programs */
     else if (thunderbolt && code == 60)
         code = ETIMEDOUT;
     else if (thunderbolt && code == 102)
         code = EOPNOTSUPP;
-    return code > 0 ? -code : -EIO; /* a verb that failed and did not say why */
+    return code > 0 ? -code : -EIO; /* the verb failed, and did not say why */
 }

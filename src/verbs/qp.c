@@ -46,7 +46,7 @@ static uint32_t qp_at_most(uint32_t n, uint32_t limit)
     return limit && n > limit ? limit : n;
 }
 
-/* How much data a request can carry inline is told by no query. What is refused is asked for again with less. */
+/* No query tells how much data a request can carry inline. If the device refuses to make the queue pair, it is asked again with less. */
 static struct ibv_qp *qp_make(const struct verbs_device *d, const struct verbs_qp_options *o, struct ibv_qp_init_attr *init)
 {
     uint32_t data = qp_at_most(o->inline_bytes, d->traits.inline_bytes);
@@ -64,7 +64,7 @@ static struct ibv_qp *qp_make(const struct verbs_device *d, const struct verbs_q
             .qp_type = o->type,
             .sq_sig_all = o->signal_all,
         };
-#if !defined(__APPLE__) /* whose header and devices have none */
+#if !defined(__APPLE__) /* Apple's header and devices have no shared receive queues */
         init->srq = o->srq;
 #endif
         errno = 0;
@@ -93,7 +93,7 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
     return 0;
 }
 
-/* What was granted: a device may give more than was asked, or count otherwise. */
+/* Reads back what the device granted: it may be more than was asked for, or be counted in another unit. */
 static void read_back(struct verbs_qp *q, const struct ibv_qp_init_attr *made)
 {
     struct ibv_qp_attr attr = {0};
@@ -207,7 +207,8 @@ static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, co
                      peer->device, peer->port, verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
 }
 
-/* Between subnets of InfiniBand the LID alone does not do: the first half of the GIDs differs then. */
+/* Whether two InfiniBand ports are in different subnets: then a LID does not suffice to address the peer. The first halves of their GIDs
+   differ. */
 static bool routed(const struct verbs_address *a, const struct verbs_address *b)
 {
     return a->global || b->global || (!zero(a->gid, 16) && !zero(b->gid, 16) && memcmp(a->gid, b->gid, 8) != 0);
@@ -228,7 +229,7 @@ static int to_rtr(struct verbs_qp *q, const struct verbs_address *peer, bool rel
     if (routed(&q->here, peer)) {
         attr.ah_attr.is_global = 1;
         memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry that the peer was told */
+        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the GID entry that the peer was told of */
         attr.ah_attr.grh.hop_limit = qp_thunderbolt(q->device) ? 1 : 64;
     }
     if (reliable)
@@ -270,8 +271,8 @@ int verbs_qp_stop(struct verbs_qp *q)
     return rc ? verbs_code(rc, qp_thunderbolt(q->device), NULL) : 0;
 }
 
-/* Straight from its state: on a Thunderbolt device a queue pair that went to the error state first makes every later
- * deregistration fail. */
+/* Destroys the queue pair in the state that it is in. On a Thunderbolt device, moving it to the error state first makes every later
+   deregistration of memory fail. */
 void verbs_qp_destroy(struct verbs_qp *q)
 {
     int raw;

@@ -9,9 +9,9 @@
 
 #include "verbs/verbs.h"
 
-#define PAGE 4096u /* the least of the systems we run on */
+#define PAGE 4096u /* the smallest page of the systems that weft runs on */
 
-/* A power of two: every request looks up in which segment its memory is. */
+/* The segment size as a power of two: every request computes by a shift in which segment its memory is. */
 static uint32_t segment_shift(const struct verbs_device *d)
 {
     uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;
@@ -50,10 +50,10 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
                      base_strerror(code), meaning);
 }
 
-/* What is registered: memory of this process, or what a descriptor stands for. */
+/* What is registered: memory of this process, or a dmabuf. */
 struct source {
-    int fd;          /* of a dmabuf; -1: memory */
-    uint64_t offset; /* in it */
+    int fd;          /* the dmabuf; -1: memory of this process */
+    uint64_t offset; /* in the dmabuf */
 };
 
 static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct source *s, uint64_t at, uint64_t bytes, int access)
@@ -63,7 +63,7 @@ static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct sou
                      : d->lib->reg_dmabuf_mr(d->pd, s->offset + at, bytes, (uintptr_t)r->base + at, s->fd, access);
 }
 
-/* One piece. Which flags the device takes is found out with the first. */
+/* Registers one segment. The first registration finds out which access flags the device accepts. */
 static struct ibv_mr *region_one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
 {
     const struct verbs_device *d = r->device;

@@ -10,34 +10,34 @@ enum { THUNDERBOLT = 100 }; /* transport_type, in no header */
 
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
-/* Limits come as int. */
+/* A limit that the device reports, but at most `limit`. Devices report limits as int. */
 static uint32_t traits_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
 }
 
-/* Where 0 means that the device did not say. */
+/* The same for a limit of which a reported 0 means that the device did not say. */
 static uint32_t else_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? limit : traits_at_most(said, limit);
 }
 
-/* Published of Apple's device up to macOS 26.4; what it says of itself is wrong in places. */
+/* What is published about Apple's device up to macOS 26.4. Some of the limits that the device reports are wrong. */
 static void traits_thunderbolt(struct verbs_traits *t, const struct ibv_device_attr *d)
 {
     t->link = VERBS_THUNDERBOLT;
     t->uc = true;
-    t->qps = else_at_most(d->max_qp, 10); /* says 11; the eleventh is refused */
+    t->qps = else_at_most(d->max_qp, 10); /* the device reports 11, but refuses the eleventh */
     t->pds = else_at_most(d->max_pd, 11);
     t->regions = else_at_most(d->max_mr, 100);
     t->cqe = else_at_most(d->max_cqe, 4096);
-    t->region_bytes = VERBS_SEGMENT; /* says 16.4 MB; 2 GiB was seen to work, 4 GiB and more corrupts */
+    t->region_bytes = VERBS_SEGMENT; /* the device reports 16.4 MB; 2 GiB was seen to work, 4 GiB and more corrupts data */
     t->depth_unit_bytes = 4096;
     t->depth = else_at_most(d->max_qp_wr, 4095);
     t->message_bytes = UINT64_C(4095) * 4096;
     t->sge = 1;
     t->access = REMOTE;
-    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* enough, and all that is taken, by other reports */
+    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* enough; by other reports the device accepts no other flag */
 }
 
 static void iwarp(struct verbs_traits *t)
@@ -66,7 +66,7 @@ static void others_limits(struct verbs_traits *t, const struct ibv_device_attr *
     t->depth = traits_at_most(d->max_qp_wr, UINT32_MAX);
     t->message_bytes = port->max_msg_sz ? port->max_msg_sz : UINT32_C(1) << 30;
     t->sge = traits_at_most(d->max_sge, UINT32_MAX);
-    t->inline_bytes = 256; /* nothing tells it; verbs_qp_create() takes less when that is refused */
+    t->inline_bytes = 256; /* no query tells the limit; verbs_qp_create() asks for less if this is refused */
     int as_target = d->max_qp_rd_atom, as_source = d->max_qp_init_rd_atom;
     t->rd_atomic = traits_at_most(as_source < as_target && as_source > 0 ? as_source : as_target, UINT8_MAX);
     t->heap = true;

@@ -22,7 +22,7 @@ static const struct {
     {"cq", offsetof(struct verbs_usage, cqs)}, {"srq", offsetof(struct verbs_usage, srqs)}, {"ctx", offsetof(struct verbs_usage, contexts)},
 };
 
-/* The attribute at `at`, whole inside `end`; NULL at the end or when what stands there is none. */
+/* The netlink attribute at `at`, if all of it lies before `end`; else NULL. */
 static const struct nlattr *attribute(const uint8_t *at, const uint8_t *end, const uint8_t **next)
 {
     const struct nlattr *a = (const void *)at;
@@ -67,7 +67,7 @@ static void one_counter(const struct nlattr *entry, struct verbs_usage *out)
     }
 }
 
-/* One device's message. Whether it was the one that was asked for. */
+/* Reads the kernel's message about one device. Returns whether it is the device that was asked for. */
 static bool one_device(const uint8_t *at, const uint8_t *end, const char *device, struct verbs_usage *out)
 {
     const struct nlattr *a, *summary = NULL;
@@ -99,7 +99,7 @@ static int usage_ask(int fd)
     return sendto(fd, &h, sizeof h, 0, (struct sockaddr *)&kernel, sizeof kernel) == sizeof h ? 0 : -errno;
 }
 
-/* All messages of the answer; 1 when the device was among them. */
+/* Receives all messages of the answer. Returns 1 if the device was among them. */
 static int usage_hear(int fd, const char *device, struct verbs_usage *out)
 {
     _Alignas(struct nlmsghdr) uint8_t buffer[16384];
@@ -150,7 +150,7 @@ int verbs_usage(const char *device, struct verbs_usage *out)
     static const struct verbs_usage unknown = {-1, -1, -1, -1, -1, -1};
     char plain[64];
     *out = unknown;
-    size_t n = strcspn(device, ":"); /* a second port is the same device */
+    size_t n = strcspn(device, ":"); /* a name like "mlx5_0:2" means the second port of the device "mlx5_0" */
     if (n >= sizeof plain)
         return -ENOTSUP;
     memcpy(plain, device, n);

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 
-/* Not in every system's header. */
+/* Some systems' headers do not declare it. */
 struct ibv_srq;
 struct ibv_srq_init_attr;
 struct ibv_gid_entry;
@@ -27,7 +27,7 @@ struct verbs_library {
     struct ibv_context *(*open_device)(struct ibv_device *device);
     int (*close_device)(struct ibv_context *context);
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* the old, smaller struct */
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills the old, smaller struct */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
     /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
@@ -66,20 +66,20 @@ enum verbs_link { VERBS_INFINIBAND, VERBS_ETHERNET, VERBS_THUNDERBOLT, VERBS_OTH
 
 struct verbs_traits {
     enum verbs_link link;
-    bool rc, uc, ud;                /* queue pairs that can be made */
+    bool rc, uc, ud;                /* the kinds of queue pairs that the device can make */
     bool write, read, srq;          /* RDMA write and read, shared receive queues */
     bool atomics, atomics_with_cpu; /* 64-bit; atomic against this machine's processors too */
     bool dmabuf;
-    bool acknowledges;                    /* a completed send has arrived (RC); false: it has left */
-    uint32_t qps, pds, regions, cqs, cqe; /* what works, not what the device says where it is known to exaggerate */
-    uint64_t region_bytes;                /* of one region that works; at most 1 GiB is asked of any */
+    bool acknowledges;                    /* a completed send has arrived at the peer (RC); false: it has only left this device (UC) */
+    uint32_t qps, pds, regions, cqs, cqe; /* how many the device can make: less than it reports, where it is known to report too much */
+    uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
-    uint32_t depth, depth_unit_bytes; /* of a work queue; unit 0: requests, else frames of that size */
+    uint32_t depth, depth_unit_bytes; /* the depth of a work queue, in frames of depth_unit_bytes; unit 0: in requests */
     uint32_t srq_depth;               /* requests of a shared receive queue; 0: it has none */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
-    int access, access_else; /* flags to register with; if the device refuses them (0: nothing else to try) */
-    bool heap;               /* memory of malloc registers */
+    int access, access_else; /* flags to register with; access_else is tried when the device refuses them (0: nothing is) */
+    bool heap;               /* memory from malloc() can be registered */
     enum ibv_mtu mtu;
 };
 /* From the device's answers and what is known of its transport. `transport` is ibv_device.transport_type. Pure. */
@@ -97,9 +97,10 @@ struct verbs_choice {
     struct verbs_gid gid;
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
-/* The entry to use, as sgid_index too: IPv4-mapped first (RoCE v2 before v1 where the kind is known); else a non-zero entry,
- * index 1 first; else -EADDRNOTAVAIL with a sentence naming device, table and remedy. `wanted` >= 0: that index or a
- * refusal. An InfiniBand link layer needs no global address: index 0. Pure; `device` and `interface` are for the sentence. */
+/* Chooses the GID entry to use, which is the sgid_index. An IPv4-mapped address comes first (RoCE v2 before v1 where the type is known),
+   then any non-zero entry, index 1 first. If there is none: -EADDRNOTAVAIL with a sentence that names device, table and remedy. `wanted` >=
+   0: that index, or an error. An InfiniBand link layer needs no global address: index 0. The function only computes; `device` and
+   `interface` are for the sentence. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* "fe80::1" into `out` (at least 40 bytes). */
@@ -117,16 +118,16 @@ struct verbs_device {
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;
     struct verbs_traits traits;
-    struct verbs_gid *gids; /* the table as seen; all zero entries left in */
+    struct verbs_gid *gids; /* the GID table as read, with its zero entries */
     uint32_t gid_count;
     struct verbs_choice chosen; /* valid when usable */
     int usable;                 /* 0, or the negative errno why weft does not use it ... */
     char why_not[960];          /* ... and the sentence */
     double gbits;               /* of the active link; 0: unknown */
 };
-/* All devices, opened and looked at, nothing allocated on them. `wanted_gid` -1: choose. Close with verbs_devices_close(). */
+/* Opens and queries all devices; allocates nothing on them. `wanted_gid` -1: choose one. Close them with verbs_devices_close(). */
 int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
-/* The same of this list of a library's. */
+/* The same for the devices of this library. */
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
                      int wanted_gid);
 void verbs_devices_close(struct verbs_device *devices, uint32_t count);
@@ -135,48 +136,52 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
 /* Other devices (and ports) that are as good as this one: as fast, of the same kind of link, with the same operations. At most
  * `max`, opened; close each with verbs_device_close(). */
 int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out, uint32_t max, uint32_t *count, int wanted_gid);
-int verbs_device_again(struct verbs_device *d, int wanted_gid); /* looks again at one that is not in use: d->usable, which it returns */
-/* Everything checkable has been checked: only now the protection domain. */
+/* queries a device again that is not in use; sets d->usable and returns it */
+int verbs_device_again(struct verbs_device *d, int wanted_gid);
+/* Allocates the protection domain. Everything that can be checked without it has been checked before. */
 int verbs_device_use(struct verbs_device *d);
-bool verbs_port_up(struct verbs_device *d); /* asks it now; a device that has vanished is not up */
-/* Frees domain and context; what was made on it is destroyed before: queue pairs, regions, completion queues. NULL allowed. */
+bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device that has vanished is not up */
+/* Closes the device: frees its protection domain and context. The caller has destroyed queue pairs, regions and completion queues before.
+   NULL allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices owned by a process of their own, which gives them back whatever becomes of this one ---
- * On them there are UC and RC queue pairs with sends of one element, and completion queues with a channel, each its own. */
+/* --- guard.c: devices that a process of its own, the guard, owns and gives back, whatever happens to this process --- Such devices offer
+   UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
 int verbs_guard_start(struct verbs_guard **out, const char *command); /* the command weft, looked up in PATH */
-/* Memory that can be registered there: `bytes` from the beginning of what `fd` stands for (base_memory_fd()), mapped here at `base`.
- * `fd` may be closed afterwards. */
+/* Shares memory with the guard, so that it can be registered there: the first `bytes` of the shared memory `fd` (from base_memory_fd()),
+   which this process has mapped at `base`. The caller may close `fd` afterwards. */
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
-void verbs_guard_end(struct verbs_guard *g); /* all of it is closed; NULL allowed. Returns when the process has ended */
-int verbs_guard_serve(void);                 /* be the guard, whose socket is descriptor 0, until the program ends */
+void verbs_guard_end(struct verbs_guard *g); /* closes all its devices, and returns when the guard process has ended; NULL allowed */
+/* runs the guard in this process, until the program ends; descriptor 0 is the socket to the program */
+int verbs_guard_serve(void);
 
-/* --- usage.c: what is in use on a device, by everybody --- */
+/* --- usage.c: how many objects of a device all processes use together --- */
 struct verbs_usage {
     int64_t qps, pds, regions, cqs, srqs, contexts; /* -1: not known */
 };
-/* As the kernel counts; Linux only, and only devices of its own. -ENOTSUP where nobody counts; all -1 then. */
+/* What the kernel counts. Only Linux counts, and only for devices that have a kernel driver. Else -ENOTSUP, and all counts are -1. */
 int verbs_usage(const char *device, struct verbs_usage *out);
 
 /* --- region.c --- */
 #define VERBS_SEGMENT (UINT64_C(1) << 30)
-/* A range registered in segments, each one region; budget and flags by traits. */
+/* A range of memory, registered as segments of which each is one region. The traits say how many regions there may be, and with which
+   flags. */
 struct verbs_regions {
     struct verbs_device *device;
     uint8_t *base;
-    uint64_t bytes, segment_bytes; /* a segment: a power of two, */
-    uint32_t segment_shift;        /* of this */
+    uint64_t bytes, segment_bytes; /* segment_bytes is a power of two ... */
+    uint32_t segment_shift;        /* ... and this is its logarithm */
     uint32_t count;
-    int access; /* that the device took */
+    int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
 /* -ENOSPC when it needs more regions than `budget` (0: the traits'), with a sentence that says how many and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
-/* The same for `bytes` at `offset` of what the dmabuf `fd` stands for: memory of a GPU, say. Requests name it as `base` and on,
- * which is any address at the same place in its page as `offset`. `fd` may be closed afterwards. -EOPNOTSUPP with a sentence
- * where the library, the device or its driver cannot. */
+/* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
+   `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP with a sentence
+   where the library, the device or its driver cannot register a dmabuf. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);
@@ -185,11 +190,13 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
     return r->mr[offset >> r->segment_shift]->lkey;
 }
 
-/* --- cq.c: completion queues with a channel, which does not block --- */
-/* With the device in use. After a failure, which has a sentence, too, verbs_cq_destroy() gives back what there is. */
+/* --- cq.c: completion queues with a channel, whose descriptor does not block --- */
+/* Makes a completion queue and its channel on a device that is in use. If it fails, with a sentence, the caller still calls
+   verbs_cq_destroy() to free what was made. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
 void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d); /* NULLs allowed, and set */
-void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d);                  /* takes the events that have come */
+/* takes the events that have come from the channel */
+void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d);
 
 /* --- qp.c: queue pairs, in one place --- */
 struct verbs_qp_options {
@@ -200,7 +207,7 @@ struct verbs_qp_options {
     uint32_t sge, inline_bytes;
     bool signal_all;
 };
-/* What the other side needs to know; goes over the side channel as it is (all little-endian). */
+/* The address of a queue pair. It is sent to the peer over the side connection in this form (all little-endian). */
 struct verbs_address {
     uint8_t gid[16];
     uint32_t qpn, psn;
@@ -215,20 +222,22 @@ struct verbs_qp {
     uint32_t send_depth, recv_depth, inline_bytes, sge; /* granted, read back from the queue pair */
     uint8_t timeout, retry, rnr_retry, rnr_timer;       /* before connect: 14, 7, 7, 12 unless changed */
 };
-/* Made and in INIT. */
+/* Makes a queue pair and moves it to the state INIT. */
 int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct verbs_qp_options *options);
-/* INIT -> RTR -> RTS. A failing step names device, port, GID and index on both sides, the errno, and what it has meant. */
+/* Moves a queue pair from INIT to RTR and RTS. If a step fails, the sentence names device, port, GID and index of both sides, the errno,
+   and what usually causes it. */
 int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer);
 void verbs_qp_destroy(struct verbs_qp *q);
-/* Checks bytes from the other side: port, mtu, numbers in range. */
+/* Whether an address from the peer is valid: port, MTU and numbers are in range. */
 bool verbs_address_valid(const struct verbs_address *a);
-/* To the error state: what is under way ends, and the queue pair takes nothing more from a shared receive queue. */
+/* Moves the queue pair to the error state: its requests end, and it takes nothing more from a shared receive queue. */
 int verbs_qp_stop(struct verbs_qp *q);
 
-/* --- srq.c: receives that queue pairs share, each of one element --- */
-/* `depth` requests, or as many as there can be. -EOPNOTSUPP where the device or the system has none. */
+/* --- srq.c: shared receive queues, whose receives have one element each --- */
+/* Makes a queue of `depth` requests, or fewer if the device's limit is lower. -EOPNOTSUPP where the device or the system has no shared
+   receive queues. */
 int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t depth);
-void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq); /* NULL allowed; its queue pairs are gone */
+void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq); /* NULL allowed; the caller has destroyed its queue pairs before */
 int verbs_post_shared(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 
 #endif
