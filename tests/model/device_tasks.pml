@@ -8,7 +8,8 @@
  * nothing can move any more, every task is complete, or was left to other nodes after the last claim, and no slot is in use (assert D).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * Not in it: numbers drawn by addition, the renewal of leases, the queue itself (slot.pml). One access to shared memory is one step.
+ * Not in it: numbers drawn by addition, the renewal of leases, the queue itself (slot.pml). One access to shared memory is one step,
+ * together with what the process does by itself before and after it.
  */
 #ifndef TASKS
 #define TASKS 3
@@ -43,26 +44,28 @@ active [BLOCKS] proctype block()
     bool e;
     do
     :: t = next;
-look:
 #ifdef MUTATION_FILLED_BEFORE_ENDED
         f = filled;
-        e = ended;
+        atomic { e = ended;
 #else
         e = ended;
-        f = filled;
+        atomic { f = filled;
 #endif
         if
         :: t >= f && e -> break
-        :: t >= f && !e -> (filled != f || ended || next != t); goto again
-        :: else
-        fi;
+        :: t >= f && !e -> skip
+        :: else -> goto draw
+        fi }
         if
+        :: (filled != f || ended || next != t); goto again
+        fi;
+draw:   if
         :: atomic { next == t -> next = t + 1 }
         :: atomic { next != t -> goto again }
         fi;
         if
-        :: number[t % SLOTS] != t + 1 -> goto again
-        :: else
+        :: atomic { number[t % SLOTS] != t + 1 -> goto again }
+        :: atomic { number[t % SLOTS] == t + 1 -> skip }
         fi;
         a = first[t % SLOTS];
         b = second[t % SLOTS];
