@@ -8,8 +8,9 @@
  * (assert A); and when nothing can move any more, all requests have been written, taken and ended (assert D).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * One access to shared memory is one step; a cell arrives as a whole. A cell holds the number of its request, how many
- * slots that has, and whether an answer is wanted.
+ * One access to shared memory is one step, together with what the process does by itself before and after it: that no other process sees
+ * or changes, so each interleaving of accesses is still there. A cell arrives as a whole, and is read so. A cell holds the number of its
+ * request, how many slots that has, and whether an answer is wanted.
  */
 #ifndef REQUESTS
 #define REQUESTS 2 /* of each thread: a slot is used up to four times */
@@ -53,7 +54,7 @@ inline has_room(n, count, out)
 #endif
 }
 
-#define STORE(n, k, t, s) atomic { ring[(n) % SLOTS].c[k].ticket = t; ring[(n) % SLOTS].c[k].slots = s; \
+#define STORE(n, k, t, s, stored) atomic { stored = true; ring[(n) % SLOTS].c[k].ticket = t; ring[(n) % SLOTS].c[k].slots = s; \
     ring[(n) % SLOTS].c[k].asks = asks; ring[(n) % SLOTS].c[k].round = ROUND(n) }
 
 active [THREADS] proctype thread()
@@ -65,8 +66,7 @@ active [THREADS] proctype thread()
 #endif
     do
     :: i < REQUESTS ->
-        if :: slots = 1 :: slots = 2 fi;
-        if :: asks = true :: asks = false fi;
+        atomic { if :: slots = 1 :: slots = 2 fi; if :: asks = true :: asks = false fi }
 claim:  t = next;
         has_room(t, slots, room);
         if
@@ -101,13 +101,13 @@ claim:  t = next;
         fi;
         atomic { a = false; b = false; c = slots == 1; d = slots == 1 }
         do /* the cells arrive */
-        :: !a -> STORE(t, 0, t, (own == t -> slots : 1)); a = true
-        :: !b -> STORE(t, 1, t, (own == t -> slots : 1)); b = true
+        :: !a -> STORE(t, 0, t, (own == t -> slots : 1), a)
+        :: !b -> STORE(t, 1, t, (own == t -> slots : 1), b)
 #ifdef MUTATION_ONE_CELL_OF_TWO_SLOTS
-        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1)); c = true; d = true
+        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1), c); d = true
 #else
-        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1)); c = true
-        :: !d -> STORE(t + 1, 1, own, (own == t -> slots : 1)); d = true
+        :: !c -> STORE(t + 1, 0, own, (own == t -> slots : 1), c)
+        :: !d -> STORE(t + 1, 1, own, (own == t -> slots : 1), d)
 #endif
         :: a && b && c && d -> break
         od;
@@ -134,8 +134,7 @@ active proctype node()
     byte slots;
 end:
     do
-    :: head - done < SLOTS && ARRIVED(head, 0) ->
-        slots = ring[head % SLOTS].c[0].slots;
+    :: atomic { head - done < SLOTS && ARRIVED(head, 0) -> slots = ring[head % SLOTS].c[0].slots }
         if
         :: slots > SLOTS - (head - done) -> goto end /* room for both, later */
         :: else
@@ -158,14 +157,14 @@ end:
             head = head + slots
         }
         taken = head
-    :: done < head ->
+    :: atomic { done < head ->
         if
         :: wants[done % SLOTS] ->
             assert(answer[done % SLOTS] <= done); /* A: none is put in the place of a newer one */
             answer[done % SLOTS] = done + 1
         :: else
         fi;
-        done = done + length[done % SLOTS]
+        done = done + length[done % SLOTS] }
     od
 }
 
