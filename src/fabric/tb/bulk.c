@@ -66,7 +66,8 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation)
     l->generation = generation;
 }
 
-/* A put that is whole, which could not be said yet; the peer has given it up, and uses its number again. */
+/* Forgets a put that has arrived whole, but whose TB_DONE could not be sent yet. The peer has given the put up and uses its number again.
+ */
 static bool bulk_forget_done(struct tb_bulk *b, uint32_t id)
 {
     for (uint32_t i = 0; i < b->done_count; i++) {
@@ -85,8 +86,8 @@ static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t lengt
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
 }
 
-/* The receives of one that comes are gone already: it is given up only while no lane is up at the other end, and none comes up there
- * before this was said. */
+/* TB_DROP: the peer has given up a transfer. The receives of one that is coming in are gone already, because a transfer is given up only
+   while no lane is up at the other end, and none comes up there before TB_DROP was sent. */
 static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     if (m->token) {
@@ -95,15 +96,15 @@ static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m
         return 0;
     }
     struct tb_transfer *t = &b->in[id];
-    /* One answer a number: where an earlier one could not be said yet, the peer waits for none any more, or it had not used the number
-     * again. */
+    /* Each number has at most one answer waiting. An older answer is replaced: the peer waits for it no longer, or it could not have used
+       the number again. */
     uint32_t at = 0;
     while (at < b->dropped_count && b->dropped[at].transfer != id)
         at++;
     b->dropped_count += at == b->dropped_count;
     b->dropped[at] = (struct tb_drop){.transfer = (uint16_t)id, .generation = m->r.generation};
     if (!t->used || t->own || t->generation != m->r.generation || !t->wanted)
-        return 0; /* it is whole, or was never heard of */
+        return 0; /* the transfer is whole already, or was never announced */
     for (uint32_t i = 0; i < b->lane_count; i++)
         for (uint32_t k = b->lanes[i].in_first; k != b->lanes[i].in_next; k++)
             if (b->lanes[i].in[k % TB_LANE_DEPTH].transfer == id)
@@ -125,7 +126,8 @@ static void bulk_on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_word
 
 static void bulk_drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
 {
-    b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched}; /* a number is there once in each direction */
+    /* each direction uses a number once, so there is room */
+    b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched};
 }
 
 void tb_bulk_reroute(struct tb_bulk *b)
@@ -183,7 +185,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     if (b->lane_count == 0 || lane >= b->lane_count || (!of_lane && (id >= TB_TRANSFERS || lane != 0)))
         return -EPROTO;
     if (of_lane && m->r.kind != TB_LANE && (!l->up || m->r.generation != l->generation))
-        return 0; /* about a queue pair that is gone */
+        return 0; /* the record is about a former queue pair of the lane */
     switch (m->r.kind) {
     case TB_OPEN:
         if (id >= TB_TRANSFERS / 2 || (b->in[id].used && !bulk_forget_done(b, id)) || !bulk_within(b, m->offset, m->a))
@@ -211,8 +213,8 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     case TB_RESEND: return tb_bulk_send_again(l, m);
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
-            return 0;          /* it was given up meanwhile */
-        if (b->out[id].cookie) /* of a put */
+            return 0;          /* the transfer was given up meanwhile */
+        if (b->out[id].cookie) /* only a put has a cookie */
             b->env.done(b->env.ctx, b->out[id].cookie);
         b->out[id] = (struct tb_outgoing){0};
         return 0;

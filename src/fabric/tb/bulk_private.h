@@ -9,10 +9,10 @@
 #include "fabric/tb/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* sends that have not left by then are told of as they are */
-#define TB_BULK_AHEAD          6u             /* frames: of which a part is checked, that is fetched before it is needed */
+#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* sends that have not left within this time are reported as not left */
+#define TB_BULK_AHEAD          6u             /* how many frames ahead the checked part of a frame is prefetched */
 
-/* The size of pieces for so many bytes: of the largest lanes that it fills. */
+/* The size of the pieces of a transfer: the message size of the largest lanes that the transfer fills. */
 static inline uint32_t tb_bulk_message_for(const struct tb_bulk *b, uint64_t length)
 {
     uint32_t best = 0;
@@ -38,8 +38,8 @@ static inline uint64_t tb_bulk_sum(const struct tb_bulk *b, uint64_t offset, uin
         return base_hash(at, bytes, 0);
     uint64_t sum = bytes;
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
-        __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES); /* no processor sees this step by itself */
-        sum += base_hash(at + i, 64, i);                             /* none waits for the one before it */
+        __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES); /* no processor's own prefetcher detects this stride */
+        sum += base_hash(at + i, 64, i);                             /* no sum depends on the one before */
     }
     return sum;
 }
@@ -63,19 +63,19 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 }
 
 /* bulk_receive.c */
-int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* a transfer that is to come */
-void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* it needs a receive */
-/* Post receives for pieces that follow one another, and say so with one record. False: nothing more goes now. */
+int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* prepares an incoming transfer */
+void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
+/* Posts receives for pieces that follow one another, and announces them in one record. False: no more can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
-void tb_bulk_receive_fetch(struct tb_bulk *b);                              /* ask for the pieces of transfers that use records */
-void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* the next step of it, if one is due */
-int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* TB_SUM has come */
-int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* TB_QUIET has */
+void tb_bulk_receive_fetch(struct tb_bulk *b);                              /* requests the pieces of transfers that use records */
+void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* does the next step of a repair, if one is due */
+int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* handles TB_SUM */
+int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* handles TB_QUIET */
 
 /* bulk_send.c */
-void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now);                /* as many as go now */
-void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);                 /* answer TB_QUIESCE, if it is time to */
-int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m); /* TB_READY has come */
-int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m);                    /* TB_RESEND has */
+void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now);                /* sends as many pieces as can be sent now */
+void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);                 /* answers TB_QUIESCE, if the answer is due */
+int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m); /* handles TB_READY */
+int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m);                    /* handles TB_RESEND */
 
 #endif

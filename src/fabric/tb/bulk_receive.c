@@ -11,16 +11,16 @@
 #define PATIENCE_MOST                (100 * WEFT_MS)
 #define REST_LEAST                   (WEFT_MS / 5)
 #define REST_MOST                    (2 * WEFT_MS)
-#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* of lanes, for one transfer: it then uses records */
+#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* lane repairs for one transfer, before it uses records */
 #define FETCH_BYTES                  (32u << 10)
-#define GROW_AFTER                   16u /* right pieces, before a lane that had to be repaired gets deeper again */
+#define GROW_AFTER                   16u /* correct pieces, before a lane that was repaired gets a deeper queue again */
 
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length)
 {
     struct tb_transfer *t = &b->in[id];
     uint32_t message = tb_bulk_message_for(b, length), pieces = message ? tb_bulk_pieces(length, message) : 0;
     if (!pieces)
-        return -EINVAL; /* no lane is that small */
+        return -EINVAL; /* smaller than the smallest lane */
     *t = (struct tb_transfer){
         .used = true, .own = own, .message = message, .offset = offset, .length = length, .pieces = pieces, .left = pieces};
     t->wanted = malloc((pieces + 63) / 64 * sizeof *t->wanted);
@@ -60,7 +60,7 @@ void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece)
         t->cursor = piece;
 }
 
-/* The next piece that needs a receive; t->pieces: none. */
+/* The next piece that needs a receive; t->pieces: none does. */
 static uint32_t receive_next_wanted(struct tb_transfer *t)
 {
     for (; t->cursor < t->pieces; t->cursor++) {
@@ -90,17 +90,17 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
 {
     struct tb_transfer *t = &b->in[id];
     b->counts.received_bytes += t->length;
-    b->done[b->done_count++] = (uint16_t)id; /* each id at most once: it is free for the peer only after it has heard */
+    b->done[b->done_count++] = (uint16_t)id; /* each id is there at most once: the peer uses it again only after TB_DONE */
     if (t->own)
         b->env.done(b->env.ctx, t->cookie);
     else
         b->env.received(b->env.ctx, t->word, t->add, t->what);
     b->use_records -= t->use_records;
     free(t->wanted);
-    *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* until TB_DONE is said */
+    *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* the number stays in use until TB_DONE is sent */
 }
 
-/* A piece whose receive was written to, and of which the checksum is known. */
+/* Verifies a piece whose receive has completed and whose checksum is known. */
 static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *p)
 {
     struct tb_transfer *t = p->transfer == TB_NO_TRANSFER ? NULL : &b->in[p->transfer];
@@ -111,7 +111,7 @@ static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_
     if (!right) {
         b->counts.rejected++;
         tb_bulk_receive_want(t, p->piece);
-        /* A get of memory that never rests is never right. */
+        /* The pieces of a get may never match their checksums if other nodes keep writing to the memory it reads. */
         if (receive_begin_repair(l) && t->own && !t->use_records && ++t->repairs_without_progress == REPAIRS_WITHOUT_PROGRESS_MAX) {
             t->use_records = true;
             b->use_records++;
@@ -129,7 +129,7 @@ static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_
         receive_finish(b, p->transfer);
 }
 
-/* From the oldest on: those that were written to and whose checksums are known. */
+/* Verifies the pieces whose receives have completed and whose checksums are known, from the oldest on. */
 static void receive_settle(struct tb_bulk *b, struct tb_lane *l)
 {
     while (l->in_first != l->in_landed) {
@@ -149,7 +149,7 @@ void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now)
     b->active = true;
     struct tb_lane *l = &b->lanes[lane];
     if (l->in_landed == l->in_next)
-        return; /* of a queue that is gone */
+        return; /* the receive belonged to a former queue pair */
     l->in[l->in_landed++ % TB_LANE_DEPTH].landed = true;
     l->last = now;
     receive_settle(b, l);
@@ -192,11 +192,11 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
     if (m.b == 0)
         return false;
     l->last = now;
-    b->turn = (id + 1) % TB_TRANSFERS; /* the next run is another's, if there is one */
+    b->turn = (id + 1) % TB_TRANSFERS; /* the next run of receives goes to another transfer, if there is one */
     return tb_stream_say(b->stream, &m);
 }
 
-/* Records are copied before they are summed: whatever memory holds then is right. */
+/* A record's bytes are copied before they are summed, so they match their checksum even if the memory changes all the time. */
 void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
     for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
@@ -219,19 +219,19 @@ void tb_bulk_fetched(struct tb_bulk *b, uint32_t transfer, uint16_t generation)
 {
     struct tb_transfer *t = &b->in[transfer];
     if (!t->used || t->generation != generation || t->asks == 0)
-        return; /* it was given up */
+        return; /* the transfer was given up */
     if (--t->asks == 0 && t->left == 0)
         receive_finish(b, transfer);
 }
 
-/* Is a receive left that should have been written to? */
+/* Whether a posted receive should have completed by now. */
 static bool receive_overdue(const struct tb_lane *l, int64_t now)
 {
     if (l->in_landed == l->in_next || now - l->last < l->patience)
         return false;
     for (uint32_t i = l->in_landed; i != l->in_next; i++)
         if (!l->in[i % TB_LANE_DEPTH].has_sum)
-            return false; /* its sender is not that far yet */
+            return false; /* its sender has not sent that far yet */
     return true;
 }
 
@@ -240,7 +240,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     if (l->repair == TB_LANE_RUNS && receive_overdue(l, now))
         receive_begin_repair(l);
-    if (l->repair == TB_LANE_RESENDS && receive_overdue(l, now)) { /* again */
+    if (l->repair == TB_LANE_RESENDS && receive_overdue(l, now)) { /* the pieces that were sent again were lost too: repair again */
         l->repair = TB_LANE_ASKS;
         l->ask = true;
         l->quiet = false;
@@ -257,12 +257,12 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         b->counts.repairs++;
         l->patience = 2 * l->patience > PATIENCE_MOST ? PATIENCE_MOST : 2 * l->patience;
     }
-    /* The sender is at rest; what is still on the wire gets its time. */
+    /* The sender's queue is empty. What is still on the wire gets time to arrive. */
     if (!l->quiet || (l->in_landed != l->in_next && now - l->last < l->rest))
         return;
     if (l->in_landed == l->in_next) {
         l->repair = TB_LANE_RESENDS;
-        receive_settle(b, l); /* nothing is left */
+        receive_settle(b, l); /* no receive is left */
         return;
     }
     struct tb_words m = tb_bulk_lane_words(b, TB_RESEND, lane, 0);
@@ -282,7 +282,7 @@ int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_wo
     if ((int32_t)(m->token - l->in_next) >= 0 || l->in_next - m->token > TB_LANE_DEPTH + l->depth)
         return -EPROTO;
     if ((int32_t)(m->token - l->in_first) < 0)
-        return 0; /* of a receive for scrap: it needed none */
+        return 0; /* the receive was for scrap memory: no piece is needed */
     struct tb_posted *p = &l->in[m->token % TB_LANE_DEPTH];
     p->sum = m->a;
     p->has_sum = true;
@@ -299,15 +299,15 @@ int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_word
     if (m->a == 0) {
         l->quiet = true;
         l->last = now;
-        l->rest = 2 * (now - l->asked_at); /* what the same two nodes and cables need just now */
+        l->rest = 2 * (now - l->asked_at); /* a measure of what this pair of nodes and its cables need now */
         l->rest = l->rest < REST_LEAST ? REST_LEAST : l->rest > REST_MOST ? REST_MOST : l->rest;
         return 0;
     }
-    /* Sends that find no receive: one for each, where it does no harm. */
+    /* Sends that found no receive get one each, into scrap memory. */
     struct tb_words ready = tb_bulk_lane_words(b, TB_READY, lane, TB_NO_TRANSFER);
     ready.token = l->in_next;
     if (l->in_landed != l->in_next || !tb_stream_room(b->stream, sizeof ready))
-        return 0; /* the receives that are there take them, or it is said again */
+        return 0; /* if no receive can be posted, the sends take those that are there, or the next TB_QUIET reports them again */
     while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.lane_receive(b->env.lane_ctx, lane, TB_SCRAP)) {
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = TB_NO_TRANSFER};
         ready.b++;

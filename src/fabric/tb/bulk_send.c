@@ -48,11 +48,11 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return false;
     struct tb_words m = tb_bulk_lane_words(b, TB_SUM, lane, 0);
     m.token = number;
-    if ((int32_t)(number - l->void_end) < 0) /* its receive has taken something else: 0 says so */
+    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive: a checksum of 0 tells the peer so */
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
-    l->void_end = number; /* it follows, so that it is never far away */
+    l->void_end = number; /* keep it just behind: sequence numbers are compared modulo 2^32 */
     l->unleft++;
     if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;
@@ -63,7 +63,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     return tb_stream_say(b->stream, &m);
 }
 
-/* Half a lane's pieces are told of before the other half leaves: the peer judges them, and posts receives anew, meanwhile. */
+/* Announces half a lane's pieces before it sends the other half. Meanwhile the peer verifies the first half and posts new receives. */
 void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];
@@ -89,7 +89,7 @@ void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     bool all = l->unleft == 0 && l->out_next == l->out_end && l->again_next == l->again_end;
     if (!l->quiesce || (!all && (l->unleft == 0 || now - l->quiesce_at < TB_BULK_QUIET_WITHIN)))
-        return; /* 0 must mean all: what only waits for room goes when there is some */
+        return; /* 0 must mean that all have left: if only room is missing, answer when there is room */
     struct tb_words m = tb_bulk_lane_words(b, TB_QUIET, lane, 0);
     m.a = l->unleft;
     if (tb_stream_say(b->stream, &m)) {
@@ -114,18 +114,18 @@ int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_wor
         l->out[l->out_end % TB_LANE_DEPTH].transfer = m->r.detail;
         l->out[l->out_end++ % TB_LANE_DEPTH].piece = (uint32_t)m->a + i;
     }
-    if (m->r.detail == TB_NO_TRANSFER) /* receives for what does not leave: nothing is sent for them, nor for any before them */
+    if (m->r.detail == TB_NO_TRANSFER) /* receives for sends that do not leave: nothing is sent for them, nor for any receive before them */
         l->void_end = l->out_end;
     return 0;
 }
 
 int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m)
 {
-    uint32_t next = l->again_next != l->again_end ? l->again_next : l->out_next; /* of what is not served yet */
+    uint32_t next = l->again_next != l->again_end ? l->again_next : l->out_next; /* the first receive for which nothing was sent yet */
     if (m->a == 0 || m->a > l->depth || (uint32_t)(m->token + m->a) != l->out_end ||
         (next != l->out_end && (int32_t)(l->void_end - l->out_end) < 0))
         return -EPROTO;
-    /* That is void up to now; from token on it is not any more. */
+    /* Receives up to here are void; from `token` on they are valid again. */
     l->again_next = (int32_t)(next - m->token) < 0 ? next : m->token;
     l->again_end = l->out_next = l->out_end;
     l->void_end = m->token;

@@ -8,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A provider that is given a receive on a cable that has been pulled touches memory which has gone. So the port is looked at before
- * each post of receives, of which one is for many frames or for many bytes, and not long before a send. Between the look and the
- * post remains the time of a call, longer where this thread loses its processor just there: no verb does both. */
+/* If a receive is posted after the cable was unplugged, the provider touches memory that is gone. No verb checks the port and posts in one
+   step. So the port is queried just before each post of receives, and at most a short time before a send. A post of receives is rare: it
+   covers many frames or many bytes. The race that remains is as short as one call, or longer if the thread is preempted there. */
 #define LOOK_RECEIVE 0
 #define LOOK_SEND    (WEFT_MS / 20)
 
-/* Of so many bytes, in what the device counts its queues in. */
+/* Converts bytes to the unit in which the device counts its queues. */
 static uint32_t cable_units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
 {
     uint32_t unit = d->d->traits.depth_unit_bytes;
@@ -35,7 +35,7 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* What control takes: another device, or the same one at another time, may grant less. */
+/* Reads how many frames the control queue pair takes: another device, or the same one at another time, may grant less. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
@@ -86,7 +86,7 @@ int tb_cable_add_lane(struct tb_cable *c)
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
-    c->lane_count++; /* closed with the cable, also when it is of no use */
+    c->lane_count++; /* counted even if it fails, so that it is closed with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
         return base_fail(-ENOSPC,
                          "%s: a lane of %u messages of %u bytes needs a depth of %u, and %u is granted: fewer or smaller ones in "
@@ -109,7 +109,8 @@ static int cable_post_send(struct verbs_qp *qp, struct tb_device *d, void *at, u
     return ibv_post_send(qp->qp, &wr, &bad);
 }
 
-/* One call for all of them. Where the port is down they are forgotten: the cable is about to be lost, and made anew with all of them. */
+/* Posts the receives that wait to be posted again, all with one verbs call. If the port is down they are dropped, because the cable is
+   about to be taken down, and is rebuilt with all its receives. */
 int tb_cable_receive_owed(struct tb_cable *c)
 {
     struct ibv_sge sge[TB_OWED];
@@ -194,7 +195,7 @@ void tb_cable_close(struct tb_cable *c)
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
 {
     base_spin_lock(&c->lock);
-    /* A refusal: the queue is full. Some devices say so by ENOMEM, and mean nothing worse. */
+    /* A failed post means that the queue is full. Some devices report that as ENOMEM. */
     bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_device_up(c->tb, c->device, LOOK_SEND) &&
                 cable_post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
     if (went) {

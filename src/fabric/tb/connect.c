@@ -15,24 +15,24 @@
 
 struct offer {
     uint8_t gid[16];
-    uint8_t thunderbolt, busy; /* busy: a Thunderbolt port that leads to somebody else */
+    uint8_t thunderbolt, busy; /* busy: a Thunderbolt port whose cable leads to another node */
     char device[38];
 };
 
-enum told { TOLD_NOTHING, TOLD_NONE, TOLD_DEVICE, TOLD_DOWN }; /* by the hostfile; DOWN: a device that cannot be used now */
+enum told { TOLD_NOTHING, TOLD_NONE, TOLD_DEVICE, TOLD_DOWN }; /* what the hostfile says; DOWN: its device cannot be used now */
 
 struct hello {
     uint64_t magic, pool_bytes, segment;
     uint32_t rank, size, session, check, lanes, offers;
-    uint32_t told;    /* what this node's hostfile says of its device towards the other, */
-    char towards[40]; /* and its name */
+    uint32_t told;    /* what this node's hostfile says about its device towards the other node ... */
+    char towards[40]; /* ... and the device's name */
     struct tb_lane_option lane[TB_CABLE_LANES];
     struct offer offer[TB_DEVICES];
 };
 
-/* What both sides say about each step. */
+/* The result of a step, which each side sends to the other. */
 struct step {
-    int32_t result; /* 0: mine went well */
+    int32_t result; /* 0: the step succeeded on this side */
     uint32_t count;
     struct verbs_address address[TB_CABLE_LANES];
 };
@@ -50,7 +50,7 @@ static bool connect_offered(const struct tb_device *d)
     return d->d->traits.link != VERBS_THUNDERBOLT || d->cables == 0;
 }
 
-/* What the hostfile says of this node's device towards another. A name that no device has is sent as it is. */
+/* Stores what the hostfile says about this node's device towards the other. A name is sent even if no device has it. */
 static void say_told(const struct tb *tb, struct hello *h, uint32_t node)
 {
     const char *name = tb->w->towards ? tb->w->towards[node] : NULL;
@@ -103,7 +103,7 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
     return 0;
 }
 
-/* How many leading bits two addresses share: both ends of a cable are usually in one network. */
+/* The number of leading bits that two addresses have in common: the ends of a cable are usually in one network. */
 static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t n = 0;
@@ -112,7 +112,7 @@ static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
     return n;
 }
 
-/* One step: ours has ended with `err`; both must have gone well. */
+/* Exchanges the results of a step. `err` is this side's; the step has succeeded if both have. */
 static int connect_agree(struct tb_link *l, int fd, struct step *mine, struct step *theirs, int err, int64_t deadline, bool *both)
 {
     mine->result = err;
@@ -137,9 +137,10 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
     return err;
 }
 
-/* Try one pair of ports: made on both sides, connected on both, its lanes too, and started. `*out` NULL: it is no cable. Negative: the
- * side connection failed. What is done with the device is done under tb->receiving, the peer's answers are waited for without it: a
- * signal may give all of it back in between (ending.c), and then this waits at the lock until the process ends. */
+/* Tries one pair of ports: both nodes make their queue pairs and lanes on it, connect and start them. `*out` NULL: no cable connects these
+   ports. Negative: the side connection failed. Calls to the device are made with tb->receiving held; the peer's answers are awaited without
+   it. If a signal makes another thread give everything back in between (ending.c), this thread blocks on the lock until the process ends.
+ */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
     base_spin *receiving = &l->tb->receiving;
@@ -185,7 +186,7 @@ out:
 }
 
 struct pair {
-    uint32_t low, high, likeness; /* ports of the lower and of the higher node */
+    uint32_t low, high, likeness; /* the port of the lower-numbered node, and the port of the higher */
 };
 
 static int by_likeness(const void *a, const void *b)
@@ -199,13 +200,13 @@ static int by_likeness(const void *a, const void *b)
 #define REMEDY \
     "correct \"rdma\" in the hostfile (the row of a node has its device towards each other), or leave it out, and cables are found"
 
-/* May this port of the node be one end? A hostfile that names another says no. */
+/* Whether this port may be an end of the cable. A hostfile that names another port forbids it. */
 static bool connect_meant(const struct hello *h, uint32_t i)
 {
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* What is wrong with what `h` was told, as both sides see it; 0: nothing. */
+/* What is wrong with the devices that the hostfiles name, seen from both sides; 0: nothing. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";
@@ -309,7 +310,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err && l->cable_count)
         tb_routes_cable(tb, link->node, true);
     base_spin_unlock(&tb->receiving);
-    /* The endpoints are there on both sides before the first frame. */
+    /* Both nodes must have their endpoints before either sends a frame. */
     char ready = 'r', answer = 0;
     if (!err)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Frames of links, receives of cables, and memory for pieces that nobody wants. */
+/* Allocates the frames of links, the receives of cables, and the scrap memory. */
 static int device_make_memory(struct tb *tb)
 {
     uint32_t peers = tb->w->size - 1, scrap = 0;
@@ -44,7 +44,7 @@ static int device_make_memory(struct tb *tb)
 static int device_take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
-    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* one cable */
+    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* a Thunderbolt port has one cable */
     uint32_t users = alone ? 1 : tb->w->size - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
     for (uint32_t i = 0; i < tb->lane_count; i++)
         a_cable += tb->lanes[i].depth;
@@ -120,9 +120,10 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
 {
     int err = 0;
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
-        base_spin_lock(&tb->receiving); /* a signal gives back what there is by then (ending.c), or waits until this device is whole */
+        /* if a signal ends the process, what exists by then is given back (ending.c), and this waits until the process ends */
+        base_spin_lock(&tb->receiving);
         struct verbs_device *d = &tb->all[i];
-        /* Where there are Thunderbolt ports, they are what this transport is for. */
+        /* If the node has Thunderbolt ports, tb uses only these. */
         if (device_wanted(tb, d) && !d->usable && d->traits.uc &&
             (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
             struct tb_device *dev = &tb->devices[tb->device_count++];
@@ -134,8 +135,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: nothing is read because of these; a look too many does no harm, and who posts is kept apart from who takes a cable down by
- * the link's lock. */
+/* relaxed: nothing else is read depending on these words. One query too many does no harm, and the link's lock keeps threads that post
+   apart from the thread that takes the cable down. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))
@@ -149,7 +150,7 @@ bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
     if (verbs_port_up(d->d))
         return true;
     if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
-        fab_kick(tb->w); /* tb_watch() */
+        fab_kick(tb->w); /* wakes the progress thread, which calls tb_watch() */
     return false;
 }
 
@@ -174,12 +175,12 @@ void tb_devices_again(struct tb *tb)
         int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
             err = base_fail(-ENOSPC, "device %s: its regions are smaller than those of the others", d->name);
-            tb->segment = segment; /* of what the links have agreed on */
+            tb->segment = segment; /* the segment size that the links have agreed on */
         }
         if (err) {
             base_log(BASE_LOG_WARN, "a port has come up that cannot be used: %s", base_error());
             device_give(dev);
-            d->traits.uc = false; /* once is enough */
+            d->traits.uc = false; /* this device failed: it is not tried again */
             continue;
         }
         tb->device_count++;
@@ -189,7 +190,7 @@ void tb_devices_again(struct tb *tb)
 void tb_devices_close(struct tb *tb)
 {
     uint32_t count = tb->device_count;
-    tb->device_count = 0; /* whoever waits for what comes over them does not look at them any more */
+    tb->device_count = 0; /* a thread that waits for completions looks at no device any more */
     for (uint32_t i = 0; i < count; i++)
         device_give(&tb->devices[i]);
     if (tb->all)
@@ -211,7 +212,7 @@ void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
     *used = *budget = 0;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* a port that comes up adds one */
+    base_spin_lock(&tb->receiving); /* a port that comes up adds a device */
     for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct tb_device *dev = &tb->devices[i];
         if (dev->pool.count + dev->private.count > *used) {

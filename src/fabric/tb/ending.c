@@ -24,20 +24,20 @@
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
 #define FIRST 3u /* also for the first process of a container, which no signal ends by default: these ask it to end */
-/* That another thread may keep a lock, before its node is left as it is: who joins or closes may be in a slow call of the provider.
- * `weft run` kills after 5 s. */
+/* How long this thread waits for a lock that another thread holds: a thread that joins or closes may be in a slow call of the provider.
+   After that, the node's devices are not given back. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct tb *nodes; /* of this process, by next_ending */
+static struct tb *nodes; /* the nodes of this process, linked by next_ending */
 static int told[2] = {-1, -1};
 static bool fork_handled;
-static _Atomic pid_t owner; /* the process whose nodes these are; a forked child still finds its parent's number here */
+static _Atomic pid_t owner; /* the process that owns the nodes; a forked child still reads its parent's number here */
 
 static void ending_on_signal(int number)
 {
     int was = errno;
-    /* acquire: pairs with the release in ending_prepare(), and `told` was written before that */
+    /* acquire: pairs with the release in ending_prepare(), so `told` is valid */
     if (getpid() !=
         atomic_load_explicit(
             &owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
@@ -52,7 +52,7 @@ static void ending_on_signal(int number)
     errno = was;
 }
 
-/* Take a lock that a thread may hold which never goes on. */
+/* Takes a lock whose holder may never run again. */
 static bool ending_take_lock(base_spin *spin)
 {
     int64_t end = base_deadline(PATIENCE);
@@ -64,8 +64,8 @@ static bool ending_take_lock(base_spin *spin)
     return true;
 }
 
-/* Give back all that a node has of its devices; nothing is left to do when weft_close() has just done so. Its locks stay taken: whatever
- * else runs waits there until the process ends. */
+/* Gives back everything that a node uses on its devices; does nothing if weft_close() has just done so. The locks stay held, so that every
+   other thread blocks until the process ends. */
 static void ending_give_back(struct tb *tb)
 {
     bool mine = ending_take_lock(&tb->receiving);
@@ -94,17 +94,18 @@ static void *ending_thread(void *arg)
         ending_give_back(tb);
     struct sigaction plain = {.sa_handler = SIG_DFL};
     sigaction(number, &plain, NULL);
-    /* To this thread, which has held it back so far (base_thread()): all others may do so by now. */
+    /* Sent to this thread, where base_thread() has blocked it so far. Other threads may receive it by now too. */
     sigset_t this;
     sigemptyset(&this);
     sigaddset(&this, number);
     pthread_sigmask(SIG_UNBLOCK, &this, NULL);
     raise(number);
-    _exit(128 + number); /* what it does by default it does not do to the first process of a container */
+    _exit(128 + number); /* the first process of a container ignores a signal's default action */
 }
 
-/* A destructor, and not a function for atexit(): those run in the opposite order of their coming, and one that the program had before the
- * node, or a static object of C++, may close it. The locks would be taken by then, for good. */
+/* A destructor, not an atexit() function: atexit() functions run last-registered first. One that the program registered before it opened
+   the node, or the destructor of a static C++ object, may still close the node. If this ran earlier, it would hold the locks, and that
+   close would block for ever. */
 __attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))
@@ -135,7 +136,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The child has none of the nodes and no thread that reads the pipe. A node that it opens itself begins anew. */
+/* In a forked child: forget the nodes, and the thread that reads the pipe. A node that the child opens starts from the beginning. */
 static void in_child(void)
 {
     plain_again();

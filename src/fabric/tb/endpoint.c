@@ -154,7 +154,7 @@ static void endpoint_drop(struct tb_endpoint *e, struct tb_work **first, struct 
     }
 }
 
-/* Does a work touch memory that is not its own? Then it goes with its op. */
+/* Whether a work refers to memory of the caller. Then it must end when its op does. */
 static bool endpoint_borrows(const struct tb_work *k)
 {
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
@@ -167,7 +167,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
         struct tb_ask *ask = &e->asks[i], was = *ask;
         if (!was.used)
             continue;
-        ask->op = NULL; /* the answer will find nobody */
+        ask->op = NULL; /* the answer finds no op and is dropped */
         ask->work = NULL;
         ask->old = NULL;
         ask->to = NULL;
@@ -209,7 +209,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
 
 void tb_endpoint_end(struct tb_endpoint *e, int status)
 {
-    /* Pieces first: a work that has some and is in a list stays there, and ends with the list. */
+    /* First end the pieces: a work in a list that has pieces under way stays in its list, and is freed with the list below. */
     for (uint32_t i = 0; i < TB_ASKS; i++) {
         struct tb_ask was = e->asks[i];
         if (!was.used)

@@ -15,16 +15,16 @@
 #include "fabric/tb/bulk.h"
 #include "fabric/tb/stream.h"
 
-#define TB_ASKS      256u        /* questions under way */
-#define TB_ASK_BYTES (32u << 10) /* of one get's piece that comes by answers */
-#define TB_MESSAGES  64u         /* that wait for their handlers at the receiver, at most */
+#define TB_ASKS      256u        /* asks (requests that the peer answers) under way */
+#define TB_ASK_BYTES (32u << 10) /* the most bytes of a get that one ask requests */
+#define TB_MESSAGES  64u         /* the most messages of a peer that wait for their handlers at the receiver */
 
 struct tb_endpoint_env {
     void *ctx;
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
-    /* A message came: keep a copy. It is in order, and at most TB_MESSAGES wait. False: no memory; the peer is given up. */
+    /* A message has come, in order: keep a copy. At most TB_MESSAGES wait. False: no memory; the peer is given up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
 };
@@ -32,27 +32,28 @@ struct tb_endpoint_env {
 struct tb_endpoint_config {
     uint16_t here, node;
     uint32_t session;
-    uint8_t *frames; /* [TB_SLOTS], as tb_stream_init() */
+    uint8_t *frames; /* [TB_SLOTS], as for tb_stream_init() */
     uint8_t *pool;
-    uint64_t pool_bytes, first_byte; /* of this node; below it nobody may write */
-    uint64_t segment;                /* a power of two: regions of either node end at its multiples */
+    uint64_t pool_bytes, first_byte; /* this node's pool; nobody may write below first_byte */
+    uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
 };
 
 struct tb_work;
 struct tb_ask {
     weft_op *op;
-    struct tb_work *work; /* of which it is a piece; or NULL */
-    uint64_t *old;        /* an atomic */
-    uint8_t *to;          /* a get */
+    struct tb_work *work; /* the work that this ask is a piece of; NULL: none */
+    uint64_t *old;        /* of an atomic: where the former value goes */
+    uint8_t *to;          /* of a get: where the bytes go */
     uint32_t left;
-    bool used, get, bulk; /* bulk: of a transfer */
-    uint8_t turn;         /* as of a work */
+    bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
+    uint8_t turn;         /* the turn of flushes in which it began, as in struct tb_work */
     uint16_t transfer, generation, next_free;
 };
 
 struct tb_endpoint_counts {
-    uint64_t staged_puts, staged_gets; /* bytes that went in records though they were many: no lane, or not in the pool */
+    /* bytes of large puts and gets that were sent in records, because no lane was up or the memory is not in the pool */
+    uint64_t staged_puts, staged_gets;
 };
 
 struct tb_endpoint {
@@ -61,63 +62,66 @@ struct tb_endpoint {
     struct tb_bulk bulk;
     uint8_t *pool;
     uint64_t pool_bytes, first_byte;
-    struct tb_work *works, **works_end;       /* in order; the first goes first */
-    struct tb_work *messages, **messages_end; /* that wait for credits */
+    struct tb_work *works, **works_end;       /* works to be sent, in order */
+    struct tb_work *messages, **messages_end; /* messages that wait for credit */
     struct tb_work *serves, **serves_end;     /* answers that found no room */
     uint32_t serve_count;
-    uint64_t backlog_bytes, message_bytes; /* kept, in works (and serves), in messages; read without the lock as a hint */
+    uint64_t backlog_bytes, message_bytes; /* bytes queued: of works and serves; of messages. Read without the lock as a hint */
     uint32_t messages_sent, messages_received;
-    uint32_t tracked; /* asks and transfers under way: what a fence waits for */
-    /* For flushes: how many works and asks are under way that were begun in the present turn, and in those before it, by the turn's
-     * lowest bit. A turn ends when a flush begins, or later, while some of an earlier one are still under way. */
+    uint32_t tracked; /* asks and transfers under way, which a fence waits for */
+    /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
+       earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
+       turn are under way. */
     uint32_t turn, under_way[2];
     struct tb_ask asks[TB_ASKS];
-    uint16_t free_ask; /* TB_ASKS: none */
+    uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96]; /* why the peer makes no sense; "": it does */
+    char broken[96]; /* how the peer violated the protocol; "": it did not */
 };
 
-/* `e` is large; it stays where it is. */
+/* `e` is large; its address must not change. */
 void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config);
-/* Everything pending completes with `status`, everything made is freed; may be followed by tb_endpoint_init(). */
+/* Completes everything pending with `status`, and frees all that was allocated. tb_endpoint_init() may follow. */
 void tb_endpoint_end(struct tb_endpoint *e, int status);
 int tb_endpoint_add_lane(struct tb_endpoint *e, uint32_t message_bytes, uint32_t depth);
 void tb_endpoint_lane_down(struct tb_endpoint *e, uint32_t lane); /* as tb_bulk_lane_down() and tb_bulk_lane_up() */
 void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generation);
 
-/* The operations, offsets in the peer's pool, checked by the caller. Ops are pending already (status 1). 0, or -ENOMEM with
- * nothing begun. `src` and `dst` belong to the endpoint until the op is complete, or, without one, until flushed. Puts of at most
- * 64 bytes and messages are copied. */
+/* Start operations. The caller has checked the offsets in the peer's pool and made the op pending (status 1). Return 0, or -ENOMEM with
+   nothing begun. `src` and `dst` belong to the endpoint until the op is complete, or without an op until a flush. Puts of at most 64 bytes
+   and messages are copied. */
 int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
 int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
 int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
-/* `answer` false: nobody wants to know what was there (`old` and `op` are NULL). */
+/* `answer` false: nobody wants the former value (`old` and `op` are NULL). */
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                        weft_op *op);
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                         uint32_t payload_len, weft_op *op);
 int tb_endpoint_fence(struct tb_endpoint *e);
-/* All that had begun when `f` was first given, all zeros, has been executed; if not, it is being asked for. */
+/* Whether everything that had begun when `f` was first passed (all zeros then) has been executed. If not, the endpoint asks the peer for
+   an acknowledgement. */
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
-/* No way leads to the peer now: what waits for it ends with `status`, and may or may not have happened. What has been copied already
- * (messages, small puts, the rooms' words) stays, in order, and goes when there is a way again. True: an operation without an op may not
- * happen, and the next flush has to say so. */
+/* No route leads to the peer: operations that wait for it end with `status`, and may or may not have happened. What was copied (messages,
+   small puts, system words) stays queued in order, and is sent when there is a route again. True: an operation without an op may not
+   happen, which the next flush must report. */
 bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 
-/* No lane is up, but there is a way: what went by lanes goes in records. */
+/* No lane is up, but frames reach the peer by another route: what used lanes is sent in records. */
 void tb_endpoint_reroute(struct tb_endpoint *e);
 
-/* What happened; each is followed by tb_endpoint_pump() when the batch is over. */
-/* 0; -EBADMSG: a damaged frame, dropped; else the peer makes no sense (`broken`). */
+/* Events. After a batch of them the caller calls tb_endpoint_pump(). */
+/* Handles a frame. 0; -EBADMSG: the frame is damaged and dropped; other negative: the peer violated the protocol (`broken`). */
 int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now);
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
 void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
 void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
-void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* so many more messages have been handled */
+void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled this many more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
-bool tb_endpoint_gathers(const struct tb_endpoint *e); /* the operation that just began waits for company: nothing to pump */
-int64_t tb_endpoint_due(const struct tb_endpoint *e);  /* when pump wants to be called at the latest; INT64_MAX: never */
+/* the operation that just began waits to share a frame with others: do not call pump for it */
+bool tb_endpoint_gathers(const struct tb_endpoint *e);
+int64_t tb_endpoint_due(const struct tb_endpoint *e); /* when pump must be called at the latest; INT64_MAX: never */
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_BYTES 64u /* a put is copied up to here */
+#define COPY_BYTES 64u /* puts up to this size are copied */
 
 /* --- lists --- */
 
@@ -21,7 +21,7 @@ struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes)
     return k;
 }
 
-/* Of this node's own, and not for the peer. */
+/* Makes a work for an operation of this node; SERVE works are made for the peer. */
 static struct tb_work *new_op(struct tb_endpoint *e, enum tb_work_kind kind, weft_op *op, uint32_t bytes)
 {
     struct tb_work *k = tb_work_new(kind, op, bytes);
@@ -40,7 +40,7 @@ void tb_work_free(struct tb_endpoint *e, struct tb_work *k)
     free(k);
 }
 
-/* Which of the two backlogs a list belongs to. */
+/* Adds to the backlog counter to which the list belongs. */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &e->messages_end ? &e->message_bytes : &e->backlog_bytes;
@@ -69,11 +69,11 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 
 /* --- records going out --- */
 
-/* A small rest is not split. */
+/* Do not split off a small rest. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&e->stream);
-    if (fits < TB_PUT_HEAD + (len < 256 ? len : 256)) /* a fresh frame, then; or no room */
+    if (fits < TB_PUT_HEAD + (len < 256 ? len : 256)) /* if no more fits, the bytes go into a new frame, or there is no room */
         fits = tb_stream_room(&e->stream, TB_PAYLOAD_BYTES) ? TB_PAYLOAD_BYTES : 0;
     if (fits == 0)
         return 0;
@@ -84,7 +84,7 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
     struct tb_record r = {.kind = (uint8_t)kind, .length = (uint16_t)(TB_PUT_HEAD + n)};
     memcpy(at, &r, sizeof r);
     memcpy(at + sizeof r, &second, sizeof second);
-    fab_copy_little(at + TB_PUT_HEAD, src, n); /* of a pool: others may write there now */
+    fab_copy_little(at + TB_PUT_HEAD, src, n); /* the source may be in a pool, where others may write meanwhile */
     tb_stream_commit(&e->stream, TB_PUT_HEAD + n);
     return n;
 }
@@ -178,7 +178,7 @@ bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint
 
 /* --- works --- */
 
-/* How many of these bytes go together, and whether by a lane (then `offset` is where they are in the pool). */
+/* How many of these bytes are sent together, and whether by a lane; then `offset` is their place in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane,
                               uint64_t *offset)
 {
@@ -195,7 +195,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Ahead of all that waits, so that no fence is passed. */
+/* Puts the work ahead of all that waits, so that it passes no fence. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -226,7 +226,7 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
     tb_work_free(e, k);
 }
 
-/* What is left of a put, as far as it goes. True: all has begun. */
+/* Sends as much of a put as there is room for. True: all of it has begun. */
 static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;
@@ -255,7 +255,7 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
         struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
         m.offset = k->word;
         m.a = k->add;
-        if (k->pieces || !tb_stream_say(&e->stream, &m)) /* the bytes first */
+        if (k->pieces || !tb_stream_say(&e->stream, &m)) /* the signal is sent after the bytes */
             return false;
         k->signalled = true;
     }
@@ -287,8 +287,8 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Take the first work out of the list: all of it has begun. Where it has pieces the last of them ends it, else the record
- * that was just said. */
+/* Takes the first work out of the list, because all of it has begun. If it has pieces under way, the last of them ends it; else the
+   acknowledgement of the record that was just written does. */
 static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
@@ -336,7 +336,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
                 return;
             tb_work_free(e, tb_work_unlink_first(e, &e->works, &e->works_end));
             break;
-        default: /* a message behind other works: among the messages now */
+        default: /* a message that waited behind other works: it moves to the list of messages */
             tb_work_unlink_first(e, &e->works, &e->works_end);
             tb_work_append(e, &e->messages_end, k);
             tb_endpoint_push_messages(e);
@@ -456,7 +456,7 @@ int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, 
         memcpy(k->body, header, header_len);
     if (payload_len)
         memcpy(k->body + tb_padded(header_len), payload, payload_len);
-    if (e->works) /* perhaps there is a fence among them */
+    if (e->works) /* there may be a fence among the waiting works */
         tb_work_append(e, &e->works_end, k);
     else
         tb_work_append(e, &e->messages_end, k);
@@ -474,7 +474,8 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* All works and asks of turns up to this one are over. The counts are of two turns: the next begins when the one before this is over. */
+/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: the next one begins when the one before this
+   has ended. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)

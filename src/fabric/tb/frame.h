@@ -16,23 +16,23 @@
 #define TB_PAYLOAD_BYTES (TB_FRAME_BYTES - TB_HEADER_BYTES)
 
 enum tb_frame_type {
-    TB_SEQUENCED = 1, /* records; kept by its sender until acknowledged */
-    TB_BARE,          /* only the header's words: acknowledgement, credits; nobody acknowledges it */
+    TB_SEQUENCED = 1, /* carries records; its sender keeps it until it is acknowledged */
+    TB_BARE,          /* a header only, for acknowledgements and credits; it is never acknowledged */
 };
-#define TB_ASK_ACK 1u /* flag: acknowledge at once */
+#define TB_ASK_ACK 1u /* flag: the receiver acknowledges at once */
 
 struct tb_frame {
     uint32_t magic;
     uint8_t version;
-    uint8_t hops; /* left; every node that passes it on takes one off */
+    uint8_t hops; /* how many more nodes may forward the frame */
     uint16_t reserved;
     uint64_t checksum; /* XXH3 of all that follows, header and payload, seeded with the session */
-    uint16_t from, to; /* nodes: the ends, not those that pass it on */
-    uint32_t session;  /* of this pair of nodes, agreed on when they connected: older ones' frames are dropped */
+    uint16_t from, to; /* the two ends, not the nodes that forward the frame */
+    uint32_t session;  /* identifies the connection of this pair of nodes: frames of earlier ones are dropped */
     uint32_t sequence; /* TB_SEQUENCED */
-    uint32_t ack;      /* the next sequence wanted: all before it have been executed */
-    uint64_t early;    /* bit i: sequence ack + 1 + i has come, and waits for those before it */
-    uint32_t grant;    /* messages, counted from the beginning, that may be sent */
+    uint32_t ack;      /* the next sequence number expected: all frames before it have been executed */
+    uint64_t early;    /* bit i: frame ack + 1 + i has arrived and waits for those before it */
+    uint32_t grant;    /* how many messages may be sent in all, counted from the beginning */
     uint16_t length;   /* of the payload */
     uint8_t type, flags;
 };
@@ -55,22 +55,23 @@ enum tb_record_kind {
     TB_QUIET,   /* lane, a: sends that do not leave (0: all have) */
     TB_RESEND,  /* lane, token: number of the first, a: how many: send their pieces again */
     TB_DONE,    /* detail: transfer: all of it has come and is right */
-    TB_DROP,    /* detail: transfer, token: 1: one that its sender of this record fetches, 0: puts. It has been given up */
-    TB_DROPPED, /* detail: transfer: the answer for one that puts; if it was whole by then, TB_DONE came before */
-    TB_LANE,    /* lane, detail: generation: its queue pair is there on this side */
+    TB_DROP,    /* detail: transfer; token 1: a get of this record's sender, 0: a put of it. Its sender has given it up */
+    TB_DROPPED, /* detail: transfer; the answer to TB_DROP for a put. If the put was complete by then, TB_DONE came before */
+    TB_LANE,    /* lane, detail: generation: this side has made the lane's queue pair */
 };
 
 /* Records follow one another, each on a multiple of 8. */
 struct tb_record {
     uint8_t kind, lane;
     uint16_t detail;
-    uint16_t length;     /* of all of it, with what follows this struct; without padding */
+    uint16_t length;     /* bytes of the record, with what follows this struct; without padding */
     uint16_t generation; /* of the lane or the transfer that the record is about, else 0 */
 };
-/* Fields of fixed place for kinds that carry no bytes; kinds that do have them behind `offset` (TB_PUT) or `token` alone. */
+/* The fixed fields of records that carry no bytes. A record with bytes has only the fields up to `offset` (TB_PUT) or `token` (others)
+   before them. */
 struct tb_words {
     struct tb_record r;
-    uint32_t token, token_high; /* token_high: 0, it fills the line */
+    uint32_t token, token_high; /* token_high: always 0 */
     uint64_t offset, a, b, more;
 };
 

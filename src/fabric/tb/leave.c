@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINGER   WEFT_SECOND /* without a frame for others: then they have none */
+#define LINGER   WEFT_SECOND /* how long no frame was forwarded, before the node may leave: then the others have none to send */
 #define ASK_WAIT WEFT_SECOND
 
 enum leave_word { LEAVE_ASK = 1, LEAVE_YES };
@@ -25,17 +25,17 @@ struct leave_message {
 };
 
 struct peer {
-    uint32_t told;   /* our question that it has been asked */
-    bool yes;        /* its answer to it */
-    uint32_t theirs; /* its own last question; 0: none */
-    bool kept;       /* the answer to that is kept */
-    uint32_t answer; /* the question that is to be answered now; 0: none */
+    uint32_t told;   /* the question of ours that the peer was sent */
+    bool yes;        /* the peer has agreed to that question */
+    uint32_t theirs; /* the peer's own last question; 0: none */
+    bool kept;       /* our answer to that question is held back */
+    uint32_t answer; /* the question that must be answered now; 0: none */
 };
 
 struct tb_leave {
-    uint32_t question, questions; /* the open one, 0: none; how many there were */
+    uint32_t question, questions; /* the present question, 0: none; how many there were */
     int64_t since;
-    bool going; /* decided: there are no answers any more, only the goodbye */
+    bool going; /* decided: this node answers nothing more and says goodbye */
     struct peer peer[];
 };
 
@@ -64,17 +64,17 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
     if (len != sizeof m)
         return;
     memcpy(&m, bytes, sizeof m);
-    bool first = v->question && tb->w->rank < from; /* this node goes before that one */
+    bool first = v->question && tb->w->rank < from; /* both want to leave: this node's question comes before the peer's */
     if (m.word == LEAVE_ASK && m.number) {
         p->theirs = m.number;
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* it may go now; what it said before is void, and it knows */
+            p->yes = false; /* The peer may leave now. Its earlier agreement is void, and it knows. */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        p->kept = p->kept || (first && p->theirs); /* and by that has given up the answer it may have had */
+        p->kept = p->kept || (first && p->theirs); /* by asking, the peer has withdrawn the agreement that it may have given */
     }
 }
 
@@ -107,7 +107,7 @@ void tb_leave_tell(struct tb *tb)
     }
 }
 
-/* Needed after all: who waits for this node goes first. */
+/* This node is needed after all: a peer that waits for its answer may leave first. */
 static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;

@@ -41,7 +41,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     return went;
 }
 
-/* The cable of a lane of the link's, and which it is there. */
+/* The cable that a lane of the link belongs to, and the lane's number on the cable. */
 static struct tb_cable *link_lane(struct tb_link *l, uint32_t *lane)
 {
     uint32_t i = *lane / l->tb->lane_count;
@@ -110,7 +110,7 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
         l->via = l->cables[0];
         atomic_store_explicit(&l->led, true, memory_order_relaxed);
     }
-    /* release: who polls sees a whole link (acquire in tb_link_of) */
+    /* release: a thread that polls sees a complete link (acquire in tb_link_of) */
     __atomic_store_n(&tb->links[node], l, __ATOMIC_RELEASE);
     return 0;
 }

@@ -16,7 +16,7 @@ bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header
     *m = (struct tb_message){.id = (uint16_t)id, .header_len = (uint16_t)header_len, .payload_len = (uint16_t)payload_len};
     memcpy(m->bytes, header, header_len);
     memcpy(m->bytes + tb_padded(header_len), payload, payload_len);
-    /* release: who delivers sees the message (acquire in tb_message_deliver) */
+    /* release: the thread that delivers sees the message (acquire in tb_message_deliver) */
     atomic_store_explicit(&l->inbox_in, in + 1, memory_order_release);
     return true;
 }
@@ -31,15 +31,16 @@ static void message_grant(struct tb_link *l, uint32_t messages)
     base_spin_unlock(&l->lock);
 }
 
-/* Messages to their handlers, `most` of them: another thread may bring in more all the while, and other peers wait. Where too many wait
- * for a handler that is not installed, the peer is not to send more. What comes of one that is gone is not delivered. */
+/* Runs the handlers of at most `most` messages: another thread may keep adding messages, and other peers wait. If too many messages wait
+   for a handler that is not installed, the peer gets no more credit. Messages of a peer that is gone are dropped. */
 int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in tb_message_keep() */
     while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         const struct tb_message *m = &l->inbox[out % TB_MESSAGES];
-        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* it changes with w->progress held */
+        /* the state changes only with w->progress held */
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE))
             stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         n++;

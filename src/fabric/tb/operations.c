@@ -5,11 +5,11 @@
  */
 #include "fabric/tb/tb.h"
 
-#define LOOK_EVERY 16u /* operations, while much is under way */
+#define LOOK_EVERY 16u /* while much is under way, completions are polled once in this many operations */
 
 struct room {
     struct tb_link *l;
-    bool message; /* messages wait for their handlers, the rest does not */
+    bool message; /* which backlog: of messages, or of everything else */
 };
 
 static uint64_t operation_backlog(struct tb_link *l, bool message)
@@ -20,7 +20,7 @@ static uint64_t operation_backlog(struct tb_link *l, bool message)
 static bool operation_has_room(void *arg)
 {
     struct room *r = arg;
-    /* Half: not to sleep again after the next one. */
+    /* Half, so that the caller need not sleep again after its next operation. */
     return operation_backlog(r->l, r->message) < TB_BACKLOG_WAIT / 2 || !fab_alive(r->l->tb->w, r->l->link->node);
 }
 
@@ -44,7 +44,8 @@ static BASE_COLD int operation_no_way(const struct tb_link *l)
                      l->link->node);
 }
 
-/* Locks the link, when it has room; then its op is pending. What the system says waits for a way; what the program says does not. */
+/* Locks the link when it has room, and marks the op pending. Without a route, system operations wait for one, and operations of the
+   program fail. */
 static int operation_enter(struct tb_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
@@ -55,7 +56,8 @@ static int operation_enter(struct tb_link *l, bool message, bool program, weft_o
             return err;
     }
     base_spin_lock(&l->lock);
-    /* Again: it is set under this lock, when what is under way fails. What began after that would wait for nothing. */
+    /* Read again under the lock: it is set under this lock when what is under way fails. An operation that began after that would wait for
+       ever. */
     bool cut = program && atomic_load_explicit(&l->cut, memory_order_relaxed);
     if (BASE_LIKELY(!l->closed && !cut)) {
         if (op)
@@ -73,7 +75,7 @@ static __attribute__((noinline)) void operation_pump(struct tb_link *l)
     tb_pump_locked(l, base_recent_ns());
 }
 
-/* `rc`: of the start; where that failed the op has ended with it, and nobody waits for it. */
+/* `rc`: the result of the start. If the start failed, the op has ended with it. */
 static int operation_leave(struct tb_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
@@ -82,7 +84,7 @@ static int operation_leave(struct tb_link *l, int rc, weft_op *op)
         operation_pump(l);
     bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
-    if (BASE_UNLIKELY(look)) /* what has arrived makes room, and who only puts looks nowhere else */
+    if (BASE_UNLIKELY(look)) /* completions make room, and a program that only puts polls nowhere else */
         tb_make_room(l->tb);
     return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
 }

@@ -7,16 +7,16 @@
 #include <string.h>
 
 #define BATCH           32
-#define LOOK            (5 * WEFT_MS)  /* ports are not looked at more often: that may be a call into the system; ... */
-#define LOOK_BUSY       (WEFT_MS / 20) /* ... but for those where something has come, for which receives are about to be posted */
+#define LOOK            (5 * WEFT_MS)  /* the least time between two queries of a port, which may be system calls ... */
+#define LOOK_BUSY       (WEFT_MS / 20) /* ... and of a port on which something has come, so that receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-#define PAUSE           (WEFT_MS / 2)   /* so long nothing came: perhaps nobody looked */
-#define BUSY_MOST       4u              /* rounds in a row in which something has come, before sends that have left are looked after */
-#define WATCH           (100 * WEFT_MS) /* ports are looked at so often, at least */
+#define PAUSE           (WEFT_MS / 2)   /* after so long without a completion, it may be that nobody polled */
+#define BUSY_MOST       4u              /* rounds in a row that found something, before the completions of sends are polled */
+#define WATCH           (100 * WEFT_MS) /* how often a port is queried at least */
 
-/* True: the frame goes on, and its receive with it. One that came alone is answered at once. */
+/* Handles a frame. True: it is forwarded, and its receive stays in use. A frame that came alone is answered at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
@@ -32,7 +32,7 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     }
     struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
     if (!l)
-        return false; /* damaged, or of nobody we know: it will be sent again if it matters */
+        return false; /* damaged, or from an unknown node: it will be retransmitted if it matters */
     base_spin_lock(&l->lock);
     int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->endpoint, frame, bytes, now);
     if (rc == 0 && alone)
@@ -55,18 +55,19 @@ static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
         tb_break(l, "%s", base_error());
 }
 
-/* A frame has been passed on: the receive it came into is free. */
+/* A forwarded frame has left: the receive that it came in is free. */
 static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
     if (!from || !from->open || slot >= from->receives || !from->held[slot])
-        return; /* that cable is gone */
+        return; /* that cable was closed */
     from->held[slot] = 0;
     from->held_count--;
     poll_receive_again(tb, from, slot);
 }
 
-/* Receives that wait to be posted again are, when there is nothing else to do: there are enough, and the answer is waited for. */
+/* Posts the receives that wait to be posted again, when there is nothing else to do: enough others are posted, and answering the peer
+   comes first. */
 static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;
@@ -124,7 +125,7 @@ static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, boo
     l->touched = true;
 }
 
-/* Everything that is due, for links that were touched, found no room before, or whose time has come. */
+/* Runs the endpoints of all links that had an event, that found no room before, or whose timer has expired. */
 static void poll_pump_all(struct tb *tb, int64_t now)
 {
     int64_t due = INT64_MAX;
@@ -151,7 +152,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
         atomic_store_explicit(&tb->due, due, memory_order_relaxed);
 }
 
-/* All of the frame at once: it lies in another processor's cache, from where one line after another takes its time. */
+/* Prefetches all lines of the frame together: they are in another processor's cache, and would else be fetched one after another. */
 static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 24 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xff);
@@ -163,7 +164,7 @@ static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
         __builtin_prefetch(frame + i);
 }
 
-/* What comes next is written before it is told of: who looks without a pause has it by then. */
+/* Prefetches the next completion's frame: the device writes a frame before its completion, so it is usually complete by then. */
 static void poll_fetch_next(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
@@ -176,7 +177,7 @@ static void poll_fetch_next(const struct tb *tb)
     }
 }
 
-/* The time of this look. After a pause nothing is judged by it before all that came meanwhile has been taken in. */
+/* The time of this round. After a pause, timers are not judged by it before everything that has come meanwhile was handled. */
 static int64_t poll_look_time(struct tb *tb)
 {
     int64_t now = base_recent_ns();
@@ -195,7 +196,7 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
         poll_handle(tb, &c->early, *now, false);
         n++;
     }
-    if (d->cables == 0) /* a port without a cable: nothing comes */
+    if (d->cables == 0) /* a port without a cable: nothing can come */
         return n;
     do {
         got = ibv_poll_cq(c->cq, BATCH, wc);
@@ -214,7 +215,8 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
     return n;
 }
 
-/* Nobody waits for a send to leave: they are looked after when nothing has come, or too often something has, or somebody has many. */
+/* Polls the completion queues. Nobody waits for a send to leave, so their queues are polled only if nothing has come, if something has
+   come in too many rounds in a row, or if a cable has many sends under way. */
 int tb_poll(struct tb *tb, bool sends)
 {
     int n = 0;
@@ -225,7 +227,7 @@ int tb_poll(struct tb *tb, bool sends)
     tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
-    /* What is due has some time: a look at the clock costs more than one at the queue. */
+    /* timers have some slack: reading the clock costs more than polling the queue */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
     if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
@@ -257,14 +259,14 @@ void tb_make_room(struct tb *tb)
         fab_wake_here(tb->w);
 }
 
-/* On the progress thread. */
+/* Called on the progress thread. */
 int64_t tb_upkeep(struct weft_node *w, int64_t now)
 {
     struct tb *tb = w->tb;
     if (!tb->device_count)
         return INT64_MAX;
     if (!base_spin_try(&tb->receiving))
-        return WEFT_MS; /* somebody polls, and does what is due */
+        return WEFT_MS; /* another thread polls, and runs the timers */
     for (uint32_t i = 0; i < tb->device_count; i++)
         tb_watch(tb, &tb->devices[i], now, LOOK);
     tb_watch_upkeep(tb, now);
@@ -293,7 +295,7 @@ bool tb_idle(struct weft_node *w)
             struct tb_completions *c = &tb->devices[i].of[k];
             if (!c->has_early) {
                 ibv_req_notify_cq(c->cq, 0);
-                /* What came before the wish is not told of: look once more. */
+                /* A completion that came before the queue was armed causes no event: poll once more. */
                 c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
             }
             quiet = quiet && !c->has_early;
@@ -312,7 +314,7 @@ int tb_fd(struct weft_node *w, uint32_t i)
 void tb_woken(struct weft_node *w)
 {
     struct tb *tb = w->tb;
-    base_spin_lock(&tb->receiving); /* a signal may just have ended them (ending.c): then this waits for the end of the process */
+    base_spin_lock(&tb->receiving); /* a signal may just have closed the queues (ending.c): then this blocks until the process ends */
     for (uint32_t i = 0; i < tb->device_count; i++)
         for (unsigned k = 0; k < TB_DIRECTIONS; k++)
             verbs_cq_woken(tb->devices[i].of[k].channel, tb->devices[i].d);

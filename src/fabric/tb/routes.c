@@ -15,7 +15,7 @@
 
 #define TB_NEIGHBOURS 240u
 
-struct neighbours { /* on the side connection */
+struct neighbours { /* sent over the side connection */
     uint16_t kind, count;
     uint16_t node[TB_NEIGHBOURS];
 };
@@ -23,13 +23,13 @@ _Static_assert(sizeof(struct neighbours) <= FAB_SIDE_MESSAGE_MAX, "fits one mess
 
 struct tb_routes {
     uint32_t size;
-    bool changed;     /* ways are to be worked out again */
-    uint32_t version; /* of our own neighbours */
-    uint32_t *told;   /* [size]: the version each peer knows */
-    uint32_t *queue;  /* [size]: for the search */
-    uint32_t *first;  /* [size]: the neighbour on the way there; size: no way */
-    bool *heard;      /* [size]: what its neighbours are */
-    uint8_t *near;    /* [size][size]: row a, column b: a says that a cable of its leads to b */
+    bool changed;     /* routes must be computed again */
+    uint32_t version; /* version of this node's list of neighbours */
+    uint32_t *told;   /* [size]: the version that was sent to each peer */
+    uint32_t *queue;  /* [size]: for the breadth-first search */
+    uint32_t *first;  /* [size]: the first node on the route to each; size: no route */
+    bool *heard;      /* [size]: whether its list of neighbours has come */
+    uint8_t *near;    /* [size][size]: row a, column b: node a says that it has a cable to b */
 };
 
 int tb_routes_open(struct tb *tb)
@@ -67,14 +67,15 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
 {
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
-    r->changed = true; /* also when there was another cable: frames go over one, and it may not be this one now; and who is gone is
-                        * no longer waited for, in routes_all_heard() */
+    /* Also if another cable to the node is left: frames use one cable, and it may have been this. And routes_all_heard() no longer waits
+       for a node that is gone. */
+    r->changed = true;
     if (*mine == there)
         return;
     *mine = there;
     r->version++;
     if (there)
-        tb->passed_at = base_now_ns(); /* who has just learned of a way through this node has not sent anything yet */
+        tb->passed_at = base_now_ns(); /* a node that has just learned of a route through this one has sent nothing by it yet */
 }
 
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
@@ -83,7 +84,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     struct neighbours m;
     size_t head = offsetof(struct neighbours, node);
     if (len < head || len > sizeof m)
-        return; /* not from any weft */
+        return; /* no version of weft sends such a message */
     memcpy(&m, bytes, len);
     if (m.count > TB_NEIGHBOURS || len != head + m.count * sizeof m.node[0])
         return;
@@ -91,7 +92,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     uint8_t *row = &r->near[(size_t)from * r->size];
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size && !row[m.node[i]])
-            tb->passed_at = base_now_ns(); /* as above */
+            tb->passed_at = base_now_ns(); /* as in tb_routes_cable() */
     memset(row, 0, r->size);
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size)
@@ -99,8 +100,8 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     r->changed = true;
 }
 
-/* Breadth first, from a node and not through another (size: through any): the first step on a shortest way to each, and how many
- * were found. */
+/* Breadth-first search from `start` that does not pass through node `without` (size: passes through any). Computes the first step of a
+   shortest route to each node. Returns how many nodes were reached. */
 static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
 {
     struct tb_routes *r = tb->routes;
@@ -122,8 +123,8 @@ static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
     return in;
 }
 
-/* Is known what cables there are? What each says first is all that it found when it joined. Who is reached over another transport says
- * nothing. */
+/* Whether all cables are known: each node first reports all that it found when it joined. Nodes reached by another transport report
+   nothing. */
 static bool routes_all_heard(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->w->size; i++) {
@@ -134,8 +135,8 @@ static bool routes_all_heard(const struct tb *tb)
     return true;
 }
 
-/* A node that dies is often missed first by its neighbours, who say so: then it is not the way that is gone. Who looks after the
- * side connections will come to the same. */
+/* When a node dies, its neighbours often notice and report it first. Then the node is gone, not its route. The side connection will report
+   the same. */
 static bool routes_has_hung_up(const struct fab_link *link)
 {
     struct pollfd side = {.fd = link->side_fd};
@@ -160,7 +161,7 @@ void tb_routes_apply(struct tb *tb)
         struct tb_cable *via = own || l->closed ? own : next ? tb_link_cable(next) : NULL;
         if (via != l->via && !own && !l->closed)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no route leads to node %u now", i, r->first[i]);
-        /* Before all have said what cables they have, another way may be there all the same: what is under way waits for that. */
+        /* Until all nodes have reported their cables there may be another route: operations under way wait for that. */
         if (!l->closed && !via && known && !atomic_load_explicit(&l->cut, memory_order_relaxed) && !routes_has_hung_up(l->link)) {
             atomic_store_explicit(&l->cut, true, memory_order_relaxed);
             if (tb_endpoint_fail(&l->endpoint, -ENETDOWN))
@@ -169,7 +170,7 @@ void tb_routes_apply(struct tb *tb)
             if (!own && l->cable_count && l->via != via)
                 tb_endpoint_reroute(&l->endpoint);
             atomic_store_explicit(&l->cut, false, memory_order_relaxed);
-            /* relaxed: nothing is read because of it */
+            /* relaxed: no other memory is read depending on it */
             atomic_store_explicit(&l->led, true, memory_order_relaxed);
         }
         l->via = via;
@@ -189,7 +190,7 @@ void tb_routes_tell(struct tb *tb)
     for (uint32_t i = 0; i < r->size; i++)
         if (r->told[i] != r->version && tb_link_of(tb, i) && fab_alive(tb->w, i) &&
             fab_side_send(&tb->w->links[i], &m, offsetof(struct neighbours, node) + m.count * sizeof m.node[0]) == 0)
-            r->told[i] = r->version; /* else at the next upkeep */
+            r->told[i] = r->version; /* if the message could not be sent, the next upkeep tries again */
 }
 
 bool tb_routes_told(const struct tb *tb)
@@ -201,7 +202,7 @@ bool tb_routes_told(const struct tb *tb)
     return true;
 }
 
-/* Would others be cut off from each other without this node? */
+/* Whether other nodes need this one to reach each other. */
 bool tb_routes_needed(struct tb *tb)
 {
     struct tb_routes *r = tb->routes;
@@ -213,7 +214,7 @@ bool tb_routes_needed(struct tb *tb)
         one = i;
     }
     bool needed = others > 1 && routes_search(tb, one, tb->w->rank) < others;
-    r->changed = true; /* the ways are to be worked out again: this has used their place */
+    r->changed = true; /* the search used the arrays that hold the routes: they must be computed again */
     return needed;
 }
 
@@ -232,7 +233,7 @@ bool tb_routes_between(const struct tb *tb)
     return neighbours > 1 && !complete;
 }
 
-/* Take back the receives whose frames go over a cable that ends now. */
+/* Frees the receives whose frames were being forwarded over a cable that is taken down. */
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
@@ -249,19 +250,19 @@ void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
     }
 }
 
-/* Pass a frame on, from the receive it came into. */
+/* Forwards a frame out of the receive that it came in. */
 bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t bytes, uint32_t to)
 {
     struct tb_link *l = tb_link_of(tb, to);
     uint8_t *frame = from->frames + (size_t)slot * TB_FRAME_BYTES;
     struct tb_frame f;
     memcpy(&f, frame, sizeof f);
-    /* Half of the receives stay for this node's own. */
+    /* At most half of the receives may hold forwarded frames. */
     if (!l || f.hops <= 1 || from->held_count >= from->receives / 2)
         return false;
     f.hops--;
     memcpy(frame, &f, sizeof f);
-    base_spin_lock(&l->lock); /* a way is taken away under it */
+    base_spin_lock(&l->lock); /* the link's route changes only under its lock */
     bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
     if (went) {
         from->held[slot] = (uint16_t)(l->via->index + 1);

@@ -13,13 +13,14 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u /* sends that have not left: from here on records wait for company */
+#define BUSY       2u /* with this many sends under way, records wait to share a frame */
 #define SAY_EVERY  (TB_WINDOW / 4)
-#define SAY_WITHIN (1 * MS) /* an acknowledgement that nobody asked for */
+#define SAY_WITHIN (1 * MS) /* how long an acknowledgement that nobody asked for may wait */
 #define RTO_FIRST  (5 * MS)
-#define RTO_LEAST  (2 * MS) /* a peer's thread may have to wait for a processor so long; sending again then does no harm */
-#define RTO_MOST   (200 * MS)
-#define BACKOFFS   7u
+/* The shortest retransmission time-out: the peer's thread may wait this long for a processor, and retransmitting then is useless. */
+#define RTO_LEAST (2 * MS)
+#define RTO_MOST  (200 * MS)
+#define BACKOFFS  7u
 
 static uint64_t stream_checksum(const uint8_t *frame, uint32_t bytes, uint32_t session)
 {
@@ -52,7 +53,7 @@ static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int statu
 {
     while (slot->ops) {
         weft_op *op = slot->ops;
-        slot->ops = op->next; /* before: whoever waits may use it again at once */
+        slot->ops = op->next; /* first: whoever waits for the op may reuse it at once */
         s->env.complete(s->env.ctx, op, status);
     }
 }
@@ -97,7 +98,7 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     };
     uint8_t *frame = frame_at(s, at);
     tb_frame_seal(&f, frame, slot->bytes);
-    slot->posted++; /* before: it may leave while it is being posted */
+    slot->posted++; /* first: the send may complete while it is being posted */
     s->unleft++;
     if (!s->env.emit(s->env.ctx, at, frame, slot->bytes)) {
         slot->posted--;
@@ -111,19 +112,19 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     return true;
 }
 
-/* Close the open frame: it goes at the next chance. */
+/* Closes the open frame, so that it is sent as soon as possible. */
 static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
-    slot->lost = s->unsent = true; /* not sent yet, and to be */
+    slot->lost = s->unsent = true; /* marked as lost so that the next pump sends it */
     slot->retransmitted = false;
     slot->at = 0;
     s->fill = 0;
     s->next++;
 }
 
-/* May the frame `next` be opened? */
+/* Whether frame number `next` may be opened: there is a free slot. */
 static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
     return next - s->first < TB_WINDOW && s->slots[next % TB_WINDOW].posted == 0;
@@ -160,7 +161,7 @@ void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
     uint32_t padded = tb_padded(bytes);
     uint8_t *at = frame_at(s, s->next % TB_WINDOW) + TB_HEADER_BYTES + s->fill;
     for (uint32_t i = bytes; i < padded && s->fill + i < TB_PAYLOAD_BYTES; i++)
-        at[i] = 0; /* no byte of an older frame travels */
+        at[i] = 0; /* so that no bytes of an earlier frame are sent */
     s->fill += padded;
     s->counts.records++;
     if (s->fill >= TB_PAYLOAD_BYTES) {
@@ -188,7 +189,7 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
     op->next = slot->ops;
     slot->ops = op;
     slot->asks = true;
-    s->want_ack = s->want_ack || !s->fill; /* it may be on its way already, without the question */
+    s->want_ack = s->want_ack || !s->fill; /* the frame may have been sent already without asking for an acknowledgement */
 }
 
 uint32_t tb_stream_end_of_records(const struct tb_stream *s)
@@ -218,7 +219,7 @@ static int64_t stream_rto(const struct tb_stream *s)
     return t > RTO_MOST ? RTO_MOST : t;
 }
 
-/* The oldest that the peer is not known to have. */
+/* The oldest frame that the peer is not known to have received. */
 static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)
@@ -236,7 +237,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
         struct tb_slot *slot = &s->slots[i % TB_WINDOW];
         if (!slot->lost || slot->arrived)
             continue;
-        if (slot->posted) { /* it has not left, and is not lost: the device holds it until the peer has a receive for it */
+        if (slot->posted) { /* its send has not completed, so it is not lost: the device holds it until the peer posts a receive */
             left = true;
             continue;
         }
@@ -258,11 +259,12 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
     return true;
 }
 
-/* The frame that brought new credit may have been lost, and nobody sends it again: ask now and then. Is it time to? */
+/* Whether to ask for credit now. The frame that carried new credit may have been lost, and such a frame is not retransmitted, so a blocked
+   sender asks now and then. */
 static bool probe_credit(struct tb_stream *s, int64_t now)
 {
     if (s->credit == TB_CREDIT_OK || s->first != s->next || s->fill)
-        return false; /* what is under way brings an answer */
+        return false; /* the acknowledgement of what is under way brings the credit */
     if (s->credit == TB_CREDIT_BLOCKED) {
         s->credit = TB_CREDIT_PROBING;
         s->quiet_since = now;
@@ -340,7 +342,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
         if (!slot->retransmitted && slot->at && !slot->arrived) {
-            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be a little older */
+            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's clock reading may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
             s->rto = s->rto < RTO_LEAST ? RTO_LEAST : s->rto;
@@ -366,7 +368,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
     if (any) {
         s->backoff = 0;
         s->quiet_since = now;
-        /* What was sent before one that has come, and has not come itself, is lost. */
+        /* A frame is lost if it has not arrived although a frame that was sent after it has. */
         for (uint32_t i = s->first; i != s->next; i++) {
             struct tb_slot *slot = &s->slots[i % TB_WINDOW];
             if (!slot->arrived && slot->at && (int32_t)(s->order_arrived - slot->order) > 0)
@@ -380,7 +382,7 @@ static bool keep_early(struct tb_stream *s, uint32_t ahead, const uint8_t *paylo
     if (!s->early_frames)
         s->early_frames = malloc((size_t)TB_WINDOW * TB_PAYLOAD_BYTES);
     if (!s->early_frames)
-        return false; /* it will be sent again */
+        return false; /* it will be retransmitted */
     uint32_t slot = (s->expected + ahead) % TB_WINDOW;
     memcpy(s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, payload, bytes);
     s->early_bytes[slot] = bytes;
@@ -395,7 +397,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* An acknowledgement from before what is known already is an old frame that took long. */
+        /* If the acknowledgement is older than what is known, the frame was delayed. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;
@@ -424,7 +426,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
     }
     if (ahead > 0) {
         s->counts.out_of_order++;
-        s->ack_now = true; /* tells which are missing */
+        s->ack_now = true; /* tells the sender which frames are missing */
         if (s->early >> (ahead - 1) & 1)
             s->counts.repeated++;
         else

@@ -32,27 +32,28 @@
 #include "fabric/tb/endpoint.h"
 #include "verbs/verbs.h"
 
-#define TB_DEVICES     8u /* of a node */
-#define TB_CABLE_LANES 8u /* of a cable */
+#define TB_DEVICES     8u /* the most devices of a node */
+#define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
-#define TB_RECEIVES     128u /* control frames posted on a cable; the windows of its users share them */
-#define TB_OWED         8u   /* of them that may wait to be posted again, together */
+#define TB_RECEIVES     128u /* control frames posted on a cable, for all links that use it */
+#define TB_OWED         8u   /* how many of them may wait to be posted again with one call */
 #define TB_SENDS        128u
-#define TB_BACKLOG_WAIT (1u << 20)  /* bytes kept for a peer before its senders wait */
-#define TB_BACKLOG_MAX  (64u << 20) /* and before handlers get -ENOBUFS */
+#define TB_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer before its senders wait */
+#define TB_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer before handlers get -ENOBUFS */
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
 
 struct tb_lane_option {
-    uint32_t message, depth; /* bytes; messages */
+    uint32_t message, depth; /* bytes of a message; the most messages under way */
 };
 
-/* Of a device's sends, or of its receives. One queue for both would be written by this processor and by who delivers, in turns. */
+/* The completion queue of a device's sends, or of its receives. They are separate because different threads poll them: one queue for both
+   would bounce between their processors. */
 struct tb_completions {
     struct ibv_comp_channel *channel;
-    int fd; /* the channel's; a signal may just be taking that away (ending.c) from who polls this */
+    int fd; /* the channel's descriptor; a signal may close it (ending.c) while another thread polls it */
     struct ibv_cq *cq;
-    struct ibv_wc early; /* found while going to sleep, not looked at yet */
+    struct ibv_wc early; /* a completion that was found while going to sleep and is not handled yet */
     bool has_early;
 };
 
@@ -60,42 +61,45 @@ struct tb_device {
     struct verbs_device *d;
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
-    uint32_t cables;           /* that use it; a Thunderbolt port has one */
-    _Atomic int64_t looked_at; /* when its port was looked at last; whoever posts looks */
-    _Atomic bool down;         /* it was down at a look: nothing more is posted, and its cables are lost, also if it is up again by then */
+    uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
+    _Atomic int64_t looked_at; /* when its port was last queried; any thread that posts may query it */
+    /* the port was seen down: nothing more is posted, and its cables are taken down even if it is up again by then */
+    _Atomic bool down;
 };
 
 struct tb_cable {
     struct tb *tb;
     struct tb_device *device;
-    uint32_t index; /* in tb->cables */
-    uint32_t node;  /* at its other end */
+    uint32_t index; /* index into tb->cables */
+    uint32_t node;  /* the node at its other end */
     struct verbs_qp control, lanes[TB_CABLE_LANES];
-    uint32_t lane_count;        /* connected */
-    uint32_t lane_base;         /* number of the first in the link */
-    uint32_t receives, sends;   /* frames that control takes, as granted */
-    uint8_t *frames;            /* [TB_RECEIVES], registered */
-    uint16_t held[TB_RECEIVES]; /* receives whose frame is being passed on: over which cable, + 1. These two under tb->receiving */
+    uint32_t lane_count;      /* lanes that are connected */
+    uint32_t lane_base;       /* the number of its first lane in the link */
+    uint32_t receives, sends; /* frames that the control queue pair takes, as granted */
+    uint8_t *frames;          /* [TB_RECEIVES], registered memory */
+    /* receives whose frame is being forwarded: index of the cable it is sent on, + 1. Under tb->receiving, with the next field */
+    uint16_t held[TB_RECEIVES];
     uint32_t held_count;
-    uint16_t expected;      /* receive: most likely the next that is written to; likewise */
-    uint16_t owed[TB_OWED]; /* receives that are to be posted again; these two likewise */
+    uint16_t expected;      /* the receive that is most likely the next to complete; under tb->receiving */
+    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; under tb->receiving, with their count */
     uint32_t owed_count;
-    base_spin lock;                 /* of control's send queue, and of these */
-    bool ready;                     /* both sides are: frames may be sent */
-    uint32_t flight_in, flight_out; /* control sends that have not left, oldest first */
+    base_spin lock;                 /* protects the control send queue and the fields below */
+    bool ready;                     /* both nodes are ready: frames may be sent */
+    uint32_t flight_in, flight_out; /* control sends that have not completed, oldest first */
     struct {
-        uint16_t whose, slot; /* a node's frame; or, passed on, the receive of a cable */
+        /* whose: a node, and slot: its link's frame. Of a forwarded frame: the cable and the receive that it came in */
+        uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
-    bool open;     /* receives are posted; false: completions of it mean nothing any more */
-    uint16_t made; /* number of its queue pairs' making: the completion queues may still have what is of former ones */
-    /* watch.c, under tb->receiving: its queue pairs are made anew when it has been away */
-    uint16_t generation; /* as both ends count, and a peer may say any */
+    bool open;     /* receives are posted; false: their completions are ignored */
+    uint16_t made; /* counts how often its queue pairs were made: completions of earlier ones may still be in the queues */
+    /* For watch.c, under tb->receiving: the queue pairs are made again after the cable was away. */
+    uint16_t generation; /* as both nodes count it; a peer may send any value */
     bool building, connected, peer_ready, say_down;
-    struct tb_device *was; /* where it was when it last worked */
+    struct tb_device *was; /* the device on which it last worked */
     uint32_t next;         /* the device to be tried next */
-    int64_t patience;      /* to the next attempt */
-    uint32_t got;          /* bit i: theirs[i] has come */
+    int64_t patience;      /* how long to wait before the next attempt */
+    uint32_t got;          /* bit i: theirs[i] has been received */
     struct verbs_address theirs[1 + TB_CABLE_LANES];
     int64_t again_at;
 };
@@ -108,70 +112,72 @@ struct tb_message {
 struct tb_link {
     struct tb *tb;
     struct fab_link *link;
-    base_spin lock; /* of the endpoint */
+    base_spin lock; /* protects the endpoint */
     struct tb_endpoint endpoint;
-    uint32_t crowded; /* operations that began while much was under way, ever */
+    uint32_t crowded; /* how many operations began while much was under way */
     bool closed;
-    bool touched;         /* something happened since the last pump; under tb->receiving */
-    _Atomic bool no_room; /* a frame or a piece found no room */
-    _Atomic int64_t due;  /* of the endpoint's timers */
+    bool touched;         /* an event has happened since the last pump; under tb->receiving */
+    _Atomic bool no_room; /* a frame or a piece could not be posted */
+    _Atomic int64_t due;  /* when a timer of the endpoint expires next */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
-    struct tb_cable *via; /* frames go this way; NULL: there is none now */
-    _Atomic bool led;     /* a way did once */
-    _Atomic bool cut;     /* no way leads there: none now, or it is known that there is none */
-    char no_cable[320];   /* why none was found */
-    /* Messages that wait for their handlers' turn. Filled under `lock`, emptied under w->progress. */
+    struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
+    _Atomic bool led;     /* there has been a route */
+    _Atomic bool cut;     /* there is no route; or there never was one, and that is known for certain */
+    char no_cable[320];   /* why no cable was found */
+    /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct tb_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
-    uint32_t withheld; /* handled, but the peer is not told: as many wait for a handler to be installed */
+    /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
+    uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;
-    char why[160]; /* written before `broken` */
+    char why[160]; /* written before `broken` is set */
 };
 
 struct tb {
     struct weft_node *w;
-    struct fab_look look;      /* for devices */
-    struct verbs_guard *guard; /* who owns the devices; NULL: this process */
-    struct verbs_device *all;  /* as listed; the devices below point into it */
+    struct fab_look look;      /* the result of looking for devices */
+    struct verbs_guard *guard; /* the process that owns the devices; NULL: this process */
+    struct verbs_device *all;  /* all devices found; the devices below point into it */
     uint32_t all_count;
     struct tb_device devices[TB_DEVICES];
-    _Atomic uint32_t device_count; /* all before it are whole: also read without `receiving` */
-    uint64_t segment;              /* bytes of a region of the pool, the least of all devices */
+    _Atomic uint32_t device_count; /* devices before this index are complete; also read without `receiving` */
+    uint64_t segment;              /* bytes of one memory region of the pool, the smallest of all devices */
     struct tb_lane_option lanes[TB_CABLE_LANES];
     uint32_t lane_count;
     enum tb_check check;
-    uint8_t *memory; /* frames of links and cables, scrap: one region a device, which no peer can write to */
+    uint8_t *memory; /* frames of links and cables, and scrap memory: one region on each device, which no peer can write to */
     uint64_t memory_bytes;
     uint8_t *link_frames, *cable_frames, *scrap;
     struct tb_cable **cables; /* [cable_max] */
     uint32_t cable_count, cable_max;
-    uint16_t made;          /* times that queue pairs of a cable were, ever; under `receiving` */
-    struct tb_link **links; /* [size]; NULL where there is none */
-    struct tb *next_ending; /* ending.c */
+    uint16_t made;          /* counts how often queue pairs of any cable were made; under `receiving` */
+    struct tb_link **links; /* [size]; NULL for peers that use another transport */
+    struct tb *next_ending; /* the list of ending.c */
     bool watched;
-    int64_t ports_at;         /* when ports were last looked at that nothing was known to lead to */
+    int64_t ports_at;         /* when the ports were last queried that lead to no known node */
     struct tb_routes *routes; /* routes.c; under `receiving` */
     struct tb_leave *leave;   /* leave.c; likewise */
     base_spin receiving;
-    uint64_t passed_on, dropped; /* frames for others */
-    int64_t passed_at;           /* when the last of them went, or a way may have come */
-    _Atomic int64_t due;         /* the earliest of the links'; may be too early */
-    bool owes_receives;          /* some cable does; under `receiving` */
-    bool answered;               /* the last that came needs nothing more; likewise */
-    bool paused;                 /* long before this look nothing had come, or nobody looked; likewise */
-    int64_t looked_at;           /* when something had come last; likewise */
-    uint32_t looks, busy;        /* that found nothing; that found something, in a row. Under `receiving` */
+    uint64_t passed_on, dropped; /* counts of frames that this node forwarded, and that it dropped instead */
+    int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
+    _Atomic int64_t due;         /* the earliest timer of all links; may be too early */
+    bool owes_receives;          /* some cable has receives to be posted again; under `receiving` */
+    bool answered;               /* the last frame that came has been answered; under `receiving` */
+    bool paused;                 /* nothing came, or nobody polled, for long before this round; under `receiving` */
+    int64_t looked_at;           /* when something last came; under `receiving` */
+    uint32_t looks, busy;        /* rounds in a row that found nothing; that found something. Under `receiving` */
 };
 
 /* device.c */
 void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
-int tb_devices_find(struct tb *tb, bool *thunderbolt); /* thunderbolt: there are such ports, and only they are used */
-int tb_devices_take(struct tb *tb, bool thunderbolt);  /* what is needed of each */
-void tb_devices_again(struct tb *tb); /* take those whose ports have come up since; on the progress thread, under tb->receiving */
-void tb_devices_close(struct tb *tb); /* after all cables; under tb->receiving */
-/* Is its port up? Looked at unless that was done within at_most ns; for who is about to post, on any thread, under any lock. */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, and only they are used */
+int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates what is needed on each device */
+void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up since; on the progress thread, under tb->receiving */
+void tb_devices_close(struct tb *tb); /* called after all cables are closed; under tb->receiving */
+/* Whether the device's port is up. Queries it, unless that was done within `at_most` ns. For threads that are about to post; any lock may
+   be held. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
@@ -182,24 +188,27 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 
 /* cable.c */
 enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
-int tb_cable_remake(struct tb_cable *c, struct tb_device *device); /* all its queue pairs, anew, on this device; it has none */
+/* makes all queue pairs of the cable again, on this device; the cable must have none */
+int tb_cable_remake(struct tb_cable *c, struct tb_device *device);
 void tb_cable_lanes_down(struct tb_cable *c);
-void tb_cable_down(struct tb_cable *c); /* they are gone, and with them what was posted; what was under way is in `flight` */
-void tb_cable_left(struct tb_cable *c); /* the oldest control send */
+void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs and everything posted on them; what was being sent is in `flight` */
+void tb_cable_left(struct tb_cable *c); /* the oldest control send has completed */
 struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device,
-                               uint32_t node); /* with its control queue pair; NULL: see base_error() */
+                               uint32_t node); /* with its control queue pair; NULL: failed, see base_error() */
 int tb_cable_add_lane(struct tb_cable *c);
-int tb_cable_start(struct tb_cable *c);  /* connected: post the receives */
-void tb_cable_close(struct tb_cable *c); /* and freed */
-/* TB_REQUEST_FRAME: `whose` is the node whose link's slot this is; TB_REQUEST_FORWARD: the cable that it came by, slot its receive. False:
- * no room now. */
+int tb_cable_start(struct tb_cable *c);  /* the cable is connected: posts the receives */
+void tb_cable_close(struct tb_cable *c); /* closes and frees the cable */
+/* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable that the
+   frame came by, and `slot` its receive. False: no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
-int tb_cable_receive(struct tb_cable *c, uint32_t slot); /* again, now or with the next ones; under tb->receiving, as is: */
+/* posts a receive again, at once or together with later ones; under tb->receiving, like the next function */
+int tb_cable_receive(struct tb_cable *c, uint32_t slot);
 int tb_cable_receive_owed(struct tb_cable *c);
 
-/* wr_id: what it was, of which making of the cable's queue pairs, of which cable, whose, which. */
+/* Packs a wr_id from the kind of request, the making of the cable's queue pairs (so that completions of former ones are recognised), the
+   cable, and `whose` and `slot` of tb_cable_send(). */
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
     return (uint64_t)what << 56 | (uint64_t)c->made << 40 | (uint64_t)(c->index & 0xffff) << 24 | (uint64_t)(node & 0xffff) << 8 |
@@ -207,54 +216,58 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 }
 _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "8 bits of a wr_id");
 
-/* watch.c: cables that go and come back; under tb->receiving, but for what says and hears also on the progress thread */
+/* watch.c: cables that are unplugged and plugged in again. Under tb->receiving; the functions that send to or hear from peers also run on
+   the progress thread only. */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now,
-              int64_t at_most);                   /* look at its port, unless that was done within at_most ns */
-void tb_watch_upkeep(struct tb *tb, int64_t now); /* tell the peers, build anew */
-void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len); /* bytes from outside */
-void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* take it down, and let what was on it go another way */
+              int64_t at_most);                   /* queries its port, unless that was done within at_most ns */
+void tb_watch_upkeep(struct tb *tb, int64_t now); /* tells the peers, and builds cables again */
+/* a message of the peer, whose bytes may be anything */
+void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
+void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* takes the cable down, and lets its traffic use another route */
 enum tb_side {
     TB_SIDE_NEIGHBOURS = 1,
     TB_SIDE_CABLE,
     TB_SIDE_LEAVE
 }; /* the first two bytes of what the transport says on the side connection */
 
-/* ending.c: give everything back when the process is told to end */
+/* ending.c: gives all devices back when the process is told to end */
 int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
 int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 
-/* routes.c; all but open and close under tb->receiving, and on the progress thread those that say or hear */
+/* routes.c; everything but open and close under tb->receiving; functions that send or hear also on the progress thread only */
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
-void tb_routes_cable(struct tb *tb, uint32_t node, bool there);                    /* this node has a cable there, or has none any more */
-void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* bytes from outside */
-void tb_routes_apply(struct tb *tb);                                               /* what has changed, to the links */
-void tb_routes_tell(struct tb *tb);                                                /* the peers what has changed here */
+void tb_routes_cable(struct tb *tb, uint32_t node, bool there);                    /* whether this node has a cable to that node */
+void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* a message of the peer, whose bytes may be anything */
+void tb_routes_apply(struct tb *tb);                                               /* applies changed routes to the links */
+void tb_routes_tell(struct tb *tb);                                                /* tells the peers what has changed at this node */
 bool tb_routes_needed(struct tb *tb);
-bool tb_routes_between(const struct tb *tb); /* others might pass through this node: it has two neighbours, and some have no common cable */
+/* whether other nodes may route through this one: it has two neighbours that have no cable in common */
+bool tb_routes_between(const struct tb *tb);
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending);
 bool tb_routes_told(const struct tb *tb);
-/* False: it is dropped, and its receive is free. */
+/* Forwards a frame. False: the frame is dropped, and its receive is free. */
 bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t bytes, uint32_t to);
 
 /* leave.c; all but open and close under tb->receiving */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
-void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* bytes from outside */
-void tb_leave_tell(struct tb *tb);                                                /* on the progress thread: the peers what is to be said */
+void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* a message of the peer, whose bytes may be anything */
+/* on the progress thread: sends what the peers must be told */
+void tb_leave_tell(struct tb *tb);
 bool tb_leave_told(const struct tb *tb);
-bool tb_leave_waits(struct tb *tb); /* the node wants to leave, and has to wait; false once: it goes */
+bool tb_leave_waits(struct tb *tb); /* whether a node that wants to leave must still wait; once false, it leaves */
 
 /* link.c */
-/* acquire: pairs with the release when the link was ready */
+/* acquire: pairs with the release that published the complete link */
 static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
     return node < tb->w->size ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
-/* Let its endpoint send what it can; under its lock. */
+/* Lets the endpoint send what it can; under its lock. */
 static inline void tb_pump_locked(struct tb_link *l, int64_t now)
 {
     struct tb *tb = l->tb;
@@ -267,19 +280,20 @@ static inline void tb_pump_locked(struct tb_link *l, int64_t now)
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
-int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment); /* its cables are known: make its endpoint. Under tb->receiving */
-struct tb_cable *tb_link_cable(const struct tb_link *l);                  /* one that is ready; or NULL */
+/* its cables are known: makes its endpoint. Under tb->receiving */
+int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
+struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of the link that is ready; NULL: none */
 
 /* message.c */
-/* Of tb_endpoint_env. */
+/* The function `message` of struct tb_endpoint_env. */
 bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most); /* how many */
-bool tb_message_none(struct tb *tb);                                           /* none waits to be delivered */
+int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most); /* returns how many it delivered */
+bool tb_message_none(struct tb *tb);                                           /* whether no message waits to be delivered */
 int tb_progress(struct weft_node *w);
 
 /* poll.c; the last five: what struct fab_transport says of them */
-int tb_poll(struct tb *tb, bool sends); /* look at the queues, of sends too if that is asked for; under tb->receiving */
-void tb_make_room(struct tb *tb);       /* look at the queues, of sends too, unless somebody does; no lock is held */
+int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked to; under tb->receiving */
+void tb_make_room(struct tb *tb);       /* polls all completion queues, unless another thread does; no lock may be held */
 int tb_service(struct weft_node *w);
 int64_t tb_upkeep(struct weft_node *w, int64_t now);
 bool tb_idle(struct weft_node *w);

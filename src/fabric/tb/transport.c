@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a pair of nodes with one cable takes, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came early,
- * messages, receives. */
+/* The memory that a pair of nodes with one cable needs, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came
+   early, messages, receives. */
 _Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES + TB_MESSAGES * sizeof(struct tb_message) +
                        sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
                    1350u << 10,
@@ -42,7 +42,7 @@ static int transport_look(struct weft_node *w)
     bool thunderbolt;
     int err = tb_devices_find(tb, &thunderbolt);
     if (!err && thunderbolt)
-        err = tb_ending_watch(tb); /* before anything is taken */
+        err = tb_ending_watch(tb); /* before anything is allocated on a device */
     return err ? err : tb_devices_take(tb, thunderbolt);
 }
 
@@ -58,10 +58,10 @@ static void tb_close(struct weft_node *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* for good, if a signal has begun to give the devices back (ending.c) */
+    base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* not before: a signal that comes now must find its handler */
+    tb_ending_forget(tb); /* last: a signal that comes before must still find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
@@ -78,7 +78,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
     return tb_connect(l, side_fd, deadline);
 }
 
-/* Only what all nodes say of their cables together tells which can be reached. */
+/* Which nodes can be reached is known only when all nodes have reported their cables. */
 static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;
@@ -97,7 +97,7 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
     return 0;
 }
 
-/* A node that others need on their way stays while they have something to say to each other. */
+/* A node that others need as a route stays until they have nothing more to send to each other. */
 static bool tb_needed(struct weft_node *w)
 {
     struct tb *tb = w->tb;
@@ -137,7 +137,7 @@ static const char *tb_broken(struct weft_node *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
 }
 
-/* What the completion queues had when it began: each of what was posted completes once before it is posted again. */
+/* Handles what the completion queues held when this began: a request completes once before it is posted again, so this ends. */
 static void take_all(struct tb *tb)
 {
     uint32_t most = 0, n;
@@ -154,8 +154,8 @@ static void take_all(struct tb *tb)
     } while (n > 0 && most > 0);
 }
 
-/* All that a peer has sent and that has come, after it is gone: that is what it had credit for, at most. What a peer that lives all the
- * same sends as these are taken is not heard any more. */
+/* Handles everything that a peer had sent before it was gone, at most what it had credit for. If the peer is alive after all, what it
+   sends meanwhile is ignored. */
 static void tb_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
@@ -169,8 +169,8 @@ static void tb_last_words(struct weft_node *w, struct fab_link *link)
     } while (n > 0 && left > 0);
 }
 
-/* First nobody sends over its cables any more, also not to others; then the queue pairs go, and nothing of the peer's is written
- * here any more; then what is pending fails. */
+/* First no frame is sent over the peer's cables any more, not even to others. Then the queue pairs are destroyed, so that the peer writes
+   nothing here any more. Then what is pending fails. */
 static void tb_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
@@ -206,7 +206,7 @@ static void tb_release(struct weft_node *w, struct fab_link *link)
     if (!l)
         return;
     tb_disconnect(w, link);
-    base_spin_lock(&tb->receiving); /* who ends with a signal looks at the links (ending.c) */
+    base_spin_lock(&tb->receiving); /* a thread that ends the process after a signal reads the links (ending.c) */
     __atomic_store_n(&tb->links[link->node], NULL, __ATOMIC_RELEASE);
     base_spin_unlock(&tb->receiving);
     stash_clear(&l->stash);
@@ -223,7 +223,7 @@ static void *tb_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset
     return NULL;
 }
 
-/* What changes memory and may have sleepers at the other end comes as a frame, which wakes them. */
+/* Nothing to do: what changes memory for which threads may sleep is sent as a frame, and the receiver wakes them. */
 static void tb_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
@@ -234,7 +234,7 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
 {
     struct tb_link *l = link->impl;
     struct tb *tb = w->tb;
-    base_spin_lock(&tb->receiving); /* cables come, go and move with it */
+    base_spin_lock(&tb->receiving); /* cables are added, removed and moved under it */
     base_spin_lock(&l->lock);
     const struct tb_stream_counts *s = &l->endpoint.stream.counts;
     const struct tb_bulk_counts *b = &l->endpoint.bulk.counts;

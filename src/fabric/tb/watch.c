@@ -14,21 +14,21 @@
 
 #include <string.h>
 
-#define AGAIN     (200 * WEFT_MS) /* between two attempts to build, at first */
+#define AGAIN     (200 * WEFT_MS) /* the pause after a first failed attempt to rebuild a cable */
 #define AGAIN_MAX (8 * AGAIN)
-#define PORTS     WEFT_SECOND /* ports that were down when the node began are looked at so often, while a cable is missing */
+#define PORTS     WEFT_SECOND /* while a cable is missing, how often ports are queried that were down when the node began */
 
 enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 
 struct cable_message {
     uint16_t kind;                     /* TB_SIDE_CABLE */
-    uint8_t word, cable, queue, count; /* of CABLE_ADDRESS: which of how many queue pairs, control first */
+    uint8_t word, cable, queue, count; /* of CABLE_ADDRESS: which queue pair of how many; the control queue pair comes first */
     uint16_t generation;
     struct verbs_address address;
 };
 _Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
 
-/* Its place among the link's cables, the same on both sides. */
+/* The cable's index among the link's cables, the same on both nodes. */
 static uint8_t watch_place(const struct tb_link *l, const struct tb_cable *c)
 {
     uint8_t i = 0;
@@ -60,7 +60,8 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         base_spin_lock(&c->lock);
         c->ready = false;
         base_spin_unlock(&c->lock);
-        /* First their queue pairs, under the lock that all who post on them hold: what is wanted anew must not be written to by them. */
+        /* First destroy the lanes' queue pairs, under the lock that all threads hold which post on them: nothing may be written any more
+           into memory that is requested anew. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->closed; i++)
             tb_endpoint_lane_down(&l->endpoint, c->lane_base + i);
@@ -73,7 +74,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
     c->building = c->connected = c->peer_ready = false;
     c->got = 0;
     tb_routes_release(tb, c);
-    memset(c->held, 0, sizeof c->held); /* frames that came by it and are being passed on: their receives are gone */
+    memset(c->held, 0, sizeof c->held); /* frames that came by it are still being forwarded, but their receives are gone */
     c->held_count = 0;
     for (; c->flight_out != c->flight_in; c->flight_out++) {
         struct tb_link *of = tb_link_of(tb, c->flight[c->flight_out % TB_SENDS].whose);
@@ -118,7 +119,7 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
             base_fail(-ENETDOWN, "its port is down");
             watch_fail(c, now);
         } else {
-            joins = joins || c->open; /* connect.c has it: it is lost as soon as it is ready */
+            joins = joins || c->open; /* connect.c is building it: it is taken down as soon as it is ready */
         }
     }
     atomic_store_explicit(&d->down, joins, memory_order_relaxed);
@@ -135,12 +136,12 @@ static void watch_later(struct tb_cable *c, int64_t now)
 static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    tb_watch_abandon(c->tb, c); /* frames that came by it may be on their way on */
+    tb_watch_abandon(c->tb, c); /* frames that came by it may still be being forwarded */
     c->say_down = true;
     watch_later(c, now);
 }
 
-/* May the cable be on this port now? One whose place a hostfile says stays there. */
+/* Whether the cable may be in this port now. A cable whose port the hostfile names stays there. */
 static bool watch_candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
 {
     if (d != c->device && (tb->w->towards || d->d->traits.link != VERBS_THUNDERBOLT || c->device->d->traits.link != VERBS_THUNDERBOLT))
@@ -190,7 +191,7 @@ static bool watch_tell_addresses(struct tb *tb, struct tb_link *l, struct tb_cab
     return told;
 }
 
-/* The one that leads: on this port. */
+/* The node that leads the rebuilding proposes this port. */
 static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, struct tb_device *device, int64_t now)
 {
     c->generation++;
@@ -202,7 +203,7 @@ static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, 
         watch_fail(c, now);
 }
 
-/* The other one, to a proposal that is complete: from whichever port the other end of that cable is in. */
+/* The other node answers a proposal that is complete, from the port at the other end of that cable, whichever it is. */
 static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
 {
     uint32_t first = (uint32_t)(c->device - tb->devices);
@@ -240,7 +241,7 @@ static void watch_go_on(struct tb *tb, struct tb_link *l, struct tb_cable *c, in
         watch_open_up(tb, l, c);
 }
 
-/* The next of its ports, from where it was last. */
+/* The next port to try for the cable, starting at the one it was in last. */
 static struct tb_device *watch_next_port(struct tb *tb, struct tb_cable *c)
 {
     for (uint32_t k = 0; k < tb->device_count; k++) {
@@ -281,7 +282,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     struct cable_message m;
     int64_t now = base_now_ns();
     if (len != sizeof m)
-        return; /* not from any weft */
+        return; /* no version of weft sends such a message */
     memcpy(&m, bytes, len);
     if (m.cable >= l->cable_count || m.count != 1 + tb->lane_count || m.queue >= m.count)
         return;
@@ -305,7 +306,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     case CABLE_ADDRESS:
         if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && watch_leads(tb, c)) || (watch_leads(tb, c) && !c->building))
             return;
-        if (newer > 0) { /* a proposal: what there was is no more */
+        if (newer > 0) { /* a new proposal: what was built for an earlier one is void */
             if (c->ready || c->building)
                 tb_watch_abandon(tb, c);
             c->generation = m.generation;
