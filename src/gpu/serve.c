@@ -264,7 +264,9 @@ static void *server_run(void *arg)
         int64_t until = atomic_load_explicit(&s->until, memory_order_acquire), now = base_now_ns();
         if (!last)
             last = now;
-        s->all_done = all_done(s);
+        /* A kernel's last request may have come between the last look and the end being asked for. */
+        bool more = until != INT64_MAX && server_round(s);
+        s->all_done = !more && all_done(s);
         if (until != INT64_MAX && (s->all_done || now >= until))
             return NULL;
         if (now - last < spin) {
