@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+/* Blocks draw numbers by addition as soon as there is a task: so some wait with the number of a task that has not come. */
+#define WEFT_DEVICE_TASKS_SURE 0
 #include "cluster_test.h"
 
 #define BLOCKS 3u
@@ -120,6 +122,41 @@ static void node_once(weft_node *w, void *arg)
         CHECK(((uint64_t *)weft_ptr(w, f.counts, 8 * TASKS))[i] == 1);
     OK(weft_gpu_close(f.g));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+/* More blocks than tasks: one task at a time, for which several draw a number at the same moment. None is lost: it would come back only
+ * when its time is over, which is longer than this test may take. */
+static void *one_by_one(void *arg)
+{
+    weft_done done;
+    for (uint32_t i = 0; i < TASKS; i++) {
+        weft_task t = {.arg = {i, ~(uint64_t)i, 0, 0, i + 4}, .tag = i};
+        CHECK(weft_submit(arg, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        CHECK(weft_reap(arg, &done, 1, 5 * WEFT_SECOND) == 1 && done.tag == i && done.result == 3 * (uint64_t)i);
+    }
+    OK(weft_queue_shutdown(arg));
+    return NULL;
+}
+
+static void node_few(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {.counts = symmetric_alloc(w, 8 * TASKS)};
+    weft_queue *q = farm_queue(w, 0);
+    farm_open(w, q, &f, 8, 60 * WEFT_SECOND, 64);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, one_by_one, q) == 0);
+    OK(weft_gpu_run(f.g, work, 4 * BLOCKS, &f));
+    pthread_join(thread, NULL);
+    weft_gpu_worker_stats stats;
+    OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
+    CHECK(stats.claimed == TASKS && stats.taken_back == 0);
+}
+
+static void test_few(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_few, NULL), 0);
 }
 
 static void test_once(void **state)
@@ -471,8 +508,8 @@ static void test_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once),   cmocka_unit_test(test_hang),     cmocka_unit_test(test_idle),   cmocka_unit_test(test_lie),
-        cmocka_unit_test(test_killed), cmocka_unit_test(test_services), cmocka_unit_test(test_vandal),
+        cmocka_unit_test(test_once), cmocka_unit_test(test_few),    cmocka_unit_test(test_hang),     cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_lie),  cmocka_unit_test(test_killed), cmocka_unit_test(test_services), cmocka_unit_test(test_vandal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
