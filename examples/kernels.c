@@ -3,7 +3,7 @@
  * kernels: kernels of all nodes hand a number around in a ring, and add to it. The processors only carry it.
  *
  * Shown: opening a GPU (weft_gpu_open()), running a kernel on the GPU `host`, whose blocks are threads (weft_gpu_run()), and what kernels
- * call (weft/device.h). The same kernel compiles as CUDA.
+ * call (weft/device.h). A kernel for CUDA makes the same calls (tests/gpu/kernels.cu).
  *
  * Run:
  *     weft run -n 3 -- ./kernels
@@ -30,23 +30,29 @@ static void check(int rc, const char *what)
     }
 }
 
+struct ring {
+    uint64_t places[WEFT_MAX_NODES]; /* addresses */
+    int rc;                          /* how this node's kernel ended */
+};
+
 static void pass_on(const weft_device *d, void *arg)
 {
-    const uint64_t *places = arg;
-    uint64_t mine = places[d->rank], next = places[(d->rank + 1) % d->size];
+    struct ring *ring = arg;
+    uint64_t mine = ring->places[d->rank], next = ring->places[(d->rank + 1) % d->size];
     struct place *here = weft_device_ptr(d, mine, sizeof *here);
-    for (uint64_t round = 1; round <= ROUNDS; round++) {
-        if (d->rank != 0 || round != 1) { /* node 0 begins */
-            if (weft_device_wait_at_least(d, mine + 8, d->rank == 0 ? round - 1 : round, NULL))
-                exit(1);
-        }
+    int rc = 0;
+    for (uint64_t round = 1; round <= ROUNDS && !rc; round++) {
+        if (d->rank != 0 || round != 1) /* node 0 begins */
+            rc = weft_device_wait_at_least(d, mine + 8, d->rank == 0 ? round - 1 : round, NULL);
+        if (rc)
+            break;
         here->number++;
         weft_device_op op; /* until it is complete, `here` belongs to weft */
-        if (weft_device_put_signal(d, next, mine, 8, next + 8, 1, &op) || weft_device_wait(d, &op))
-            exit(1);
+        rc = weft_device_put_signal(d, next, mine, 8, next + 8, 1, &op);
+        if (!rc)
+            rc = weft_device_wait(d, &op);
     }
-    if (weft_device_flush(d, (d->rank + 1) % d->size))
-        exit(1);
+    ring->rc = rc ? rc : weft_device_flush(d, (d->rank + 1) % d->size);
 }
 
 int main(void)
@@ -54,15 +60,20 @@ int main(void)
     weft_node *w;
     weft_gpu *gpu;
     weft_gaddr mine;
-    uint64_t places[WEFT_MAX_NODES], number;
+    static struct ring ring;
+    uint64_t number;
     check(weft_open(&w, NULL), "open");
     check(weft_alloc(w, sizeof(struct place), &mine), "alloc");
     memset(weft_ptr(w, mine, sizeof(struct place)), 0, sizeof(struct place));
-    check(weft_exchange(w, &mine, 1, places, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
+    check(weft_exchange(w, &mine, 1, ring.places, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
 
     weft_gpu_config config = {.bytes = sizeof config, .name = "host"};
     check(weft_gpu_open(w, &config, &gpu), "GPU");
-    check(weft_gpu_run(gpu, pass_on, 1, places), "kernel");
+    check(weft_gpu_run(gpu, pass_on, 1, &ring), "kernel");
+    if (ring.rc) {
+        fprintf(stderr, "kernels: node %u: a call of the kernel ended with %d (weft/device.h lists the errors)\n", weft_rank(w), ring.rc);
+        exit(1);
+    }
     check(weft_gpu_close(gpu), "GPU");
 
     check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier");

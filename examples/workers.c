@@ -4,7 +4,7 @@
  * tasks, to square a number each, and adds up the results.
  *
  * Shown: persistent workers (weft_gpu_worker_open(), weft_device_next_task(), weft_device_task_done()). One kernel is started at each node,
- * and none for a task. On the GPU `host` blocks are threads; the same kernel compiles as CUDA.
+ * and none for a task. On the GPU `host` blocks are threads; a kernel for CUDA makes the same calls (tests/gpu/farm.cu).
  *
  * Run:
  *     weft run -n 2 -- ./workers
@@ -28,19 +28,24 @@ static void check(int rc, const char *what)
     }
 }
 
+struct job {
+    const weft_device_worker *worker;
+    int rc[BLOCKS]; /* why each block ended */
+};
+
 /* The kernel: each block does one task after the other until there will be no more. */
 static void work(const weft_device *d, void *arg)
 {
-    const weft_device_worker *worker = arg;
+    struct job *job = arg;
     weft_device_task t;
     int rc;
-    while ((rc = weft_device_next_task(d, worker, &t)) == 0) {
+    while ((rc = weft_device_next_task(d, job->worker, &t)) == 0) {
         uint64_t number = t.task.arg[0];
-        if (weft_device_task_done(d, worker, &t, 0, number * number, 8))
-            exit(1);
+        rc = weft_device_task_done(d, job->worker, &t, 0, number * number, 8);
+        if (rc)
+            break;
     }
-    if (rc != -WEFT_DEVICE_ESHUTDOWN)
-        exit(1);
+    job->rc[weft_device_block(d)] = rc;
 }
 
 /* A thread of node 0: submits all tasks, takes all results, and ends the queue, which ends the kernels. */
@@ -88,7 +93,14 @@ int main(void)
     bool first = weft_rank(w) == 0;
     if (first && pthread_create(&submitter, NULL, submit, q))
         exit(1);
-    check(weft_gpu_run(gpu, work, BLOCKS, (void *)(uintptr_t)weft_gpu_worker_device(worker)), "kernel");
+    struct job job = {.worker = weft_gpu_worker_device(worker)};
+    check(weft_gpu_run(gpu, work, BLOCKS, &job), "kernel");
+    for (int i = 0; i < BLOCKS; i++)
+        if (job.rc[i] != -WEFT_DEVICE_ESHUTDOWN) {
+            fprintf(stderr, "workers: node %u: block %d ended with %d before all tasks were done (weft/device.h lists the errors)\n",
+                    weft_rank(w), i, job.rc[i]);
+            exit(1);
+        }
     if (first)
         pthread_join(submitter, NULL);
 
