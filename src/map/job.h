@@ -106,8 +106,8 @@ void map_scratch_open(struct map_scratch *s);
 void map_scratch_close(struct map_scratch *s);
 int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len);
 int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len);
-int map_read_at(int fd, uint64_t offset, void *bytes,
-                size_t len); /* reads exactly `len` bytes; sets no error text; -ENODATA: the file is shorter */
+/* Read exactly `len` bytes. Sets no error text; -ENODATA: the file is shorter. */
+int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* what is dropped must start and end on a block of the file system */
 

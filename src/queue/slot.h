@@ -62,8 +62,8 @@ enum slot_header {
     SLOT_TAIL = 0,  /* a position; written by submitters */
     SLOT_HEAD = 16, /* version(32) . low 32 bits of a position; written by claimers */
     SLOT_IDLE = 32, /* 1: a claimer of the home may be asleep; a node that swaps this to 0 must wake it */
-    SLOT_COMPLETED =
-        48, /* completed tasks that the home node submitted to any shard; this word and the next two are written by the home only */
+    /* The home alone writes these three. */
+    SLOT_COMPLETED = 48, /* completed tasks that the home node submitted to any shard */
     SLOT_SUBMITTED = 49, /* tasks that the home node submitted to any shard */
     SLOT_CLOSED = 50,    /* 1: the home has closed the queue, and this shard is no longer in use */
     SLOT_HEADER_WORDS = 64
