@@ -36,13 +36,16 @@
 extern "C" {
 #endif
 
-/* Errors of these calls, as Linux numbers them. */
-#define WEFT_DEVICE_EBADF       9
-#define WEFT_DEVICE_EAGAIN      11
-#define WEFT_DEVICE_EINVAL      22
-#define WEFT_DEVICE_ESHUTDOWN   108
-#define WEFT_DEVICE_ETIMEDOUT   110
-#define WEFT_DEVICE_EINPROGRESS 115
+/* Errors of these calls, as Linux numbers them on every system. */
+#define WEFT_DEVICE_ENOENT      2   /* no such service or queue */
+#define WEFT_DEVICE_EBADF       9   /* the queue is closed */
+#define WEFT_DEVICE_EAGAIN      11  /* not now, and the caller does not wait */
+#define WEFT_DEVICE_EFAULT      14  /* no such memory */
+#define WEFT_DEVICE_EINVAL      22  /* a wrong argument */
+#define WEFT_DEVICE_ECONNRESET  104 /* the other node is gone */
+#define WEFT_DEVICE_ESHUTDOWN   108 /* there are no more tasks */
+#define WEFT_DEVICE_ETIMEDOUT   110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_EINPROGRESS 115 /* the operation is under way */
 
 /* --- layout, shared by kernels and their node --- */
 
