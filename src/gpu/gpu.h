@@ -4,7 +4,7 @@
  * for all of them. Each file here calls only those before it:
  *
  *   host.c   the back end whose blocks are threads of this process
- *   cuda.c   the back end over CUDA's driver
+ *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
