@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share. Each calls only those before it:
+ * Shared by the files of this room. Each file calls only those listed before it:
  *
  *   scratch.c       unlinked files for what does not fit in memory
- *   cut.c           inputs, and where their pieces end
- *   mapped.c        a piece of a file as memory
- *   spawn.c         the start of one command
- *   order.c         what the owner tells nodes that are apart, as bytes (order.h)
- *   progress_bar.c  the bar
- *   report.c        what is said on stderr, and the summary
+ *   cut.c           opens the inputs, and finds the ends of pieces
+ *   mapped.c        maps a piece of a file into memory
+ *   spawn.c         starts one command
+ *   order.c         serializes the order: what the owner tells nodes that are apart (order.h)
+ *   progress_bar.c  the progress bar
+ *   report.c        messages on stderr, and the summary
  *   emit.c          the output
  *   stream.c        inputs that can only be read from front to back
- *   tally.c         what a node that is apart has done, told to the owner
+ *   tally.c         reports the work of a node that is apart to the owner
  *   capture.c       the output of one piece
  *   carry.c         bytes that only another node can read
- *   command.c       one command on one piece
+ *   command.c       runs one command on one piece
  *   worker.c        the slots of a node
  *   nodes.c         the board, signals, ending all nodes and commands
  *   forks.c         nodes on this machine
- *   guardian.c      who ends commands when a node that is apart has ended
+ *   guardian.c      a process that kills the commands of a node that is apart when that node has ended
  *   apart.c         nodes on hosts of their own, the owner's side
  *   window.c        the pieces in work (owner.h)
  *   home.c          outputs from nodes that are apart (owner.h)
@@ -139,8 +139,7 @@ void map_on_signal(int sig, void (*handler)(int));
  * devices, or the default action. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
-/* weft_open() with the settings of a map node; opens the queue, too. `on_member` is told of nodes that have gone; its argument is the job.
- */
+/* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
 int map_node_open(struct map_job *job, const weft_config *config, weft_member_fn on_member);
 int map_queue_open(struct map_job *job);
 void map_line_kill(struct map_line *line); /* kills the slot's command and all processes in its group */
@@ -171,7 +170,7 @@ struct map_telling { /* the node's side: the copy that it sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Tells whether an answer from the node is outstanding that may be lost. `cut`: the node has no route now. */
+/* Returns whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -224,7 +223,7 @@ enum map_kind {
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
-    MAP_NO_INPUT,  /* code: errno; the error text has a sentence, as for the two below */
+    MAP_NO_INPUT,  /* code: errno; the error text says why, also for the next two kinds */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -339,7 +338,7 @@ int map_emit_flush(struct map_emit *e);
 int map_emit_close(struct map_emit *e); /* gives the file its name */
 void map_emit_abandon(struct map_emit *e);
 
-/* --- stream.c: what can only be read from front to back --- */
+/* --- stream.c: inputs that can only be read from front to back --- */
 struct map_stream {
     const struct map_input *in;
     int fd;
@@ -369,7 +368,7 @@ int map_report_stats(struct map_job *job);
 void map_progress_show(struct map_job *job);
 void map_progress_clear(struct map_job *job);
 
-/* --- the job; every node has one; only the owner uses the part so marked --- */
+/* --- the job. Every node has one; only the owner uses the owner's part --- */
 struct map_apart;
 struct map_carry;
 struct map_job {
@@ -424,7 +423,7 @@ struct map_job {
     char feed_text[512];
 };
 
-/* --- run.c: the options' kernel. -EINVAL with a sentence --- */
+/* --- run.c: find the kernel that the options name; -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
 /* --- owner.c: the work of node 0, from the first node's start to the last one's end. Returns the exit status, or a negative errno whose
@@ -432,7 +431,7 @@ int map_choose_kernel(struct map_job *job);
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 
-/* How much of its node's pool a slot needs. */
+/* How many bytes of its node's pool a slot needs. */
 static inline uint64_t map_slot_memory(bool apart)
 {
     return (2 + (apart ? MAP_BRING_DEPTH : 0)) * (uint64_t)MAP_CHUNK_BYTES;
