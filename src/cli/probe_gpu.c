@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * CUDA's driver, through dlopen. Its constants are written out here, so building needs none of its headers.
+ * Calls CUDA's driver through dlopen(). Its constants are defined here, so that the build does not need its headers.
  */
 #include <dlfcn.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 enum { DMA_BUF_FD = 1 };              /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
 #define GPU_GRAIN (UINT64_C(2) << 20) /* a dmabuf covers whole pages of the GPU */
 
-/* The function `name`, called with the types of the arguments; any failure is negative. */
+/* Call the driver's function `name`; the types of its arguments come first. Returns 0 or a negative errno. */
 static int probe_gpu_failed(const char *what, int code)
 {
     return code ? base_fail(-EIO, "%s: CUDA error %d", what, code) : 0;
@@ -85,7 +85,7 @@ int probe_gpu_import(struct probe_gpu *g, uint8_t *memory, uint64_t bytes, uint8
         rc = CALL(g, "cuCtxSynchronize", (void));
     for (uint64_t i = 0; rc == 0 && i < bytes; i++)
         if (memory[i] != byte)
-            rc = base_fail(-EIO, "what the GPU wrote is not there at byte %llu", (unsigned long long)i);
+            rc = base_fail(-EIO, "byte %llu does not have the value that the GPU wrote", (unsigned long long)i);
     int undone = CALL(g, "cuMemHostUnregister", (void *), memory);
     return rc ? rc : undone;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft probe memory needs of a GPU: to allocate its memory, and to import memory of the host.
+ * The GPU functions that `weft probe memory` needs: allocating GPU memory, and importing memory of the host.
  */
 #ifndef WEFT_CLI_PROBE_GPU_H
 #define WEFT_CLI_PROBE_GPU_H
@@ -11,18 +11,18 @@ struct probe_gpu {
     char name[128];
     void *library, *context;
     int device;
-    bool held; /* the context is ours to give back */
+    bool held; /* the primary context was retained, so it must be released */
 };
 
-/* The first GPU, by CUDA's driver, which is looked for at run time. -ENODEV with a sentence when there is none. */
+/* Open the first GPU. CUDA's driver is loaded at run time. -ENODEV, with base_error(): there is no driver or no GPU. */
 int probe_gpu_open(struct probe_gpu *g);
 void probe_gpu_close(struct probe_gpu *g);
-/* A piece of the GPU's memory: its address there, which a device driver may know how to register. */
+/* Allocate GPU memory. *address is its address on the GPU; an RDMA driver may be able to register it. */
 int probe_gpu_alloc(struct probe_gpu *g, uint64_t bytes, uint64_t *address);
 void probe_gpu_free(struct probe_gpu *g, uint64_t address);
-/* A dmabuf descriptor of it, the caller's. */
+/* Get a dmabuf descriptor of GPU memory; the caller closes it. */
 int probe_gpu_dmabuf(struct probe_gpu *g, uint64_t address, uint64_t bytes, int *fd);
-/* Whether the GPU can import memory of ours, write `byte` to all of it, and we see that there. */
+/* Check that the GPU can import memory of this process and write `byte` to all of it, and that this process sees the bytes. */
 int probe_gpu_import(struct probe_gpu *g, uint8_t *memory, uint64_t bytes, uint8_t byte);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe memory: which kinds of memory a device registers.
+ * weft probe memory: tests which kinds of memory can be registered with a device.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 #include "cli/probe.h"
 #include "cli/probe_gpu.h"
 
-#define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc gives it from its heap */
+#define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc() takes it from the heap and not from mmap() */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
-/* A piece of memory of some kind, and how to give it back. */
+/* A piece of memory of some kind, and what is needed to free it. */
 struct piece {
     void *at, *to_free;
     uint64_t bytes;
@@ -65,7 +65,7 @@ static int of_memfd(struct piece *m)
     return m->fd < 0 ? m->fd : mapped(m, PROT_READ | PROT_WRITE, MAP_SHARED);
 }
 
-/* The same memory, by the descriptor that stands for it: as the memory of a GPU comes. */
+/* A memfd as a dmabuf, the form in which GPU memory is registered. */
 static int of_udmabuf(struct piece *m)
 {
     int rc = of_memfd(m);
@@ -78,12 +78,12 @@ static int of_huge_pages(struct piece *m)
 {
 #if defined(MAP_HUGETLB)
     if (base_memory_huge() < HUGE_BYTES)
-        return base_fail(-ENODATA, "no huge pages are free (sysctl vm.nr_hugepages)");
+        return base_fail(-ENODATA, "no huge pages are free (see sysctl vm.nr_hugepages)");
     m->bytes = HUGE_BYTES;
     return mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_HUGETLB);
 #else
     (void)m;
-    return base_fail(-ENODATA, "this system has none");
+    return base_fail(-ENODATA, "this system does not have them");
 #endif
 }
 
@@ -125,7 +125,7 @@ static void probe_memory_give_back(struct piece *m)
 
 static const struct kind {
     const char *name;
-    int (*make)(struct piece *m); /* `bytes` is a wish; negative: there is none here, with or without a sentence */
+    int (*make)(struct piece *m); /* may change `bytes`; a negative errno, with or without base_fail(): there is no such memory here */
 } kinds[] = {
     {"malloc", of_malloc},
     {"posix_memalign, a page's start", of_memalign},
@@ -145,7 +145,7 @@ struct report {
     json_t *list;
 };
 
-/* One row: `tried` false: there was nothing to try. `code` 0: it registers. */
+/* Add a row. `tried` false: there is no such memory here. `code`: 0, or the negative errno with which registering failed. */
 static void row(struct report *r, const char *kind, bool tried, int code, int access, const char *note)
 {
     char flags[96] = "", result[64];
@@ -179,13 +179,13 @@ static void try_kind(struct report *r, struct verbs_device *d, const struct kind
     probe_memory_give_back(&m);
 }
 
-/* The same bytes in two regions at once. */
+/* Register the same memory twice at the same time. */
 static void try_twice(struct report *r, struct verbs_device *d, uint64_t bytes)
 {
     struct verbs_regions one, two;
     uint8_t *at = probe_map(bytes);
     if (!at || verbs_register(&one, d, at, bytes, 1)) {
-        row(r, "the same memory twice", false, 0, 0, "memory of mmap does not register");
+        row(r, "the same memory twice", false, 0, 0, "memory of mmap cannot be registered");
     } else {
         int rc = verbs_register(&two, d, at, bytes, 1);
         row(r, "the same memory twice", true, rc, rc ? 0 : two.access, rc ? base_strerror(rc) : "");
@@ -227,7 +227,7 @@ static void try_gpu_memory(struct report *r, struct verbs_device *d, struct prob
     probe_gpu_free(g, at);
 }
 
-/* One buffer of the pool's kind: a region, and imported in the GPU, at once, in either order. */
+/* Register memory of the pool's kind and import it into the GPU at the same time, in both orders. */
 static void try_both(struct report *r, struct verbs_device *d, struct probe_gpu *g, uint64_t bytes)
 {
     static const char name[] = "memfd, region and GPU at once";
@@ -241,7 +241,7 @@ static void try_both(struct report *r, struct verbs_device *d, struct probe_gpu 
         bool is_region = rc == 0;
         if (rc == 0)
             rc = probe_gpu_import(g, m.at, m.bytes, 0xa5);
-        row(r, name, true, rc, access, rc ? base_error() : "the same bytes, no copy: what the GPU wrote is seen here");
+        row(r, name, true, rc, access, rc ? base_error() : "the processor sees what the GPU wrote, without a copy");
         if (is_region)
             verbs_unregister(&region);
     }

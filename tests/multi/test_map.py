@@ -498,7 +498,7 @@ class Map(unittest.TestCase):
                 ("--slots", ["--slots", "-1", some, "--", "cat"]),
                 ("exclude", ["--kernel", "wc", some, "--", "cat"]), ("unknown option", ["--frob", some, "--", "cat"]),
                 ("exclude", ["--exact", "--separator", "x", some, "--", "cat"]),
-                ("a text that is not empty", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
+                ("a text that is not empty", ["--separator", "", some, "--", "cat"]), ("not one of", ["--separator", "\\q", some, "--", "cat"]),
                 ("needs a value", [some, "--block"]),
                 ("--block: '99999999999T' is too large", ["--block", "99999999999T", some, "--", "cat"]),
                 ("there is no kernel 'x'; the built-in ones are wc", ["--kernel", "x", some]), ("needs an argument", ["--kernel", "grep", some]),

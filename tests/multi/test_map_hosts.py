@@ -256,7 +256,7 @@ class Hosts(Map):
         path = self.path("turned.json", json.dumps(hosts).encode())
         for args, says in ((["--hostfile", path], "is not this host"),
                            (["--hostfile", self.path("none.json")], "none.json"),
-                           (["--hostfile", path, "--nodes", "7"], "7 nodes are asked for")):
+                           (["--hostfile", path, "--nodes", "7"], "7 nodes were requested")):
             code, out, err = test_map.run(*args, Map.text, "--", "cat", env=unreachable["env"])
             self.assertIn(says, err)
             self.assertNotEqual(code, 0)
