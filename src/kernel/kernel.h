@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel: functions over a span of bytes, by name. A new built-in kernel is a file, and a row in table.c.
+ * kernel: named functions that process a span of bytes. To add a built-in kernel, add a file and a row in table.c.
  */
 #ifndef WEFT_KERNEL_ROOM_H
 #define WEFT_KERNEL_ROOM_H
@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "weft/kernel.h"
 
-/* Where a kernel's output goes. Whoever runs kernels gives a function that takes the bytes. */
+/* The destination of a kernel's output: a function of the code that runs the kernel. */
 struct weft_out {
     int (*write)(void *arg, const void *bytes, size_t len); /* 0 or a negative errno */
     void *arg;
