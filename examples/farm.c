@@ -11,9 +11,14 @@
  * It prints:
  *     1000 tasks done: 664579 primes below 10000000
  *
- * The same with a node that kills itself while it has claimed tasks; you may also use `kill -9` on any node except node 0. The exit status
- * is then 137, that of the killed node. `weft run` and the survivors report the death on standard error. Run: weft run -n 4 -- ./farm 2 It
- * prints: 1000 tasks done: 664579 primes below 10000000 Exit status: 137
+ * The same with a node that kills itself while it has claimed tasks; you may also use `kill -9` on any node except node 0. The exit
+ * status is then 137, that of the killed node. `weft run` and the survivors report the death on standard error.
+ * Run:
+ *     weft run -n 4 -- ./farm 2
+ * It prints:
+ *     1000 tasks done: 664579 primes below 10000000
+ * Exit status:
+ *     137
  */
 #include <errno.h>
 #include <signal.h>
