@@ -202,7 +202,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
 {
     uint64_t seen = 0;
     for (;;) {
-        bool there = weft_alive(job->w, node); /* check this first: then bytes put before the death are seen */
+        bool there = weft_alive(job->w, node); /* read before the word: if the node is dead, all bytes that it has put are then visible */
         int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
         if (rc == 0)
             return map_answer(seen);

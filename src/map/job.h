@@ -80,7 +80,7 @@ struct map_piece {
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at;             /* where the bytes are. File: offset at which the input starts; pool: address; spool: offset in the spool */
+    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there */
 };
 
 struct map_job;
@@ -90,7 +90,7 @@ void map_inputs_close(struct map_job *job);
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Where the piece that starts at `start` ends. */
+/* Find the end of the piece that starts at `start`. */
 int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end);
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
  * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
@@ -109,7 +109,7 @@ int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, 
 /* Read exactly `len` bytes. Sets no error text; -ENODATA: the file is shorter. */
 int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
-#define MAP_SCRATCH_ALIGN 4096u /* what is dropped must start and end on a block of the file system */
+#define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
 
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
@@ -124,7 +124,7 @@ struct map_board {
     _Atomic int64_t stopped_since, stopped_ns; /* when it was stopped, and for how long in total; time-outs do not count this time */
     _Atomic uint32_t printing;                 /* the owner is writing output, so memory will come free */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
-    _Atomic int32_t pids[MAP_NODES_MAX];                    /* of the nodes; 0: gone */
+    _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint64_t given; /* address of [MAP_WINDOW] words at the owner: how many times each piece was passed on to another node */
     char errors[MAP_NODES_MAX][256]; /* why a node could not start; read after its end */
     struct map_line lines[];         /* [nodes * slots] */
@@ -205,8 +205,8 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
-    char path[4096];   /* what is executed */
-    char *const *argv; /* as given */
+    char path[4096];   /* path of the program */
+    char *const *argv; /* the command line, as the user gave it */
     bool placeholders; /* some argument contains a placeholder such as {file} */
 };
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
@@ -301,7 +301,7 @@ bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so
 /* --- worker.c --- */
 struct map_slot {
     struct map_job *job;
-    uint32_t index; /* in this node */
+    uint32_t index; /* number of the slot in this node */
     struct map_line *line;
     struct map_capture capture;
     struct map_errors errors;
@@ -326,7 +326,7 @@ struct map_emit {
     const char *name;     /* for messages */
     char *final_path;     /* NULL: written directly */
     char *temporary_path; /* NULL: the file has no name yet */
-    bool exists;          /* there was a file at final_path before */
+    bool exists;          /* a file existed at final_path before the job */
     struct map_job *bar;  /* the job whose progress bar is on the same terminal; the bar ends with the first output */
     uint8_t *buffer;      /* small outputs are gathered */
     size_t used;
@@ -354,7 +354,7 @@ void map_stream_reset(struct map_stream *s, const struct map_input *in, int fd);
 void map_stream_close(struct map_stream *s);
 
 /* --- report.c, progress_bar.c --- */
-struct map_counts { /* of the owner */
+struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
     uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
@@ -401,7 +401,7 @@ struct map_job {
     weft_queue *queue;
     struct map_slot *slot;     /* [slots] */
     pthread_mutex_t turn_lock; /* guards the next three fields */
-    pthread_cond_t turn;       /* signalled when the slot that waited for the queue waits no longer */
+    pthread_cond_t turn;       /* signalled when the slot that waits for the queue stops waiting */
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;

@@ -34,7 +34,7 @@ struct map_options {
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
     uint32_t nodes, slots;   /* 0: chosen from the number of processors */
     uint64_t memory_bytes;   /* of all pools together; 0: chosen from the machine's memory */
-    const char *memory;      /* the same as it was typed, for messages */
+    const char *memory;      /* the option's text, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;

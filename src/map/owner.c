@@ -371,7 +371,7 @@ int map_owner_run(struct map_job *job)
     }
     map_progress_clear(job);
     if (rc)                          /* threads still use this memory: it is freed at the end of the process */
-        return status ? status : rc; /* with an exit status the error has been printed */
+        return status ? status : rc; /* if there is an exit status, the error has been printed already */
     job->counts.end_ns = base_now_ns();
     job->over = true;
     weft_queue_shutdown(job->queue);

@@ -302,7 +302,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
 
 static int start_slot(struct map_job *job);
 
-/* Wait for a piece. Only one idle slot waits for the queue, since that wait polls; the others sleep until it waits no longer. */
+/* Wait for a piece. Only one idle slot waits for the queue, since that wait polls. The others sleep until that slot stops waiting. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);

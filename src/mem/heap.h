@@ -102,7 +102,7 @@ void run_init(struct mem_pool *p);
 uint32_t run_take(struct mem_pool *p, uint64_t extents, uint32_t align); /* first extent; 0: none */
 void run_give(struct mem_pool *p, uint32_t first, uint32_t extents);
 uint32_t run_largest(const struct mem_pool *p);
-uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* of the free run or large buffer it is in */
+uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent of the free run or large buffer that contains `extent` */
 
 /* --- slab.c: all under pool->lock --- */
 void slab_init(struct mem_pool *p);
