@@ -200,7 +200,7 @@ class ExitCodes(Base):
             self.assertIn(word, err)
         rc, _, err = run("-n", "4", "--softverbs", lab, "--", "true")
         self.assertEqual(rc, 2)
-        self.assertIn("has 3 hosts, and there are 4 nodes", err)
+        self.assertIn("has 3 hosts, but there are 4 nodes", err)
 
     def test_secret_of_the_user_is_kept(self):
         code, out, _ = run("-n", "1", "--", "sh", "-c", "echo $WEFT_SECRET", env=clean_env(WEFT_SECRET="mine"))
