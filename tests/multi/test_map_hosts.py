@@ -261,7 +261,7 @@ class Hosts(Map):
             self.assertIn(says, err)
             self.assertNotEqual(code, 0)
         for args, says in ((["--softverbs", "star:3"], "expected switch:N"),
-                           (["--softverbs", "switch:2", "--nodes", "3"], "has 2 hosts, and there are 3 nodes")):
+                           (["--softverbs", "switch:2", "--nodes", "3"], "has 2 hosts, but there are 3 nodes")):
             job = start_here(*args, Map.text, "--", "cat")
             _, err = job.communicate(timeout=LIMIT)
             self.assertEqual(job.returncode, 2)
