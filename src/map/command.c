@@ -132,7 +132,7 @@ static int take_output(struct running *r, bool may_wait)
         if (n > 0) {
             map_capture_commit(&r->slot->capture, (size_t)n);
             if ((size_t)n < room)
-                return 0; /* most likely empty now; poll will tell */
+                return 0; /* the pipe is most likely empty; if not, poll() reports it again */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
             command_shut(&r->fds[OUR_OUT]);
             return 0;

@@ -39,7 +39,7 @@ struct move {
     uint64_t source; /* position of the bytes at the node */
     weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;
-    uint8_t *to, *copy_to; /* copy_to: where the bytes are copied from the bounce buffer; NULL: nowhere */
+    uint8_t *to, *copy_to; /* copy_to: destination to which the bytes are copied from the bounce buffer; NULL: none */
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
     weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
