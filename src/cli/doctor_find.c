@@ -358,7 +358,7 @@ static void check_full(struct doctor *d, const json_t *device, bool domains)
             "Restart this host: a process that was killed keeps its domain until then. From now on end programs with an interrupt, "
             "never with kill -9");
     else if (thunderbolt)
-        SAY(f->remedy, "The device has 10 for all programs together: end other programs that use it (`weft run`, mlx.launch, "
+        SAY(f->remedy, "The device has 10 queue pairs for all programs together: end other programs that use it (`weft run`, mlx.launch, "
                        "exo, ...)");
     else
         SAY(f->remedy, "List the programs that use them: rdma resource show %s", domains ? "pd" : "qp");
