@@ -256,6 +256,8 @@ WEFT_DEVICE_CALL int weft_device_reserve_together(const weft_device *d, const we
                                                   uint64_t *ticket, bool *place)
 {
     unsigned here = __activemask();
+    if ((here & (here - 1)) == 0)
+        return weft_device_reserve(d, r, slots, wait, ticket, place);
     unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r->next << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
     unsigned lane, before, count = (unsigned)__popc(same);
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -319,8 +321,9 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 /* Hand a request over. With an op an answer comes. */
 WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
 {
-    uint32_t number = weft_device_block(d) % d->rings, slots = weft_device_slots(q->kind);
-    const weft_device_ring ring = d->ring[number], *r = &ring; /* read once: stores of the kernel do not change it */
+    uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
+    uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
+    const weft_device_ring ring = d->ring[number], *r = &ring;     /* read once: stores of the kernel do not change it */
     uint64_t ticket;
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
