@@ -2,19 +2,12 @@
  *
  * The back end `cuda`: CUDA's driver through dlopen, in the device's primary context, which the CUDA runtime uses too.
  */
-#include "gpu/cuda_driver.h"
+#include "gpu/cuda_device.h"
 #include "gpu/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-static const struct cuda_driver *const cuda = &gpu_cuda_driver;
-
-static int cuda_failed(int code, const char *what)
-{
-    return code ? base_fail(-EIO, "%s: %s (CUDA %d)", what, gpu_cuda_error_name(code), code) : 0;
-}
 
 /* One number of a file of sysfs: "16.0 GT/s PCIe", "16". */
 static double read_number(const char *pci, const char *file)
@@ -66,32 +59,11 @@ static const char *cuda_why(void)
     return gpu_cuda_usable() ? "CUDA's driver knows of no GPU" : cuda->why;
 }
 
-#define STREAMS 4u
-struct cuda_device {
-    int device;
-    void *context;
-    void *stream[STREAMS]; /* of copies, in turn: both directions go at a time */
-    void *word;            /* the stream of atomics */
-    _Atomic uint32_t turn;
-};
-
-/* A call in the device's context, whatever context the thread has. */
-#define WITHIN(d, call)                                      \
-    ({                                                       \
-        void *before_;                                       \
-        int code_ = cuda->cuCtxPushCurrent_v2((d)->context); \
-        if (code_ == 0) {                                    \
-            code_ = (call);                                  \
-            (void)cuda->cuCtxPopCurrent_v2(&before_);        \
-        }                                                    \
-        code_;                                               \
-    })
-
 static void cuda_close(void *device)
 {
     struct cuda_device *d = device;
-    for (uint32_t i = 0; i <= STREAMS; i++) {
-        void *s = i < STREAMS ? d->stream[i] : d->word;
+    for (uint32_t i = 0; i <= CUDA_STREAMS; i++) {
+        void *s = i < CUDA_STREAMS ? d->stream[i] : d->word;
         if (s)
             (void)WITHIN(d, cuda->cuStreamDestroy_v2(s));
     }
@@ -111,8 +83,8 @@ static int cuda_open(uint32_t index, void **device)
         free(d);
         return cuda_failed(code, "opening the GPU");
     }
-    for (uint32_t i = 0; !code && i <= STREAMS; i++)
-        code = WITHIN(d, cuda->cuStreamCreate(i < STREAMS ? &d->stream[i] : &d->word, CUDA_STREAM_NON_BLOCKING));
+    for (uint32_t i = 0; !code && i <= CUDA_STREAMS; i++)
+        code = WITHIN(d, cuda->cuStreamCreate(i < CUDA_STREAMS ? &d->stream[i] : &d->word, CUDA_STREAM_NON_BLOCKING));
     if (code) {
         cuda_close(d);
         return cuda_failed(code, "making a stream of the GPU");
@@ -315,7 +287,7 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
 static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
 {
     struct cuda_device *d = device;
-    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % STREAMS], *event = NULL;
+    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event = NULL;
     int code = WITHIN(d, cuda->cuEventCreate(&event, CUDA_EVENT_NO_TIMING));
     if (!code)
         code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));

@@ -5,6 +5,7 @@
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads
+ *   look.c   which GPUs there are
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
@@ -63,6 +64,10 @@ struct gpu_backend {
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 };
 extern const struct gpu_backend gpu_host, gpu_cuda;
+
+/* --- look.c --- */
+/* The GPU of that name, which is usable; NULL: the first that is. -ENODEV, with a sentence: there is none. */
+int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as its arenas know it. */
 struct gpu_place {
