@@ -301,6 +301,33 @@ FAKE(cuStreamSynchronize(void *stream))
     (void)stream;
     return OK;
 }
+FAKE(cuStreamWaitEvent(void *stream, void *event, unsigned flags))
+{
+    (void)stream, (void)event, (void)flags;
+    return OK;
+}
+FAKE(cuModuleLoadData(void **module, const void *image)) /* it runs no kernels */
+{
+    (void)module, (void)image;
+    return NOT_SUPPORTED;
+}
+FAKE(cuModuleUnload(void *module))
+{
+    (void)module;
+    return OK;
+}
+FAKE(cuModuleGetFunction(void **function, void *module, const char *name))
+{
+    (void)function, (void)module, (void)name;
+    return NOT_SUPPORTED;
+}
+FAKE(cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
+                    unsigned shared, void *stream, void **arguments, void **extra))
+{
+    (void)function, (void)x, (void)y, (void)z, (void)threads, (void)threads_y, (void)threads_z, (void)shared;
+    (void)stream, (void)arguments, (void)extra;
+    return NOT_SUPPORTED;
+}
 FAKE(cuEventCreate(void **event, unsigned flags))
 {
     (void)flags;
