@@ -20,6 +20,7 @@ static const struct command commands[] = {
     {"run", "start a program on every node of a cluster", cli_run},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
     {"devices", "show the RDMA devices of this host, and how weft would use each", cli_devices},
+    {"gpus", "show the GPUs of this host, and how weft can use each", cli_gpus},
     {"plan", "compute how many regions and queue pairs a traffic pattern needs", cli_plan},
     {"doctor", "find what prevents RDMA on this host, and say how to repair it", cli_doctor},
     {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
