@@ -457,8 +457,9 @@ WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_re
 {
     weft_device_op op;
     int rc = weft_device_post(d, q, true, &op);
-    if (rc == 0)
-        rc = weft_device_wait(d, &op);
+    if (rc)
+        return rc; /* there is no op */
+    rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
         weft_device_leave(d, &op); /* unless the operation itself ended so */
     if (rc == 0 && old)
