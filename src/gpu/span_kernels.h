@@ -84,6 +84,14 @@ WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_join(struct kernel_wc_piece a, s
     return a;
 }
 
+WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_join_all(const struct kernel_wc_piece *part, uint32_t n)
+{
+    struct kernel_wc_piece all = part[0];
+    for (uint32_t i = 1; i < n; i++)
+        all = span_wc_join(all, part[i]);
+    return all;
+}
+
 WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_count(const struct span_chunk *c, uint32_t from)
 {
     uint32_t to = span_least(from + SPAN_GRAIN, c->len), lines = 0, ended = 0;
@@ -108,20 +116,22 @@ WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_count(const struct span_chunk *c
     return p;
 }
 
+/* A block's parts are joined in two steps: by SPAN_JOINERS threads, each of as many neighbours, then by one. */
+#define SPAN_JOINERS 16u
+
 SPAN_KERNEL(span_wc)
 {
-    SPAN_SHARED struct kernel_wc_piece part[SPAN_THREADS];
+    SPAN_SHARED struct kernel_wc_piece part[SPAN_THREADS], joined[SPAN_JOINERS];
     SPAN_EACH (t)
         part[t] = span_wc_count(&c, SPAN_BLOCK * SPAN_BLOCK_BYTES + t * SPAN_GRAIN);
-    for (uint32_t step = 1; step < SPAN_THREADS; step *= 2) {
-        SPAN_SYNC();
-        SPAN_EACH (t)
-            if (t % (2 * step) == 0)
-                part[t] = span_wc_join(part[t], part[t + step]);
-    }
+    SPAN_SYNC();
+    SPAN_EACH (t)
+        if (t < SPAN_JOINERS)
+            joined[t] = span_wc_join_all(part + t * (SPAN_THREADS / SPAN_JOINERS), SPAN_THREADS / SPAN_JOINERS);
+    SPAN_SYNC();
     SPAN_EACH (t)
         if (t == 0)
-            ((struct kernel_wc_piece *)(void *)c.result)[SPAN_BLOCK] = part[0];
+            ((struct kernel_wc_piece *)(void *)c.result)[SPAN_BLOCK] = span_wc_join_all(joined, SPAN_JOINERS);
 }
 
 /* --- histogram --- */
