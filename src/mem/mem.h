@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * mem: the pool. One range of virtual memory, backed by shared memory that peers of the same host can map,
- * and the allocator that hands out pieces of it. Offsets are from the start of the pool; what is below
- * `heap_offset` is never handed out (offset 0 is null; then come the words of the rooms above).
+ * mem: the pool and its allocator. The pool is one range of virtual memory over shared memory, which peers of the same host can map.
+ * Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and higher rooms keep
+ * their words there.
  *
- * All bookkeeping is in private memory: a peer that can write the pool cannot harm the allocator.
+ * All records of the allocator are in private memory, so a peer that writes to the pool cannot damage them.
  */
 #ifndef WEFT_MEM_H
 #define WEFT_MEM_H
 
 #include "base/base.h"
 
-#define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* one memory region each, at most */
+#define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* largest part of the pool that is registered as one memory region */
 #define MEM_EXTENT_BYTES  (UINT64_C(64) << 10)
 #define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* size classes up to here, extents above */
 #define MEM_ALIGN_MAX     (UINT64_C(2) << 20)
@@ -19,9 +19,8 @@
 struct mem_pool;
 
 struct mem_options {
-    uint64_t bytes;       /* rounded up to extents; refused (-ENOMEM) when the machine has less available */
-    uint64_t heap_offset; /* bytes at the start that the allocator leaves alone; rounded up to extents, at
-                             least one */
+    uint64_t bytes;       /* rounded up to extents; -ENOMEM if the machine has less memory available */
+    uint64_t heap_offset; /* bytes at the start that the allocator does not use; rounded up to extents, at least one extent */
     bool huge, lock, prefault;
 };
 
@@ -31,25 +30,24 @@ struct mem_stats {
 };
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
-/* Only the allocator, for memory that the processor cannot touch: there is no base and no descriptor. The first extent is never handed out.
- */
+/* Create only the allocator, for memory that the processor cannot access: there is no base and no descriptor. The first extent is never
+ * used. */
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes);
-void mem_pool_destroy(struct mem_pool *pool); /* no other thread may be in it */
+void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the pool */
 
-/* As weft_alloc_aligned() and weft_free() have it; an `align` of 0 to 16 asks for nothing. Any thread may
- * call. What threads keep for themselves of the blocks they freed is at most 8 MiB a thread and an eighth of
- * the pool together. Two threads that free one buffer at the same moment are not told apart. */
+/* See weft_alloc_aligned() and weft_free(). Blocks are always aligned to 16 bytes, so an `align` of 0 to 16 has no effect. Any thread may
+ * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. It is not detected for certain if two
+ * threads free the same buffer at the same time. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
-/* The same without an alignment, and with `origin` added to the offset: the caller's way of naming this
- * pool's memory needs no second look at the result. */
+/* The same without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
-/* Bytes usable at a live buffer's start; 0 when it is none. Tests ask it: nothing else shows what the pool takes an offset for. */
+/* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
 void *mem_base(const struct mem_pool *pool);
 uint64_t mem_bytes(const struct mem_pool *pool);
-int mem_fd(const struct mem_pool *pool); /* stays the pool's */
+int mem_fd(const struct mem_pool *pool); /* the pool keeps ownership */
 void mem_stat(struct mem_pool *pool, struct mem_stats *out);
 
 #endif
