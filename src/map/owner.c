@@ -376,6 +376,7 @@ int map_owner_run(struct map_job *job)
     job->over = true;
     weft_queue_shutdown(job->queue);
     map_slots_join(job);
+    map_gpu_close(job);
     if (job->apart)
         map_apart_wait(job, home_unsure);
     else
