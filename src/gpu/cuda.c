@@ -59,6 +59,8 @@ static void cuda_close(void *device)
         if (s)
             (void)WITHIN(d, cuda->cuStreamDestroy_v2(s));
     }
+    for (uint32_t i = 0; i < d->events; i++)
+        (void)WITHIN(d, cuda->cuEventDestroy_v2(d->event[i]));
     (void)cuda->cuDevicePrimaryCtxRelease_v2(d->device);
     free(d);
 }
@@ -276,17 +278,38 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
     return cuda_failed(code, "mapping another node's arena");
 }
 
+static int event_take(struct cuda_device *d, void **event)
+{
+    *event = NULL;
+    base_spin_lock(&d->event_lock);
+    if (d->events)
+        *event = d->event[--d->events];
+    base_spin_unlock(&d->event_lock);
+    return *event ? 0 : WITHIN(d, cuda->cuEventCreate(event, CUDA_EVENT_NO_TIMING));
+}
+
+static void event_give(struct cuda_device *d, void *event)
+{
+    base_spin_lock(&d->event_lock);
+    bool kept = d->events < CUDA_EVENTS;
+    if (kept)
+        d->event[d->events++] = event;
+    base_spin_unlock(&d->event_lock);
+    if (!kept)
+        (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+}
+
 static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
 {
     struct cuda_device *d = device;
-    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event = NULL;
-    int code = WITHIN(d, cuda->cuEventCreate(&event, CUDA_EVENT_NO_TIMING));
+    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event;
+    int code = event_take(d, &event);
     if (!code)
         code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));
     if (!code)
         code = WITHIN(d, cuda->cuEventRecord(event, stream));
     if (code && event)
-        (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+        event_give(d, event);
     *ticket = (uint64_t)(uintptr_t)event;
     return cuda_failed(code, "copying to or from the GPU");
 }
@@ -298,7 +321,7 @@ static int cuda_copied(void *device, uint64_t ticket)
     int code = WITHIN(d, cuda->cuEventQuery(event));
     if (code == CUDA_NOT_READY)
         return -EINPROGRESS;
-    (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+    event_give(d, event);
     return cuda_failed(code, "copying to or from the GPU");
 }
 
