@@ -3,6 +3,7 @@
  * The back end `cuda`: CUDA's driver through dlopen, in the device's primary context, which the CUDA runtime uses too.
  */
 #include "gpu/cuda_device.h"
+#include "gpu/cuda_lanes.h"
 #include "gpu/gpu.h"
 
 #include <stdio.h>
@@ -347,4 +348,11 @@ const struct gpu_backend gpu_cuda = {
     .copy = cuda_copy,
     .copied = cuda_copied,
     .atomic = cuda_atomic,
+    .load = cuda_lanes_load,
+    .unload = cuda_lanes_unload,
+    .lane_open = cuda_lanes_open,
+    .lane_close = cuda_lanes_close,
+    .lane_copy = cuda_lanes_copy,
+    .launch = cuda_lanes_launch,
+    .lane_done = cuda_lanes_done,
 };

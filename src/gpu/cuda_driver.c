@@ -56,6 +56,11 @@ static const struct {
     FUNCTION(cuEventDestroy_v2),
     FUNCTION(cuEventRecord),
     FUNCTION(cuEventQuery),
+    FUNCTION(cuModuleLoadData),
+    FUNCTION(cuModuleUnload),
+    FUNCTION(cuModuleGetFunction),
+    FUNCTION(cuStreamWaitEvent),
+    FUNCTION(cuLaunchKernel),
     FUNCTION(cuGetErrorName),
 };
 

@@ -73,6 +73,11 @@ struct cuda_driver {
     int (*cuEventDestroy_v2)(void *);
     int (*cuEventRecord)(void *, void *);
     int (*cuEventQuery)(void *);
+    int (*cuModuleLoadData)(void **, const void *);
+    int (*cuModuleUnload)(void *);
+    int (*cuModuleGetFunction)(void **, void *, const char *);
+    int (*cuStreamWaitEvent)(void *, void *, unsigned);
+    int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*cuGetErrorName)(int, const char **);
 };
 
