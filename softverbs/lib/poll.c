@@ -70,7 +70,7 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
     cq->look_again = 0;
 }
 
-/* What else polling a completion does. */
+/* The effects of polling a completion: its slots become free, and a queue pair whose receive failed goes to ERR. */
 static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);

@@ -5,7 +5,7 @@
  *
  * A process can join only one fabric, so each group of tests runs in a child process on a fabric of its own.
  *
- * Over 600 lines, because the groups share one device and one set of attributes, which each of them changes in one place.
+ * Over 600 lines: the groups share one device and one set of attributes, which each of them changes in one place.
  */
 #include "lib/lib.h"
 
