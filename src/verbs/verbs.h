@@ -82,7 +82,8 @@ struct verbs_traits {
     bool heap;               /* memory from malloc() can be registered */
     enum ibv_mtu mtu;
 };
-/* From the device's answers and what is known of its transport. `transport` is ibv_device.transport_type. Pure. */
+/* Makes the traits from the device's answers and from what is known about its transport. `transport` is ibv_device.transport_type. Has no
+   side effects. */
 void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device, const struct ibv_port_attr *port,
                        bool has_dmabuf);
 
@@ -177,7 +178,7 @@ struct verbs_regions {
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
-/* -ENOSPC when it needs more regions than `budget` (0: the traits'), with a sentence that says how many and what to do. */
+/* -ENOSPC if it needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
    `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP with a sentence
