@@ -27,7 +27,7 @@ struct verbs_library {
     struct ibv_context *(*open_device)(struct ibv_device *device);
     int (*close_device)(struct ibv_context *context);
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills the old, smaller struct */
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills in the older, smaller structure */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
     /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
@@ -195,7 +195,8 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
 /* Makes a completion queue and its channel on a device that is in use. If it fails, with a sentence, the caller still calls
    verbs_cq_destroy() to free what was made. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
-void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d); /* NULLs allowed, and set */
+/* *cq and *channel may be NULL; sets both to NULL */
+void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d);
 /* takes the events that have come from the channel */
 void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d);
 
