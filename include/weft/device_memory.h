@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft/device.h is made of, and what differs between CUDA and C: loads and stores with the order they need, atomics of the device,
- * the clock, a pause. "Own" memory is the device's alone; the other memory is the host's, and the node reads or writes it, too.
+ * The building blocks of weft/device.h, which differ between CUDA and C: ordered loads and stores, atomics of the device, the clock, a
+ * pause. "Own" memory is used by the device alone; the other memory is the host's, which the node reads or writes, too.
  */
 #ifndef WEFT_DEVICE_MEMORY_H
 #define WEFT_DEVICE_MEMORY_H
@@ -21,19 +21,20 @@
 extern "C" {
 #endif
 
-/* 16 bytes that arrive together. */
+/* 16 bytes that are stored and loaded together. */
 typedef struct weft_device_cell {
     uint64_t low, high;
 } __attribute__((aligned(16))) weft_device_cell;
 
 #if defined(__CUDACC__)
-WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p) /* of memory that the other side writes: what was written before it is seen */
+/* loads from memory that the other side writes; acquire: sees what was written before it */
+WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p)
 {
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory, without an order */
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from the device's own memory, without an order */
 {
     uint64_t v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -60,7 +61,7 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* from 0 to 1; others see it before what follows */
+WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* changes the word from 0 to 1; other threads see that before what follows */
 {
     return atomicCAS(p, 0u, 1u) == 0;
 }
@@ -68,7 +69,7 @@ WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns the former value */
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
 }
@@ -82,7 +83,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expec
     *raised = flag_was == 0;
     return was;
 }
-WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns the former value */
 {
     return atomicAdd((unsigned long long *)p, (unsigned long long)more);
 }
@@ -95,19 +96,20 @@ WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t 
 {
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*low), "=l"(*high) : "l"(c) : "memory");
 }
-WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on comes after the cell that it has seen */
+WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on is read after the cell */
 {
     __threadfence_system();
 }
-WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
+/* the cells that follow become visible after everything that this thread has written or seen before */
+WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     __threadfence_system();
 }
-WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* in memory that the other side reads; without an order */
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to memory that the other side reads, without an order */
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* What is read after this comes after the words. */
+/* What is read after this is read after the words. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
@@ -120,23 +122,25 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
-/* A look at the host's memory takes longer than the host needs to answer. One that comes a moment too soon costs a whole second one. */
+/* How long to pause between two reads of the host's memory. A read takes longer than the host needs to answer, so one that comes a moment
+   too soon costs a whole second read. */
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
     for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
-#define WEFT_DEVICE_LOOKS 16u /* before a wait reads the clock, and sleeps between looks */
+#define WEFT_DEVICE_LOOKS 16u /* reads before a wait reads the clock, and sleeps between reads */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
 }
 #else
-WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p) /* of memory that the other side writes: what was written before it is seen */
+/* loads from memory that the other side writes; acquire: sees what was written before it */
+WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* of the device's own memory */
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from the device's own memory */
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
@@ -156,7 +160,7 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* from 0 to 1; others see it before what follows */
+WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* changes the word from 0 to 1; other threads see that before what follows */
 {
     uint32_t down = 0;
     return __atomic_compare_exchange_n(p, &down, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -165,7 +169,7 @@ WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns the former value */
 {
     (void)__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return expected;
@@ -176,7 +180,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expec
     *raised = weft_device_raise_flag(flag);
     return weft_device_swap_own(p, expected, desired);
 }
-WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
+WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns the former value */
 {
     return __atomic_fetch_add(p, more, __ATOMIC_ACQ_REL);
 }
@@ -190,19 +194,20 @@ WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t 
     *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_finish(), which stores `low` before */
     *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
 }
-WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on comes after the cell that it has seen */
+WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on is read after the cell */
 {
     /* weft_device_load_cell() acquires */
 }
-WEFT_DEVICE_CALL void weft_device_publish(void) /* the cells that follow are seen after all that this thread wrote or saw before */
+/* the cells that follow become visible after everything that this thread has written or seen before */
+WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     /* weft_device_store_cell() releases */
 }
-WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* in memory that the other side reads; without an order */
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to memory that the other side reads, without an order */
 {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
-/* What is read after this comes after the words. */
+/* What is read after this is read after the words. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++) { /* pairs with the releases in fill_slot() */
@@ -213,7 +218,7 @@ WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
 }
-/* A clock that only goes forward; and letting others have the processor. */
+/* A clock that never goes back; and a call that yields the processor. */
 WEFT_API int64_t weft_device_now_ns(void);
 WEFT_API void weft_device_pause(void);
 #endif

@@ -10,8 +10,8 @@
  * that returns an error has started nothing, unless its comment says otherwise: the op is not pending and may be used again at once.
  * An address that does not exist (no such node, space or range) is -EFAULT before anything happens.
  *
- * Backpressure. A call waits when too much is queued for its node, up to the node's default deadline; then it returns -ETIMEDOUT. While it
- * waits it delivers messages. The limits are, for each node:
+ * Backpressure. If too much is queued for the target node, a call waits for room, up to the node's default deadline; then it returns
+ * -ETIMEDOUT. While it waits it delivers messages. The limits are, for each node:
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
  * - tb: 1 MiB of messages, and 1 MiB of the rest.
@@ -59,7 +59,7 @@ typedef struct weft_op {
 WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* The same, but never wait for room: -EAGAIN, and weft_error() is left as it was. Such a call delivers messages first, so a loop that
+/* The same, but never wait for room: -EAGAIN, and weft_error() is unchanged. Such a call delivers messages first, so a loop that
  * only tries again makes progress.
  * Errors: -EAGAIN no room in the queue; -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED a device refused it, and it may or may not have happened (rc); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory
@@ -76,9 +76,9 @@ WEFT_API int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_
 WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op);
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
-/* Put, then add to the 8-byte word `signal` at the same node. Whoever sees the new word sees the bytes. Wakes weft_wait_until() there.
- * With `len` 0 only the signal is sent, and `dst` is not looked at. After an error the signal is not added, but over rc the bytes may be
- * put all the same: leave `src` alone until the next weft_flush().
+/* Put, then add to the 8-byte word `signal` at the same node. A reader that sees the new word sees the bytes, too. Wakes weft_wait_until()
+ * there. With `len` 0 only the signal is sent, and `dst` is ignored. After an error the signal is not added, but over rc the bytes may
+ * still be put: do not change `src` before the next weft_flush().
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned, or is not at the node of `dst`; -ECONNRESET the node is
  * gone; -ENETDOWN no route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, too much is queued;
  * -ENOMEM no memory to queue it. */
@@ -114,8 +114,8 @@ typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header,
  * Errors: -EINVAL no such id; -EDEADLK called from a handler. */
 WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg);
 
-/* Wait until all earlier operations of this node to `node` are complete and visible there. Messages have arrived then, but their handlers
- * may not have run.
+/* Wait until all earlier operations of this node to `node` are complete and visible there. Messages have then arrived, but their handlers
+ * may not have run yet.
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ECONNABORTED the link broke, and an operation without an op may or may not
  * have happened (rc, tb); -ETIMEDOUT not complete before the deadline; -EDEADLK it would wait in a handler. Of an operation on a GPU's
  * memory without an op: its own error, such as -EFAULT, no such address. */

@@ -32,19 +32,19 @@ typedef struct weft_kernel {
     size_t bytes;     /* sizeof(weft_kernel): tells a later library which fields there are */
     const char *name; /* as given to `weft map --kernel NAME[:ARG]` */
     const char *help; /* one line */
-    bool takes_arg;   /* it needs an argument: NAME:ARG */
-    bool whole_lines; /* it needs pieces that end at line ends; `weft map` refuses other cuts */
-    /* Do one piece. Runs on any node and thread, on several at a time; must not keep state. 0, or a negative errno. */
+    bool takes_arg;   /* the kernel needs an argument: NAME:ARG */
+    bool whole_lines; /* the kernel needs pieces that end at line ends; `weft map` refuses other cuts */
+    /* Processes one piece. May run on any node and on several threads at the same time; must not keep state. 0, or a negative errno. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
-    /* Optional, all three or none. Instead of being printed, the outputs of the pieces are folded into `state` in the order of the
-     * input. `state` has state_bytes, which are zero at first. `finish` prints the result. Both return 0 or a negative errno. */
+    /* These three are optional: set all or none. Instead of being printed, the outputs of the pieces are folded into `state` in the order
+     * of the input. `state` has state_bytes, which are zero at first. `finish` prints the result. Both return 0 or a negative errno. */
     size_t state_bytes;
     int (*fold)(void *state, const void *output, size_t len);
     int (*finish)(const void *state, weft_out *out);
 } weft_kernel;
 
-/* Add a kernel to those that weft_kernel_find() and weft_kernel_next() know in this process. It is not copied: keep it until the process
- * ends.
+/* Add a kernel to those that weft_kernel_find() and weft_kernel_next() know in this process. The weft_kernel is not copied: keep it
+ * until the process ends.
  * Errors: -EINVAL a field is missing or wrong; -EEXIST the name is taken; -ENOSPC 64 kernels were added already. */
 WEFT_API int weft_kernel_register(const weft_kernel *kernel);
 

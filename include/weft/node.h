@@ -37,8 +37,8 @@ typedef struct weft_config {
     int64_t reconnect_ns;    /* how long to retry a broken RDMA link; negative: not at all (WEFT_RECONNECT) */
 } weft_config;
 
-/* Join the cluster. Blocks until every node has connected to every other, on all nodes alike, or until the join time-out. Then the error
- * names the nodes that are missing. `config` may be NULL. On an error *out is NULL and nothing is left behind.
+/* Join the cluster. On every node it blocks until every node has connected to every other, or until the join time-out. Then the
+ * error names the nodes that are missing. `config` may be NULL. On an error *out is NULL and nothing is left behind.
  * Errors: -EINVAL a setting or `config->bytes` is wrong, or the nodes do not agree; -E2BIG `config` has fields set that this library does
  * not know; -ETIMEDOUT nodes are missing, or nobody listens; -EACCES the secret is wrong or missing; -ECONNRESET a node failed or ended
  * meanwhile; -ENOMEM the pool does not fit; -EHOSTUNREACH no transport to a node, or unknown host; -ENODEV, -ENETUNREACH a device or cable
@@ -50,9 +50,10 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
  * everything: the buffers of this node's pool are gone for the others too. NULL is allowed. No other thread may begin a call with `w`
  * during this call or after it. An error changes nothing.
  *
- * A Thunderbolt device keeps what a process did not free until the host restarts. weft frees that at exit() too, and at SIGTERM, SIGINT,
- * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU, where the program has left these at their default. At exec(), _exit(),
- * SIGKILL or a crash only a guard does (WEFT_GUARD): before exec(), call this.
+ * If a process ends without freeing the objects of a Thunderbolt device, the device keeps them until the host restarts. So weft also frees
+ * them at exit(), and at SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU, where the program has left these
+ * at their default. At exec(), _exit(), SIGKILL or a crash only a guard frees them (WEFT_GUARD): call
+ * weft_close() before exec().
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (not detected once another node is open,
  * which may have got the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);
@@ -69,8 +70,8 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * handler it must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install a membership callback, until weft_close(): it cannot be removed. There is room for at least 8. Nodes that went before are not
- * reported: ask weft_alive() afterwards.
+/* Install a membership callback, until weft_close(): it cannot be removed. There is room for at least 8. Nodes that left or died before
+ * are not reported: call weft_alive() afterwards.
  * Errors: -EINVAL no function; -ENOSPC too many callbacks are installed; -ENOMEM no memory for it. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);
 

@@ -64,7 +64,7 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }
 
-/* Time-outs are relative, in nanoseconds. 0 looks once and does not wait.
+/* Time-outs are relative, in nanoseconds. With 0 a call tries once and does not wait.
  *
  * Operations (put, get, atomics, messages, flush): WEFT_TIMEOUT_DEFAULT means the node's deadline, WEFT_DEADLINE, 30 s unless set.
  *

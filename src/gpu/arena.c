@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The arenas of this node and their allocators, and what this process reaches of others'.
+ * The arenas of this node and their allocators, and the arenas of other nodes that this process reaches.
  */
 #include "gpu/arena.h"
 
@@ -8,7 +8,7 @@
 
 void arena_ring(struct arenas *c)
 {
-    /* seq_cst: the thread says that it sleeps, and then looks at the bell */
+    /* seq_cst: the thread sets `sleeping`, and then reads the bell */
     atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
         base_futex_wake(&c->bell, 1);
@@ -52,7 +52,7 @@ static void dispose(struct gpu_arena *a)
     free(a);
 }
 
-/* --- what nodes know of each other's --- */
+/* --- telling other nodes --- */
 
 static bool all_know(void *arg)
 {
@@ -65,7 +65,8 @@ static bool all_know(void *arg)
     return true;
 }
 
-/* Then wait until all know it: who gets an address of it knows that it is one. A node that is stopped will, before it can use it. */
+/* Tells all nodes about an arena, and waits until all have confirmed. So a node that later gets an address of the arena knows it. A node
+   that is stopped handles the message before it can use such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
     struct arena_space m = {.space = a->space, .bytes = bytes, .kind = arena_kind(&a->place)};
@@ -92,7 +93,7 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     return 0;
 }
 
-/* --- this node's --- */
+/* --- arenas of this node --- */
 
 /* Under table_lock, for writing. */
 static void widen(struct arenas *c, const struct gpu_memory *m)
@@ -113,7 +114,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
         return base_fail(-ENOMEM, "no memory for an arena's record");
     a->place = *place;
     a->node = c->w->rank;
-    uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never handed out */
+    uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never allocated */
     int rc = place->backend->memory_open(place->device, whole, &a->memory);
     if (rc) {
         free(a);
@@ -218,7 +219,7 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
-/* relaxed: who has an address of an arena knows that it was opened */
+/* relaxed: a thread that has an address of an arena knows that it was opened */
 static bool may_be_own(const struct arenas *c, const void *p)
 {
     uint64_t at = (uint64_t)(uintptr_t)p;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread that takes the steps of jobs and requests, and the way in: what the fabric hands over.
+ * The thread that takes the steps of jobs and requests, and the functions that the fabric calls.
  */
 #include "gpu/arena.h"
 
@@ -10,14 +10,15 @@
 
 #define NAP_LEAST_NS (5 * WEFT_US)
 #define NAP_MOST_NS  WEFT_MS
-#define NAP_SHARE    64 /* a nap lasts this part of the time for which nothing has moved, so it delays an end by no more than that part */
+/* a nap lasts at most 1/64 of the time for which nothing has moved, so it delays the end of a copy by at most that part */
+#define NAP_SHARE 64
 
 static struct arenas *arenas_of(struct weft_node *w)
 {
     return gpu_arenas_of(w);
 }
 
-/* False: another thread is at it, or nothing moved. */
+/* False: another thread is taking a step, or nothing moved. */
 static bool arena_step(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
@@ -33,7 +34,7 @@ static void *carrier_run(void *arg)
     struct arenas *c = arg;
     int64_t last = 0;
     (void)fab_nowait(true);
-    base_wake_in_time(WEFT_US); /* copies take microseconds, and nothing but a look tells that one is done */
+    base_wake_in_time(WEFT_US); /* copies take microseconds, and only a look shows that one is done */
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
         uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
         bool moved = share_step(c);
@@ -66,7 +67,7 @@ static int carrier_start(struct arenas *c)
         return 0;
     int rc = 0;
     pthread_mutex_lock(&c->start_lock);
-    if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* somebody asks for what there never was, or is no more */
+    if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* the thread has been told to end */
         rc = base_fail(-ECONNRESET, "this node is being closed");
     } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
         if (!c->piece && !(c->piece = job_table()))
@@ -79,7 +80,7 @@ static int carrier_start(struct arenas *c)
     return rc;
 }
 
-/* --- the way in --- */
+/* --- operations that the fabric passes on --- */
 
 static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
 {
@@ -87,7 +88,7 @@ static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
     int rc = job_begin(c, j, op);
     if (rc)
         return rc;
-    if (!fab_in_handler()) { /* the first step now: no other thread has to wake up for it */
+    if (!fab_in_handler()) { /* take the first step here, so that no other thread must wake up for it */
         bool before = fab_nowait(true);
         (void)arena_step(c);
         fab_nowait(before);
@@ -195,7 +196,7 @@ static const struct fab_arenas hooks = {
     .stat = carrier_stat,
 };
 
-/* --- making and unmaking --- */
+/* --- making and freeing --- */
 
 static void on_ask(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
 {
@@ -270,7 +271,7 @@ int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr
     return arena_alloc(c, space, bytes, out);
 }
 
-/* `place`: only of what that GPU reaches. */
+/* `place` (may be NULL): finds only memory that this GPU reaches. */
 static void *find(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
 {
     struct gpu_arena *a = NULL;

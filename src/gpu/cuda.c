@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Which of the others it reaches over NVLink: there atomics of one GPU on the memory of another are ones; over PCIe they are not. */
+/* The other GPUs that this GPU reaches over NVLink. There, atomics of one GPU on the memory of another are atomic; over PCIe they are
+   not. */
 static uint64_t nvlink_peers(int index, int count)
 {
     uint64_t peers = 0;
@@ -154,7 +155,7 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
     return rc;
 }
 
-/* A kernel that traps ends its context: from then on every call there fails. */
+/* A kernel that traps makes its context unusable: from then on every call there fails. */
 static int cuda_check(void *device)
 {
     size_t available, all;
@@ -189,7 +190,7 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    struct cuda_device *d = device; /* a stream that waits for no kernel: one may run as long as the program */
+    struct cuda_device *d = device; /* a stream that does not wait for kernels, which may run as long as the program */
     int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
@@ -203,7 +204,7 @@ static struct cuda_allocation arena_kind(const struct cuda_device *d)
     return (struct cuda_allocation){.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, d->device}};
 }
 
-/* Addresses for memory that there is, and the right of this GPU to use it. */
+/* Maps existing memory at new addresses, and gives this GPU access to it. */
 static int map_handle(struct cuda_device *d, struct gpu_memory *m)
 {
     cuda_ptr at = 0;
@@ -257,7 +258,7 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
     if (!code && WITHIN(d, cuda->cuMemExportToShareableHandle(&m.fd, m.handle, CUDA_HANDLE_FD, 0)))
-        m.fd = -1; /* other processes do without */
+        m.fd = -1; /* other processes cannot map it */
     if (code) {
         cuda_memory_close(d, &m);
         return cuda_failed(code, "mapping an arena");
@@ -331,7 +332,7 @@ static int copy_word(struct cuda_device *d, void *to, const void *from)
     return code ? code : WITHIN(d, cuda->cuStreamSynchronize(d->word));
 }
 
-/* By the processor, between two copies: the caller sees to it that there is only one at a time. */
+/* The processor does it, between two copies; the caller makes sure that there is only one at a time. */
 static int cuda_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
 {
     uint64_t value;

@@ -19,15 +19,15 @@ static inline int cuda_failed(int code, const char *what)
 struct cuda_device {
     int device;
     void *context;
-    void *stream[CUDA_STREAMS]; /* of copies, in turn: both directions go at a time */
-    void *word;                 /* the stream of atomics */
+    void *stream[CUDA_STREAMS]; /* streams for copies, used in turn, so that both directions can run at the same time */
+    void *word;                 /* the stream for atomics */
     _Atomic uint32_t turn;
     base_spin event_lock;
     void *event[CUDA_EVENTS]; /* events that are not in use: making one takes as long as a small copy */
     uint32_t events;
 };
 
-/* A call in the device's context, whatever context the thread has. */
+/* Makes a call in the device's context, whatever the thread's context is. */
 #define WITHIN(d, call)                                      \
     ({                                                       \
         void *before_;                                       \

@@ -140,7 +140,7 @@ void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room)
         snprintf(out, room, "CUDA's driver does not start (CUDA %d): dmesg may have the reason (NVRM)", f->code);
 }
 
-#define OLDEST "10.2" /* that has all functions which weft needs */
+#define OLDEST "10.2" /* the oldest version that has all functions that weft needs */
 
 static void cuda_say(const char *format, ...) BASE_PRINTF(1, 2);
 static void cuda_say(const char *format, ...)

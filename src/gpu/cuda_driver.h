@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * CUDA's driver, loaded at run time into one table of functions. Its numbers and structures are written out here: none of its headers is
+ * CUDA's driver, loaded at run time into one table of functions. Its constants and structures are defined here, so CUDA's headers are not
  * needed to build.
  */
 #ifndef WEFT_GPU_CUDA_DRIVER_H
@@ -37,7 +37,7 @@ _Static_assert(sizeof(struct cuda_allocation) == 32 && sizeof(struct cuda_access
 typedef unsigned long long cuda_ptr;
 struct cuda_driver {
     void *library;
-    char why[160]; /* it cannot be used, as a sentence without an end; "": it can */
+    char why[160]; /* why it cannot be used, as a sentence without a full stop; "": it can be used */
     int (*cuInit)(unsigned);
     int (*cuDeviceGetCount)(int *);
     int (*cuDeviceGet)(int *, int);
@@ -81,7 +81,7 @@ struct cuda_driver {
     int (*cuStreamWaitEvent)(void *, void *, unsigned);
     int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*cuGetErrorName)(int, const char **);
-    /* These an older driver does not have: NULL. */
+    /* Functions that older drivers do not have: NULL there. */
     int (*cuDriverGetVersion)(int *);
     int (*cuDeviceGetP2PAttribute)(int *, int, int, int);
     int (*cuMemHostAlloc)(void **, size_t, unsigned);
@@ -90,21 +90,21 @@ struct cuda_driver {
     int (*cuMemGetHandleForAddressRange)(void *, cuda_ptr, size_t, int, unsigned long long);
 };
 
-extern struct cuda_driver gpu_cuda_driver; /* written by gpu_cuda_usable() alone, the first time */
+extern struct cuda_driver gpu_cuda_driver; /* written only by the first gpu_cuda_usable() */
 
-/* Loads it, once. False: `gpu_cuda_driver.why` says why it cannot be used. */
+/* Loads the driver, once. False: `gpu_cuda_driver.why` says why it cannot be used. */
 bool gpu_cuda_usable(void);
 const char *gpu_cuda_error_name(int code);
 
-/* Why the driver does not start, from what it said and what this machine is like. */
+/* What explains that the driver does not start. */
 struct cuda_facts {
-    int code;            /* of cuInit() */
-    bool module;         /* the kernel has NVIDIA's */
-    char version[32];    /* of that module; "": not known */
-    int control;         /* errno of opening /dev/nvidiactl; 0: it opens */
+    int code;            /* the result of cuInit() */
+    bool module;         /* NVIDIA's kernel module is loaded */
+    char version[32];    /* the version of that module; "": unknown */
+    int control;         /* errno of opening /dev/nvidiactl; 0: it can be opened */
     const char *visible; /* CUDA_VISIBLE_DEVICES; NULL: not set */
 };
 void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room);
-void gpu_cuda_facts(const char *root, struct cuda_facts *out); /* under a folder: "" is this machine */
+void gpu_cuda_facts(const char *root, struct cuda_facts *out); /* collects the facts below the folder `root`; "" is this machine */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels of weft's own on the back end `cuda`. A lane is a stream, and an event behind its last kernel.
+ * Launches weft's own kernels on the back end `cuda`. A lane is a stream, and an event behind its last kernel.
  */
 #include "gpu/cuda_lanes.h"
 #include "gpu/cuda_device.h"
@@ -78,7 +78,7 @@ int cuda_lanes_copy(void *device, void *lane, void *to, const void *from, size_t
         "copying to the GPU");
 }
 
-/* All in one visit of the context. */
+/* Runs inside one WITHIN call, so the context is made current only once. */
 static int launch(const struct lane *l, const struct lane *after, void *function, uint32_t blocks, uint32_t threads, void *arg)
 {
     int code = after ? cuda->cuStreamWaitEvent(l->stream, after->event, 0) : 0;

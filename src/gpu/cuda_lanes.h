@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels of weft's own on the back end `cuda`: see struct gpu_backend.
+ * Launches weft's own kernels on the back end `cuda`: see struct gpu_backend.
  */
 #ifndef WEFT_GPU_CUDA_LANES_H
 #define WEFT_GPU_CUDA_LANES_H

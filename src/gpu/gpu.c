@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opening and closing: a GPU's back end, its rings in the host's memory, what kernels need in the device's, and the thread that serves it.
+ * Opening and closing a GPU: its back end, its rings in the host's memory, what kernels need in the device's memory, and the thread that
+ * serves it.
  */
 #include "gpu/ring.h"
 
@@ -16,13 +17,13 @@ struct weft_gpu {
     struct weft_node *w;
     const struct gpu_backend *backend;
     void *device;
-    bool opened;              /* the back end */
-    uint32_t rings, attached; /* of them: reached by the device */
+    bool opened;              /* the back end is open */
+    uint32_t rings, attached; /* rings; how many of them the device can reach */
     struct gpu_ring *ring;
     struct gpu_server *server;
     struct gpu_workers workers;
-    weft_device here; /* as kernels have it */
-    void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
+    weft_device here; /* the kernels' copy is made from this */
+    void *own;        /* the kernels' memory: `there`, its tables, and words that only kernels write */
     weft_device *there;
     _Atomic uint64_t *notice; /* host memory: weft_device.notice */
     size_t notice_bytes;
@@ -34,7 +35,7 @@ struct weft_gpu {
     weft_gpu *next;
 };
 
-/* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
+/* The open GPUs of this process. A closed handle is freed memory; only this list shows that it is closed. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
 
@@ -68,7 +69,7 @@ static void gpu_close_device(weft_gpu *g)
 static void dismantle(weft_gpu *g)
 {
     if (atomic_load_explicit(&g->running, memory_order_acquire)) {
-        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs when its node is closed: what it uses stays in memory");
+        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs when its node is closed: its memory is not freed");
         return;
     }
     gpu_work_free(&g->workers);
@@ -84,7 +85,7 @@ static void dismantle(weft_gpu *g)
     free(g);
 }
 
-/* Have its kernels ended? Those of a persistent worker do so now, since it is closed. */
+/* Whether the kernels of the GPU have ended. Kernels of persistent workers end now, because the workers have been closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
     while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
@@ -95,8 +96,8 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     return true;
 }
 
-/* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings or need the device; or
- * a kernel is. */
+/* Ends the use of the GPU by kernels, by its thread and by the device. False: a kernel still runs, or operations are under way that write
+   to its rings or need the device. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     gpu_work_end(&g->workers);
@@ -122,7 +123,7 @@ static void close_one(weft_gpu *g, int64_t deadline)
         dismantle(g);
         return;
     }
-    base_log(BASE_LOG_WARN, "a GPU is closed while it is in use: how the requests of its kernels end nobody will learn");
+    base_log(BASE_LOG_WARN, "a GPU is closed while it is in use: its kernels will not get the results of their unfinished requests");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -137,7 +138,7 @@ static void gpu_enlist(weft_gpu *g)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* False: it is not open. */
+/* Takes the GPU off the list. False: it is not open. */
 static bool gpu_delist(const weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -151,7 +152,7 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* One of the node's, which counts as closed from now on. */
+/* Takes one of the node's GPUs off the list; it counts as closed from now on. */
 static weft_gpu *gpu_take(const struct weft_node *w)
 {
     pthread_mutex_lock(&open_lock);
@@ -218,7 +219,8 @@ int gpu_open(struct weft_node *w)
 
 /* --- opening --- */
 
-/* The kernels' memory: weft_device, then the tables, then what only kernels write, each ring's words on lines of their own. */
+/* The kernels' memory: weft_device, then the tables, then the words that only kernels write, those of each ring on cache lines of their
+   own. */
 struct layout {
     size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
@@ -281,14 +283,14 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
     return 0;
 }
 
-/* What the node tells kernels beside answers. */
+/* Makes the page that tells kernels which nodes are gone, and that the GPU is being closed (weft_device.notice). */
 static int make_notice(weft_gpu *g, const uint64_t **there)
 {
     uint64_t at;
     g->notice_bytes = base_round_up((2 + g->w->size / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
     void *memory = mmap(NULL, g->notice_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for what a GPU's kernels are told");
+        return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone");
     g->notice = memory;
     int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
     g->notice_attached = rc == 0;
@@ -401,7 +403,7 @@ const weft_device *weft_gpu_device(weft_gpu *g)
     return g->there;
 }
 
-/* A kernel begins: closing the GPU waits for its end. False: the GPU is not open. */
+/* Counts a kernel that begins: closing the GPU waits for its end. False: the GPU is not open. */
 static bool gpu_enter(weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -464,7 +466,7 @@ int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void
         atomic_store_explicit(&s->fn, fn, memory_order_release); /* pairs with start_record() */
     }
     pthread_mutex_unlock(&all->lock);
-    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service", number) : 0;
+    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service already", number) : 0;
 }
 
 int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The back end `host`: blocks are threads of this process, the device's memory is ours. It is always there, and what the others are
- * compared with.
+ * The back end `host`: blocks are threads of this process, and the device's memory is memory of this process. It is always available, and
+ * tests compare the other back ends with it.
  */
 #include "gpu/gpu.h"
 
@@ -77,7 +77,7 @@ static int host_fill(void *device, void *to, const void *from, size_t bytes)
 {
     (void)device;
     if (bytes == 8)
-        fab_copy_little(to, from, bytes); /* kernels may look at the word */
+        fab_copy_little(to, from, bytes); /* kernels may read the word meanwhile */
     else
         memcpy(to, from, bytes);
     return 0;
@@ -146,11 +146,11 @@ static int host_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint
 }
 
 struct block {
-    weft_device device; /* a copy, with the block's number */
+    weft_device device; /* a copy with the block's number */
     weft_gpu_kernel kernel;
     void *arg;
     pthread_t thread;
-    _Atomic uint32_t *go; /* 0: not all have been started; 1: they have; 2: they cannot be */
+    _Atomic uint32_t *go; /* 0: not all blocks have been started; 1: all have; 2: starting them failed */
 };
 
 static void *play(void *arg)
@@ -168,7 +168,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
 {
     (void)device;
     if (blocks > BLOCKS_MAX)
-        return base_fail(-EINVAL, "a kernel of %u blocks: the GPU `host` plays at most %u", blocks, BLOCKS_MAX);
+        return base_fail(-EINVAL, "a kernel of %u blocks: the GPU `host` runs at most %u", blocks, BLOCKS_MAX);
     struct block *b = calloc(blocks, sizeof *b);
     if (!b)
         return base_fail(-ENOMEM, "no memory for a kernel of %u blocks", blocks);
@@ -192,7 +192,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
               : 0;
 }
 
-/* --- kernels of weft's own: done at once, by two threads, so that blocks run beside each other here, too --- */
+/* --- kernels of weft's own: done before the launch returns, by two threads, so that blocks run concurrently here, too --- */
 
 static int host_load(void *device, const struct gpu_code *code, void **module)
 {

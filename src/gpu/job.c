@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What this node asks. A job is cut into pieces: one, where this process reaches the GPU's memory; else as many as the stage gives room
- * for, a few under way at a time. The word of an atomic, or of a signal, is a piece of its own, behind the bytes.
+ * Jobs of this node. A job is cut into pieces: one if this process reaches the GPU's memory; otherwise as many as the stage has room for, a
+ * few under way at a time. The word of an atomic or of a signal is a piece of its own, after the data.
  */
 #include "gpu/arena.h"
 
@@ -9,26 +9,27 @@
 
 enum piece_step {
     PIECE_FREE,
-    PIECE_FILL,    /* from a GPU to where it is sent from: under way */
-    PIECE_SEND,    /* the message to the owner */
-    PIECE_ANSWER,  /* the owner's is awaited */
-    PIECE_ARRIVES, /* the handler is at it */
+    PIECE_FILL,    /* copying from a GPU to the memory that is sent */
+    PIECE_SEND,    /* the message to the owner must be sent */
+    PIECE_ANSWER,  /* waiting for the owner's answer */
+    PIECE_ARRIVES, /* the handler of the answer is writing into it */
     PIECE_CAME,
-    PIECE_FABRIC, /* an operation on a pool, to be begun or under way */
-    PIECE_DRAIN,  /* to a GPU, or all the way: under way */
+    PIECE_FABRIC, /* an operation on a pool must begin, or is under way */
+    PIECE_DRAIN,  /* copying to a GPU, or between both ends */
     PIECE_DONE,
 };
 
 struct arena_piece {
     _Atomic uint32_t step;
-    uint64_t id; /* its place in the table is the low 8 bits */
+    uint64_t id; /* the low 8 bits are its index in the table */
     struct arena_job *job;
-    bool word; /* the atomic, not bytes */
+    bool word; /* the piece is the atomic, and has no data */
     bool started;
-    uint64_t from, length; /* of the job's bytes */
+    uint64_t from, length; /* the range of the job's data */
     struct stage_slot *slot;
-    uint8_t *at;     /* where its bytes are, between the ends: the slot's, `bytes`, or the near end itself; NULL: they are not staged */
-    weft_gaddr addr; /* of `at`, in the pool */
+    /* where its data is, between the two ends: in a slot of the stage, in `bytes`, or at the near end itself; NULL: it is not staged */
+    uint8_t *at;
+    weft_gaddr addr; /* the address of `at`, in the pool */
     struct arena_copy copy;
     weft_op op;
     int status;
@@ -53,13 +54,13 @@ static void piece_end(struct arena_piece *p, int status)
     go_to(p, PIECE_DONE);
 }
 
-/* --- beginning --- */
+/* --- beginning a piece --- */
 
 static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (c->pieces == ARENA_PIECES || (peer->pieces && peer->pieces >= ARENA_PIECES - c->pieces))
-        return NULL; /* no node takes more than it leaves */
+        return NULL; /* a node may use no more pieces than it leaves free */
     struct arena_piece *p = c->piece;
     while (step_of(p) != PIECE_FREE)
         p++;
@@ -91,7 +92,7 @@ static bool far_is_pool(const struct arena_job *j)
     return weft_gaddr_space(j->far) == 0;
 }
 
-/* Where the bytes are between the two ends. False: there is no room now. */
+/* Decides where the piece's data is between the two ends. False: there is no room now. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -115,7 +116,7 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     return true;
 }
 
-/* From the near end to where it goes on from. */
+/* Moves the data from the near end to the memory that is sent. */
 static void piece_fill(struct arena_job *j, struct arena_piece *p)
 {
     const uint8_t *near = j->near + p->from;
@@ -136,7 +137,8 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
 static void piece_direct(struct arena_job *j, struct arena_piece *p)
 {
     const struct gpu_place *near = j->near_arena ? &j->near_arena->place : NULL, *far = j->far_arena ? &j->far_arena->place : NULL;
-    const struct gpu_place *place = !near || (far && near->backend == &gpu_host) ? far : near; /* the processor reaches no other GPU's */
+    /* the processor cannot reach the memory of other GPUs */
+    const struct gpu_place *place = !near || (far && near->backend == &gpu_host) ? far : near;
     bool in = j->kind == JOB_GET;
     p->from = 0;
     p->length = j->length;
@@ -169,12 +171,12 @@ static void piece_word(struct arenas *c, struct arena_job *j, struct arena_piece
     }
 }
 
-/* The next piece of a job, if there is room. */
+/* Begins the next piece of a job, if there is room. */
 static bool job_begin_piece(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
     if (!bytes && j->pieces)
-        return false; /* the word comes behind the bytes */
+        return false; /* the word comes after the data */
     struct arena_piece *p = piece_take(c, j);
     int why = 0;
     if (!p)
@@ -217,17 +219,17 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
         .b = p->word ? j->b : 0,
         .atomic = p->word ? j->atomic : 0,
     };
-    if (p->word && j->length && fab_alive(c->w, j->node)) /* behind the bytes of a signal */
+    if (p->word && j->length && fab_alive(c->w, j->node)) /* after the data of a signal */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
-    go_to(p, PIECE_ANSWER); /* before the answer can come */
+    go_to(p, PIECE_ANSWER); /* set before the answer can come */
     bool bytes = m.kind == ASK_WRITE;
     int rc = fab_send(c->w, j->node, ARENA_HANDLER_ASK, &m, sizeof m, bytes ? p->bytes : NULL, bytes ? p->length : 0, NULL);
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
-            return;              /* an answer to what was not asked */
-        expected = PIECE_ANSWER; /* the handler looks at an answer that another node made up */
+            return;              /* an answer that nobody waits for */
+        expected = PIECE_ANSWER; /* a handler is checking an answer that another node has made up */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);
@@ -241,7 +243,7 @@ static void piece_await(struct arenas *c, struct arena_job *j, struct arena_piec
         p->status = -ECONNRESET;
 }
 
-/* To the near end. */
+/* Moves the data to the near end. */
 static void piece_drain(struct arena_job *j, struct arena_piece *p)
 {
     uint8_t *near = j->near + p->from;
@@ -286,7 +288,7 @@ static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_pie
     piece_drain(j, p);
 }
 
-/* A copy that was under way. */
+/* A copy has ended. */
 static void piece_copied(struct arena_job *j, struct arena_piece *p, bool fill)
 {
     int rc = arena_copied(&p->copy);
@@ -312,7 +314,7 @@ static void piece_look(struct arenas *c, struct arena_piece *p)
     }
 }
 
-/* --- the answer, in a handler --- */
+/* --- answers, in a handler --- */
 
 void job_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len)
 {
@@ -322,7 +324,7 @@ void job_answered(struct arenas *c, uint32_t from, const void *header, size_t he
     memcpy(&a, header, sizeof a);
     struct arena_piece *p = &c->piece[(a.id & 255) % ARENA_PIECES];
     uint32_t expected = PIECE_ANSWER;
-    /* Only the owner that was asked, and only while the answer is awaited: it writes `id` and `job` before it awaits one. */
+    /* Only the owner that was asked may answer, and only while the answer is awaited: `id` and `job` are written before that. */
     if (!atomic_compare_exchange_strong_explicit(&p->step, &expected, PIECE_ARRIVES, memory_order_acq_rel, memory_order_relaxed))
         return;
     if (p->id != a.id || p->job->node != from) {
@@ -346,12 +348,12 @@ static bool all_begun(const struct arena_job *j)
     return j->status || (j->begun == j->length && !j->word_left);
 }
 
-/* It is complete: take it off its list, and say so. */
+/* The job is complete: takes it off its list, and completes its op. */
 static void job_end(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (j->status == 0 && j->old)
-        *j->old = j->a; /* what was there: job_piece_done() */
+        *j->old = j->a; /* the former value: see job_piece_done() */
     if (j->status && !j->op) {
         int none = 0;
         atomic_compare_exchange_strong_explicit(&peer->failure, &none, j->status, memory_order_relaxed, memory_order_relaxed);
@@ -373,7 +375,7 @@ static void job_end(struct arenas *c, struct arena_job *j)
     if (peer->last == j)
         peer->last = before;
     peer->count--;
-    /* release: pairs with the acquire in carrier_flushed(); what the job wrote comes before */
+    /* release: pairs with the acquire in carrier_flushed(), which then sees what the job has written */
     atomic_store_explicit(&peer->oldest, peer->first ? peer->first->number : peer->begun, memory_order_release);
     base_spin_unlock(&c->lock);
     atomic_fetch_sub_explicit(&c->active, 1, memory_order_relaxed);
@@ -394,7 +396,7 @@ static void job_piece_done(struct arenas *c, struct arena_piece *p)
         job_end(c, j);
 }
 
-/* Begin what there is room for, in order. */
+/* Begins what there is room for, in order. */
 static bool peer_step(struct arenas *c, struct arena_peer *peer)
 {
     bool moved = false;
@@ -411,7 +413,7 @@ static bool peer_step(struct arenas *c, struct arena_peer *peer)
         base_spin_lock(&c->lock);
         peer->next = j->next;
         base_spin_unlock(&c->lock);
-        if (j->pieces == 0) /* nothing of it could be begun */
+        if (j->pieces == 0) /* no piece of it could begin */
             job_end(c, j);
     }
 }
@@ -436,7 +438,7 @@ bool job_step(struct arenas *c)
     return moved;
 }
 
-/* --- the way in --- */
+/* --- making jobs --- */
 
 struct arena_piece *job_table(void)
 {
@@ -460,12 +462,13 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
         rc = arena_known(c, j->word, 8);
     if (!rc && j->word_left && weft_gaddr_space(j->word) && own(c, j->word)) {
         struct gpu_arena *a;
-        rc = arena_enter(c, j->word, 8, &a, &at); /* it exists */
+        rc = arena_enter(c, j->word, 8, &a, &at); /* checks that the word exists */
         if (!rc)
             arena_leave(a);
     }
     if (!rc && j->length && !j->near_arena && c->w->arenas->owns(c->w, j->near))
-        rc = base_fail(-EFAULT, "%llu bytes at %p: the arena they begin in ends before", (unsigned long long)j->length, (void *)j->near);
+        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their arena", (unsigned long long)j->length,
+                       (void *)j->near);
     if (rc) {
         arena_leave(j->near_arena);
         arena_leave(j->far_arena);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which GPUs there are, of all back ends, and which of them is meant.
+ * Lists the GPUs of all back ends, and finds the one that a name means.
  */
 #include "gpu/gpu.h"
 
@@ -16,7 +16,7 @@ static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size
         snprintf(out, room, "%s:%u", b->name, index);
 }
 
-/* The GPU with that number of all; NULL: there are not so many. */
+/* Finds the GPU with that number, counted over all back ends; NULL: there are fewer. */
 static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft_gpu_info *info)
 {
     for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What other nodes ask of this node's arenas. The handler only keeps it; every field is checked before it is used. Large ones go through
- * the stage in turns, unless the asker's pool is mapped here.
+ * Requests of other nodes for this node's arenas. The handler only stores a request; every field is checked before it is used. Large
+ * requests go through the stage in turns, unless the requester's pool is mapped in this process.
  */
 #include "gpu/arena.h"
 
@@ -15,18 +15,18 @@ struct arena_request {
     enum request_step step;
     struct arena_message m;
     struct gpu_arena *arena;
-    uint8_t *at;   /* in the arena */
-    uint8_t *pool; /* the asker's, where it is mapped here */
-    uint64_t done; /* bytes */
+    uint8_t *at;   /* address in the arena */
+    uint8_t *pool; /* address of the requester's memory, if it is mapped here */
+    uint64_t done; /* bytes done */
     uint32_t turn; /* bytes under way */
     struct stage_slot *slot;
     struct arena_copy copy;
-    bool started; /* `op` */
+    bool started; /* `op` was started */
     weft_op op;
     int status;
     uint64_t value;
-    uint32_t len;    /* of `bytes` */
-    uint8_t bytes[]; /* WRITE, READ */
+    uint32_t len;    /* size of `bytes` */
+    uint8_t bytes[]; /* the data of WRITE, READ */
 };
 
 static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
@@ -51,7 +51,7 @@ void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t hea
 {
     struct arena_message m;
     if (header_len != sizeof m)
-        return; /* not from any weft */
+        return; /* no version of weft sends this: drop it */
     memcpy(&m, header, sizeof m);
     int rc = owner_check(&m, len);
     struct arena_peer *p = &c->peer[from];
@@ -110,7 +110,7 @@ static void request_new(struct arenas *c, struct arena_request *r)
     }
 }
 
-/* The next turn: PULL's bytes come from the asker, PUSH's from the arena. */
+/* Begins the next turn: PULL's data comes from the requester, PUSH's from the arena. */
 static void request_fetch(struct arenas *c, struct arena_request *r)
 {
     const struct arena_message *m = &r->m;
@@ -177,20 +177,21 @@ static void request_store(struct arenas *c, struct arena_request *r)
         r->step = REQUEST_FETCH;
 }
 
-/* True: it has been answered. */
+/* Answers the request. True: the answer was sent. */
 static bool request_end(struct arenas *c, struct arena_request *r)
 {
     if (!fab_alive(c->w, r->from))
         return true;
-    if (r->m.kind == ASK_PUSH) /* the answer does not overtake the bytes */
+    if (r->m.kind == ASK_PUSH) /* so that the answer does not overtake the data */
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
     struct arena_answer a = {.id = r->m.id, .status = r->status, .value = r->value};
     int rc = fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL);
-    return rc == 0 || rc == -ECONNRESET; /* else it is tried again: who asked waits for it as long as this node lives */
+    /* after any other error the answer is sent again later: the requester waits for it as long as this node lives */
+    return rc == 0 || rc == -ECONNRESET;
 }
 
-/* One look. True: it is over. */
+/* Takes a step. True: the request has ended. */
 static bool request_step(struct arenas *c, struct arena_request *r)
 {
     if (r->step == REQUEST_NEW)

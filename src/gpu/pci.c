@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs on PCI: what sysfs and the kernel's log say.
+ * GPUs on PCI: what sysfs and the kernel's log report about them.
  */
 #include "gpu/pci.h"
 
@@ -16,7 +16,7 @@
 
 /* --- one device --- */
 
-/* The first line of a file of the device, "" if there is none. */
+/* The first line of one of the device's files in sysfs; "" if there is none. */
 static const char *pci_text(const char *root, const char *address, const char *file, char out[64])
 {
     char path[PCI_ROOT_MAX + 128];
@@ -36,7 +36,8 @@ static uint32_t pci_number(const char *root, const char *address, const char *fi
     return (uint32_t)strtoul(pci_text(root, address, file, text), NULL, base);
 }
 
-/* "16.0 GT/s PCIe". 2.5, 5, 8, 16, 32, 64 billion transfers a second: generations 1 to 6; 0: not known, the link is down. */
+/* Reads a speed such as "16.0 GT/s PCIe". 2.5, 5, 8, 16, 32 and 64 billion transfers a second are PCIe generations 1 to 6. Returns 0 if it
+   is unknown, for example while the link is down. */
 static uint32_t pci_generation(const char *root, const char *address, const char *file)
 {
     static const double speeds[] = {2.5, 5, 8, 16, 32, 64};
@@ -48,7 +49,7 @@ static uint32_t pci_generation(const char *root, const char *address, const char
     return g;
 }
 
-/* A width that is not known is 255. */
+/* Reads the number of lanes. The kernel reports an unknown width as 255. */
 static uint32_t pci_lanes(const char *root, const char *address, const char *file)
 {
     uint32_t lanes = pci_number(root, address, file, 10);
@@ -78,7 +79,7 @@ static int by_address(const void *a, const void *b)
     return strcmp(((const struct pci_gpu *)a)->address, ((const struct pci_gpu *)b)->address);
 }
 
-/* Display controllers and processing accelerators; not the sound that many GPUs have beside. */
+/* Whether the device is a display controller or a processing accelerator. The sound device that many GPUs also have is neither. */
 static bool pci_is_gpu(const char *root, const char *address)
 {
     uint32_t class = pci_number(root, address, "class", 16) >> 16, vendor = pci_number(root, address, "vendor", 16);
@@ -102,7 +103,8 @@ uint32_t gpu_pci_list(const char *root, struct pci_gpu *out, uint32_t room)
 
 /* --- the tree --- */
 
-/* The bridges above a device and the device itself: "pci0000:16/0000:16:01.0/0000:17:00.0". False: it is on no PCI bus. */
+/* The path of a device: the bridges above it and the device, such as "pci0000:16/0000:16:01.0/0000:17:00.0". False: it is not on a PCI
+   bus. */
 static bool pci_path(const char *root, const char *link, char out[PATH_MAX])
 {
     char path[PCI_ROOT_MAX + 256], real[PATH_MAX];
@@ -113,7 +115,7 @@ static bool pci_path(const char *root, const char *link, char out[PATH_MAX])
     return at;
 }
 
-/* How many names two paths begin with that are the same, and how many there are behind those. */
+/* The number of names that two paths have in common at their beginning; `*apart` is the number of names after those, in both paths. */
 static uint32_t pci_common(const char *a, const char *b, uint32_t *apart)
 {
     uint32_t common = 0;
@@ -186,7 +188,8 @@ void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out)
 
 /* --- the kernel's log --- */
 
-/* "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00"; `other`: the line names another device. */
+/* Whether a line of the log names the device: "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00". `other`: the line names another
+   device. */
 static bool pci_named(const char *line, const char *address, bool *other)
 {
     char slot[16];
@@ -210,7 +213,7 @@ void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]
         about |= strstr(at, failures[i]) != NULL;
     if (other || !about || (!named && !strstr(at, "GSP") && !strstr(at, "RmInitAdapter")))
         return;
-    /* The driver's last words repeat only that it failed: what it said of the firmware tells more. */
+    /* The driver's last lines repeat only that the start failed; its line about the firmware says more. */
     if (strstr(said, "GSP") && !strstr(at, "GSP") && !strstr(at, "Xid"))
         return;
     size_t n = 0;
@@ -231,7 +234,7 @@ void gpu_pci_log(const char *root, const char *address, char said[PCI_SAID])
             close(fd);
         return;
     }
-    setvbuf(f, NULL, _IOFBF, 16384); /* a record of the log is read whole, or not at all */
+    setvbuf(f, NULL, _IOFBF, 16384); /* one read returns one whole record of the log, or fails if the buffer is too small */
     for (;;) {
         if (fgets(line, sizeof line, f)) {
             gpu_pci_log_line(line, address, said);
@@ -244,7 +247,7 @@ void gpu_pci_log(const char *root, const char *address, char said[PCI_SAID])
     fclose(f);
 }
 
-/* --- why not --- */
+/* --- why a GPU is not usable --- */
 
 #define SAY(out, ...) snprintf(out, sizeof(out), __VA_ARGS__)
 

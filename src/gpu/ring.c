@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Making and unmaking a ring of requests.
+ * Making and freeing a ring of requests.
  */
 #include "gpu/ring.h"
 

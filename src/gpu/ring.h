@@ -1,50 +1,51 @@
 /* SPDX-License-Identifier: MIT
  *
- * A ring of requests: the node reads what kernels write, and answers. Nothing that stands in a slot is believed: what is read once is
- * checked, and then used. tests/model/device_ring.pml has the protocol. What runs for each request stands here, to be inlined.
+ * A ring of requests: the node reads what kernels write, and answers. Slots are not trusted: each word is read once, checked, and then
+ * used. tests/model/device_ring.pml is the protocol's model. The functions that run for each request are here, so that they are inlined.
  */
 #ifndef WEFT_GPU_RING_H
 #define WEFT_GPU_RING_H
 
 #include "gpu/gpu.h"
 
-/* A request that has arrived, until it is done. It has the number of its first slot. */
+/* A request, from its arrival until it is done. Its number is that of its first slot. */
 struct gpu_request {
     uint32_t kind, slots;
-    bool answer; /* is wanted */
-    int status;  /* how it ended when it was begun; -EINPROGRESS: `op` tells of its end, or `flush` */
+    bool answer; /* the kernel wants an answer */
+    int status;  /* its result when it was begun; -EINPROGRESS: see `op` or `flush` */
     uint64_t low[3], high[3];
-    uint64_t value; /* what an atomic found */
+    uint64_t value; /* the former value of an atomic */
     weft_op op;
     union {
         struct fab_flush flush;
-        struct gpu_request *next; /* tasks.c: that came after it */
+        struct gpu_request *next; /* tasks.c: the request that came after it */
     };
 };
 
 struct gpu_ring {
     weft_device_slot *slots;   /* written by kernels */
     weft_device_cell *answers; /* written by this node */
-    _Atomic uint64_t *taken;   /* the same */
+    _Atomic uint64_t *taken;   /* written by this node */
     uint64_t mask;
     uint64_t head;                /* slots read so far */
     uint64_t done;                /* requests before this slot are done */
-    struct gpu_request *requests; /* as many as slots; one that was used last is used next, and is still in the cache */
-    struct gpu_request **spare;   /* those that are free, a stack */
+    struct gpu_request *requests; /* as many as slots; the one that was freed last is used next, because it is still in the cache */
+    struct gpu_request **spare;   /* a stack of the free ones */
     uint32_t spares;
-    struct gpu_request **under_way; /* by first slot: those from `done` to `head` */
+    struct gpu_request **under_way; /* indexed by first slot: those from `done` to `head` */
     uint32_t nodes;
-    int *errors; /* [nodes + 1]: the first one of a request to a node, without an answer, since the last flush of that node; the last: to
-                    none */
+    /* [nodes + 1]: for each node, the first error of a request without an answer since the node's last flush; the last entry is for
+       requests to no node */
+    int *errors;
     uint64_t fenced;        /* the request at `head` = this - 1 is a fence, which waits: */
     struct fab_flush fence; /* for these */
-    void *memory;           /* of slots, answers and taken */
+    void *memory;           /* the memory of slots, answers and taken */
     size_t bytes;
 };
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
-/* One cell, if it is of this round. */
+/* Reads a cell. False: it has not been written in this round. */
 static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
 {
     const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
@@ -56,12 +57,12 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
     return true;
 }
 
-/* The next request, if it has arrived as a whole; NULL: not yet, or too many are under way. It stays the next one until
- * gpu_ring_keep() or gpu_ring_end(). -EPROTO in `*why`: what has arrived is none. */
+/* The next request, if it has arrived completely; NULL: not yet, or too many are under way. It stays the next one until gpu_ring_keep() or
+   gpu_ring_end(). -EPROTO in `*why`: what has arrived is not a valid request. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
     uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
-    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* where there is room, there is one */
+    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* if the ring has room, there is a free one */
     *why = 0;
     if (!q || !gpu_ring_cell(r, r->head, 0, &q->low[0], &first))
         return NULL;
@@ -81,7 +82,7 @@ static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
     return q;
 }
 
-/* It was taken, and is under way. */
+/* Takes the next request, which is under way from now on. */
 static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 {
     r->spares--;
@@ -89,23 +90,23 @@ static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
     r->head += q->slots;
 }
 
-/* The node that it is for. */
+/* The node that the request is for. */
 static inline uint64_t gpu_request_node(const struct gpu_request *q)
 {
     if (q->kind == WEFT_DEVICE_TASK_DONE)
-        return UINT64_MAX; /* none */
+        return UINT64_MAX; /* it is for no node */
     bool plain = q->kind == WEFT_DEVICE_SEND || q->kind == WEFT_DEVICE_FENCE || q->kind == WEFT_DEVICE_FLUSH;
     return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
 }
 
-/* Nobody awaits the answer: the next flush says it. */
+/* A request without an answer has failed: the next flush reports it. */
 static inline void gpu_ring_fail(struct gpu_ring *r, uint64_t node, int status)
 {
     int *error = &r->errors[node < r->nodes ? node : r->nodes];
     *error = *error ? *error : status;
 }
 
-/* The error that a flush of the node has to say, once. */
+/* The error that a flush of the node must report, once. */
 static inline int gpu_ring_failure(struct gpu_ring *r, uint64_t node)
 {
     int *error = &r->errors[node < r->nodes && r->errors[node] ? node : r->nodes], was = *error;
@@ -113,13 +114,13 @@ static inline int gpu_ring_failure(struct gpu_ring *r, uint64_t node)
     return was;
 }
 
-/* The request at `done` has ended. */
+/* Answers the request at `done`, and removes it. */
 static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request *q, int status)
 {
     if (q->answer) {
         weft_device_cell *a = &r->answers[r->done & r->mask];
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
-        /* release: the value, and what the operation wrote, come before; pairs with the acquire in weft_device_test() */
+        /* release: the value, and what the operation wrote, are visible before; pairs with the acquire in weft_device_test() */
         __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)status, __ATOMIC_RELEASE);
     } else if (BASE_UNLIKELY(status)) {
         gpu_ring_fail(r, gpu_request_node(q), status);
@@ -127,28 +128,28 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
     r->done += q->slots;
 }
 
-/* It was taken and is done, with status `q->status`, and none before it is under way. */
+/* Takes and ends the next request, with status `q->status`. None before it is under way. */
 static inline void gpu_ring_end(struct gpu_ring *r, struct gpu_request *q)
 {
     r->head += q->slots;
     gpu_ring_finish(r, q, q->status);
 }
 
-/* Kernels are told which slots were read. */
+/* Tells kernels which slots were read. */
 static inline void gpu_ring_publish(struct gpu_ring *r)
 {
-    /* release: the slots were read before; pairs with the acquire in weft_device_has_room() */
+    /* release: the slots were read before this; pairs with the acquire in weft_device_has_room() */
     if (atomic_load_explicit(r->taken, memory_order_relaxed) != r->head)
         atomic_store_explicit(r->taken, r->head, memory_order_release);
 }
 
-/* The oldest request that is under way; NULL: none is. */
+/* The oldest request that is under way; NULL: none. */
 static inline struct gpu_request *gpu_ring_oldest(struct gpu_ring *r)
 {
     return r->done == r->head ? NULL : r->under_way[r->done & r->mask];
 }
 
-/* The oldest is done: its answer, where one is wanted; else an error is kept for the next flush. */
+/* The oldest request is done: writes its answer if it wants one; otherwise keeps an error for the next flush. */
 static inline void gpu_ring_done(struct gpu_ring *r, int status)
 {
     struct gpu_request *q = gpu_ring_oldest(r);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread that does what kernels ask for: it moves requests from the rings to the fabric, and answers back. It waits for no single
- * operation: a request that finds no room towards its node holds up its own ring only. While nothing comes it sleeps, longer and longer,
- * since a device cannot wake it.
+ * The serving thread: it passes the requests of kernels from the rings to the fabric, and writes the answers. It never waits for a single
+ * operation: a request that finds no room towards its node delays only its own ring. While no requests come it sleeps, longer and longer,
+ * because a device cannot wake it.
  */
 #include "gpu/ring.h"
 
@@ -10,25 +10,25 @@
 #include <stdlib.h>
 
 #define NAP_LEAST_NS (10 * WEFT_US)
-#define NAP_BUSY_NS  (100 * WEFT_US) /* at most, while the last request is not long ago */
+#define NAP_BUSY_NS  (100 * WEFT_US) /* the longest sleep while the last request was recent */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
-#define LOOKS        32u /* at all rings, between two looks at the clock */
+#define LOOKS        32u /* looks at all rings between two readings of the clock */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u /* requests of one ring, then it is the next one's turn */
+#define AT_A_TIME    64u /* the most requests of one ring before the next one is served */
 
 struct gpu_server {
     struct weft_node *w;
     struct gpu_workers *workers;
     struct gpu_ring *rings;
     uint32_t count;
-    _Atomic int64_t until;      /* INT64_MAX: nobody has asked it to end; else it does when all is done, and then at the latest */
-    bool all_done;              /* its threads', then who has joined it */
-    int (*check)(void *device); /* NULL: there is none, or it has failed already */
+    _Atomic int64_t until;      /* INT64_MAX: it was not asked to end; otherwise it ends when all is done, and at this time at the latest */
+    bool all_done;              /* written by the thread; read by the one that has joined it */
+    int (*check)(void *device); /* NULL: the back end has none, or it has failed already */
     void *device;
-    uint32_t failed_now; /* since they were counted last */
+    uint32_t failed_now; /* requests that have failed since the last log line */
     _Atomic uint64_t *notice;
-    uint64_t epoch; /* that `notice` tells of */
+    uint64_t epoch; /* the membership epoch at which `notice` was last written */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -38,7 +38,7 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Memory of this node that a kernel names by its address. Of 0 bytes any will do, but there has to be some. */
+/* Memory of this node that a kernel names by its address. 0 bytes need no particular memory, but some address. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
 {
     static uint64_t nothing;
@@ -79,7 +79,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* What began before the first look has to be complete: others go on beginning more. */
+/* The fence waits for operations that began before its first look: other threads may begin more meanwhile. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
@@ -90,7 +90,7 @@ static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu
     return fab_fence_look(w, (uint32_t)q->low[0], &r->fence);
 }
 
-/* A service's, from now on: it may answer before this returns. */
+/* Hands a record to a service, which may answer before this returns. */
 static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
     void *record;
@@ -118,7 +118,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
     return 0;
 }
 
-/* Start it. -EAGAIN: there is no room towards its node now. */
+/* Starts a request. -EAGAIN: there is no room towards its node now. */
 static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     struct weft_node *w = s->w;
@@ -138,27 +138,27 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_CLAIM:
     case WEFT_DEVICE_COMPLETE:
     case WEFT_DEVICE_RENEW: return gpu_tasks_ask(s->workers, q);
-    default: return 0; /* nothing; a flush begins when it is the oldest */
+    default: return 0; /* a flush begins only when it is the oldest request */
     }
 }
 
-/* -EINPROGRESS, or how it ended. */
+/* -EINPROGRESS, or the result. */
 static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
 {
     if (q->status != -EINPROGRESS)
         return q->status;
-    if (q->kind >= WEFT_DEVICE_RECORD) { /* others set it, from threads of their own */
+    if (q->kind >= WEFT_DEVICE_RECORD) { /* services and tasks.c set it, from other threads */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
     }
     if (q->kind != WEFT_DEVICE_FLUSH)
         return weft_test(w, &q->op);
-    int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all before it are done */
+    int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all requests before it are done */
     int failure = rc == -EINPROGRESS ? 0 : gpu_ring_failure(r, q->low[0]);
     return failure ? failure : rc;
 }
 
-/* Begin a request that has come. Many end at once, as those within a host do. */
+/* Begins a request. Many end at once, such as those within a host. */
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;
@@ -181,7 +181,7 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     return 0;
 }
 
-/* Begin what has come, in order. How many. */
+/* Begins the requests that have arrived, in order. Returns how many. */
 static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
@@ -189,9 +189,8 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
         if (why && !r->errors[r->nodes]) {
-            base_log(
-                BASE_LOG_ERROR,
-                "a kernel wrote what is no request into a ring: it is not taken, and those behind it wait until its slot is written again");
+            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: it is not taken, and the requests behind it wait "
+                                     "until its slot is written again");
             gpu_ring_fail(r, r->nodes, why);
         }
         if (!q)
@@ -206,7 +205,7 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
     return n;
 }
 
-/* End what is done, in order. How many. */
+/* Ends the requests that are done, in order. Returns how many. */
 static uint32_t server_end(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
@@ -228,7 +227,7 @@ static bool all_done(struct gpu_server *s)
     return true;
 }
 
-/* One look at each ring. Did anything move? */
+/* Looks once at each ring. True: something moved. */
 static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
@@ -245,7 +244,7 @@ static bool server_round(struct gpu_server *s)
     return taken + ended > 0;
 }
 
-/* Look again and again, for a moment in which no clock is read and the processor is not given away. */
+/* Polls for a moment, without reading the clock and without yielding the processor. */
 static bool server_spin(struct gpu_server *s)
 {
     for (uint32_t i = 0; i < LOOKS; i++) {
@@ -258,7 +257,7 @@ static bool server_spin(struct gpu_server *s)
     return false;
 }
 
-/* Kernels are told who is gone. */
+/* Tells kernels which nodes are gone. */
 static void server_notice(struct gpu_server *s)
 {
     uint64_t epoch = weft_epoch(s->w);
@@ -286,7 +285,7 @@ static void *server_run(void *arg)
         int64_t until = atomic_load_explicit(&s->until, memory_order_acquire), now = base_now_ns();
         if (!last)
             last = now;
-        /* A kernel's last request may have come between the last look and the end being asked for. */
+        /* A kernel's last request may have come between the last look and the request to end. */
         bool more = until != INT64_MAX && server_round(s);
         s->all_done = !more && all_done(s);
         if (until != INT64_MAX && (s->all_done || now >= until))

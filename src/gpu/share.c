@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory of GPUs given to other processes of the host, and taken. Who has a GPU and hears of an arena asks its owner by message, and names
- * a place; the owner brings a descriptor there, which the back end maps. The owner is not told that a node knows its arena before that has
- * come to an end, well or not. What cannot be mapped is reached by messages.
+ * Giving memory of GPUs to other processes of the host, and taking it. A node that has a GPU and hears of an arena sends its owner a
+ * message with the name of a socket. The owner hands over a descriptor there, which the back end maps. Only when that has succeeded or
+ * failed does the node confirm to the owner that it knows the arena. An arena that cannot be mapped is reached by messages.
  *
- * What was mapped stays so when its owner closes it or dies, since kernels may be at it: until the owner opens another in its space, or the
- * GPU here is closed.
+ * A mapping remains when the owner closes the arena or dies, because kernels may be using it. It is removed when the owner opens another
+ * arena in the same space, or when the GPU here is closed.
  */
 #include "gpu/arena.h"
 
@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #define KIND           "weft-arena"
-#define PATIENCE_MOST  (5 * WEFT_SECOND) /* for memory that was asked for */
-#define PATIENCE_GIVER WEFT_SECOND       /* for who has come and says nothing */
+#define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
+#define PATIENCE_GIVER WEFT_SECOND       /* how long to wait for an owner that has connected and sends nothing */
 
 static bool is_here(const struct arenas *c, uint32_t node)
 {
@@ -30,7 +30,7 @@ static int64_t patience(const struct arenas *c)
     return quarter < PATIENCE_MOST ? quarter : PATIENCE_MOST;
 }
 
-/* --- what is heard, in handlers --- */
+/* --- messages, in handlers --- */
 
 static void look_at(struct arenas *c, struct arena_other *o)
 {
@@ -47,7 +47,7 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
     memcpy(&m, header, sizeof m);
     if (m.space == 0 || m.space >= ARENA_SPACES)
         return;
-    /* seq_cst: share_open() sets `other`, and then looks at the bytes */
+    /* seq_cst: share_open() sets `other`, and then reads `bytes` */
     atomic_store_explicit(&c->peer[from].kind[m.space], m.kind, memory_order_relaxed);
     atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_seq_cst);
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_seq_cst);
@@ -85,7 +85,7 @@ static void bring(const struct arena_share *to, struct arena_gift *gift, int mem
 {
     int fd = base_place_go(to->place);
     if (fd < 0)
-        return; /* the other one waits for a while */
+        return; /* the other node waits until its time-out */
     (void)base_send_fds(fd, gift, sizeof *gift, &memory, memory >= 0 ? 1 : 0);
     close(fd);
 }
@@ -128,7 +128,7 @@ static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, in
     fab_wake_here(c->w);
 }
 
-/* Under table_lock, for writing, as share_map(): who has looked at `mapped` may be about to enter. */
+/* Takes table_lock for writing, as share_map() does: a thread that has seen `mapped` may be about to enter. */
 static void share_unmap(struct arenas *c, struct arena_other *o)
 {
     pthread_rwlock_wrlock(&c->table_lock);
@@ -137,7 +137,7 @@ static void share_unmap(struct arenas *c, struct arena_other *o)
     o->arena.place.backend->memory_close(o->arena.place.device, &o->arena.memory);
 }
 
-/* The owner has told of its space. */
+/* The owner has reported a change of its space. */
 static void share_begin(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
 {
     const struct arena_peer *p = &c->peer[node];
@@ -184,7 +184,7 @@ static void share_await(struct arenas *c, struct arena_other *o, uint32_t node, 
     else if (base_now_ns() >= o->until)
         share_end(c, o, node, -ETIMEDOUT);
     else if (mapped && atomic_load_explicit(&o->arena.users, memory_order_acquire)) /* pairs with arena_leave() */
-        return;                                                                     /* the one before is in use */
+        return;                                                                     /* the former mapping is in use */
     else if (mapped)
         share_unmap(c, o);
     else if (o->ask)
@@ -209,7 +209,7 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
     return 0;
 }
 
-/* A gift is for what was asked with its secret. */
+/* Takes a gift, which is for the request with the same secret. */
 static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
@@ -223,7 +223,7 @@ static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
     }
 }
 
-/* One who has come to the place, with what it brings. */
+/* Receives what an owner that has connected hands over. */
 static bool share_receive(struct arenas *c)
 {
     struct arena_gift gift;
@@ -238,7 +238,7 @@ static bool share_receive(struct arenas *c)
     struct pollfd ready = {.fd = c->share_came, .events = POLLIN};
     if (poll(&ready, 1, 0) == 0 && base_now_ns() < c->share_until)
         return false;
-    /* It is there as a whole, or not from weft. */
+    /* It has arrived completely, or it is not from weft. */
     int rc = ready.revents ? base_receive_fds(c->share_came, &gift, sizeof gift, &memory, 1, base_deadline(WEFT_MS)) : -ETIMEDOUT;
     close(c->share_came);
     c->share_came = -1;
@@ -249,7 +249,7 @@ static bool share_receive(struct arenas *c)
     return true;
 }
 
-/* Say that it is known now. */
+/* Confirms that this node knows the arena. */
 static void share_say(struct arenas *c, struct arena_other *o, uint32_t node)
 {
     while (atomic_load_explicit(&o->owed, memory_order_relaxed)) {
@@ -302,7 +302,7 @@ static bool all_looked_at(void *arg)
     return true;
 }
 
-/* Under share_lock. False: there is no memory to remember what is mapped; all is reached by messages. */
+/* Under share_lock. False: there is no memory to record mappings, so all arenas are reached by messages. */
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
@@ -359,7 +359,8 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
     if (!is)
         return true;
     bool free = true;
-    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++) /* what waits for a step must not wait for us */
+    /* release the lock first: others that wait for a step must not wait for this thread */
+    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], deadline);
     pthread_mutex_lock(&c->share_lock);
     c->sharer = (struct gpu_place){0};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The device form of the kernels of src/kernel/: one source, which compiles as CUDA (span_kernels.cu) and as C, for the back end `host`
- * (spans.c). A kernel does one chunk of a span of bytes, and writes what it finds to the host's memory, a part for each block; spans.c puts
- * the parts together.
+ * The GPU versions of the kernels of src/kernel/. One source compiles as CUDA (span_kernels.cu), and as C for the back end `host`
+ * (spans.c). A kernel processes one chunk of a span of bytes, and each block writes its part of the result to the host's memory; spans.c
+ * puts the parts together.
  *
- * A block has SPAN_THREADS threads. Steps that all of them take stand in SPAN_EACH, and SPAN_SYNC is between two steps; so C can play a
- * block by a loop for each step. What threads share, or keep from one step to the next, is SPAN_SHARED.
+ * A block has SPAN_THREADS threads. A step that all threads take is written in SPAN_EACH, and SPAN_SYNC stands between two steps. So in C a
+ * block can run as one loop for each step. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
  */
 #ifndef WEFT_GPU_SPAN_KERNELS_H
 #define WEFT_GPU_SPAN_KERNELS_H
@@ -14,26 +14,27 @@
 #include "weft/device_memory.h"
 
 #define SPAN_THREADS     256u
-#define SPAN_CHUNK_BYTES (2u << 20) /* at most; all but the last chunk of a piece have a multiple of 64 */
-#define SPAN_GRAIN       64u        /* bytes that one thread of wc or grep looks at */
+#define SPAN_CHUNK_BYTES (2u << 20) /* the most bytes of a chunk; every chunk but the last of a piece has a multiple of 64 */
+#define SPAN_GRAIN       64u        /* bytes that one thread of wc or grep processes */
 #define SPAN_TEXT_MAX    64u        /* bytes of grep's text that the GPU compares; the host compares the rest */
 #define SPAN_BEHIND_MAX  (SPAN_TEXT_MAX - 1)
-#define SPAN_SLACK_BYTES 128u /* a thread may load so many bytes behind a chunk */
+#define SPAN_SLACK_BYTES 128u /* how far behind a chunk's end a thread may load */
 
-#define SPAN_BLOCK_BYTES     (SPAN_THREADS * SPAN_GRAIN) /* of wc and grep */
-#define SPAN_HISTOGRAM_BYTES (64u << 10) /* of histogram: a part of the result has 1 KiB, so this costs 1/64 of the way back */
+#define SPAN_BLOCK_BYTES (SPAN_THREADS * SPAN_GRAIN) /* bytes for one block of wc or grep */
+/* bytes for one block of histogram; its result has 1 KiB, so results add 1/64 to the data that is moved */
+#define SPAN_HISTOGRAM_BYTES (64u << 10)
 
 enum span_function { SPAN_WC, SPAN_HISTOGRAM, SPAN_HASH, SPAN_GREP, SPAN_FUNCTIONS };
 
-/* What a launch is given. */
+/* The arguments of a launch. */
 struct span_chunk {
-    const uint8_t *bytes; /* of the device's memory, aligned to 64 */
+    const uint8_t *bytes; /* the chunk, in device memory, aligned to 64 */
     uint32_t len;         /* 1 to SPAN_CHUNK_BYTES */
-    uint32_t behind;      /* bytes of the next chunk that follow: grep */
-    uint8_t *result;      /* of the host's memory */
-    uint64_t *state;      /* of the device's memory, four words: xxh64's, from chunk to chunk */
-    uint64_t total;       /* bytes of the piece */
-    uint32_t first, last; /* the first chunk of the piece, the last one */
+    uint32_t behind;      /* grep: how many bytes of the next chunk follow */
+    uint8_t *result;      /* the result, in host memory */
+    uint64_t *state;      /* four words of device memory: the state of xxh64 between chunks */
+    uint64_t total;       /* the bytes of the whole piece */
+    uint32_t first, last; /* whether this is the piece's first chunk, its last chunk */
     uint32_t text_len;
     uint8_t text[SPAN_TEXT_MAX];
 };
@@ -59,7 +60,7 @@ WEFT_DEVICE_CALL uint32_t span_least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* 16 bytes by one load. */
+/* Loads 16 bytes at once. */
 WEFT_DEVICE_CALL weft_device_cell span_cell(const struct span_chunk *c, uint32_t at)
 {
     return *(const weft_device_cell *)(const void *)(c->bytes + at);
@@ -67,14 +68,14 @@ WEFT_DEVICE_CALL weft_device_cell span_cell(const struct span_chunk *c, uint32_t
 
 /* --- wc --- */
 
-/* `b` follows `a`. */
+/* Joins the results of two neighbouring parts; `b` follows `a`. */
 WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_join(struct kernel_wc_piece a, struct kernel_wc_piece b)
 {
     a.lines += b.lines;
     a.bytes += b.bytes;
     if (!a.space)
         a.head |= b.head;
-    if (b.space) { /* the run at b's start may be the end of a's: it is one word */
+    if (b.space) { /* the run at b's start may continue the run at a's end: then they are one word */
         a.ended += b.ended - b.head + (a.tail | b.head);
         a.space = 1;
         a.tail = b.tail;
@@ -136,9 +137,9 @@ SPAN_KERNEL(span_wc)
 
 /* --- histogram --- */
 
-/* Threads of a warp that count the same byte wait for each other: with eight tables at most four do. */
+/* Threads of a warp that count the same byte wait for each other: with eight tables at most four threads do. */
 #define SPAN_TABLES 8u
-#define SPAN_AHEAD  4u /* cells that a thread loads before it counts them */
+#define SPAN_AHEAD  4u /* cells that a thread loads before it begins to count */
 
 WEFT_DEVICE_CALL void span_count_word(uint32_t *table, uint64_t word, uint32_t bytes)
 {
@@ -182,8 +183,9 @@ SPAN_KERNEL(span_histogram)
     }
 }
 
-/* --- xxh64: four chains of multiplications, each of which needs the one before. So a piece has one block, and four of its threads; the
- * others load the words ahead and do the half of the work that needs no chain. Pieces of other lanes are hashed at the same time --- */
+/* --- xxh64 has four chains of multiplications; in a chain each needs the result of the one before it. So one block hashes a piece, with
+   one thread for each chain. The other threads load the words ahead, and do the half of the work that depends on no chain. Pieces of other
+   lanes are hashed at the same time. --- */
 
 #define SPAN_PRIME_1    UINT64_C(0x9E3779B185EBCA87)
 #define SPAN_PRIME_2    UINT64_C(0xC2B2AE3D27D4EB4F)
@@ -192,7 +194,7 @@ SPAN_KERNEL(span_histogram)
 #define SPAN_PRIME_5    UINT64_C(0x27D4EB2F165667C5)
 #define SPAN_TILE_WORDS 2048u
 #define SPAN_CHAINS     4u
-#define SPAN_LOADERS    32u /* the first thread that loads: a warp of its own has the chains */
+#define SPAN_LOADERS    32u /* the first thread that loads; the chains run in a warp of their own */
 
 WEFT_DEVICE_CALL uint64_t span_turn(uint64_t v, uint32_t by)
 {
@@ -206,7 +208,7 @@ WEFT_DEVICE_CALL uint64_t span_hash_step(uint64_t acc, uint64_t word_times_prime
 
 WEFT_DEVICE_CALL uint64_t span_hash_end(const uint64_t *v, uint64_t total, const uint8_t *rest, uint32_t len)
 {
-    uint64_t h = v[2] + SPAN_PRIME_5; /* nothing has changed it: the seed, which is 0 */
+    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed it: the seed, which is 0 */
     if (total >= 32) {
         h = span_turn(v[0], 1) + span_turn(v[1], 7) + span_turn(v[2], 12) + span_turn(v[3], 18);
         for (uint32_t i = 0; i < 4; i++)
@@ -279,7 +281,7 @@ SPAN_KERNEL(span_grep)
         first = first << 8 | c.text[i];
     SPAN_EACH (t) {
         uint32_t from = SPAN_BLOCK * SPAN_BLOCK_BYTES + t * SPAN_GRAIN, to = span_least(from + SPAN_GRAIN, c.len);
-        uint32_t most = c.len + c.behind; /* bytes that are there */
+        uint32_t most = c.len + c.behind; /* bytes that may be read */
         bool found = false;
         for (uint32_t at = from; at < to && !found; at += 4) {
             uint64_t two = (uint64_t)word[at / 4 + 1] << 32 | word[at / 4];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Spans of bytes through a GPU: see spans.h. The kernels are in span_kernels.h.
+ * Runs kernels over spans of bytes on a GPU: see spans.h. The kernels are in span_kernels.h.
  *
- * A chunk lies in the caller's attached memory, or is copied to the pass's own there first; the GPU's copy engine takes it from there.
- * Results are small and are written by the kernels themselves to the pass's memory, which saves a copy back for each chunk.
+ * The GPU's copy engine takes a chunk from the caller's attached memory. If the chunk is elsewhere, it is first copied to memory of the
+ * pass. Results are small: the kernels write them directly to the memory of the pass, which saves a copy back for each chunk.
  */
 #include "gpu/spans.h"
 #include "gpu/span_kernels.h"
@@ -15,10 +15,11 @@
 #define REGIONS      4u
 #define GPUS_MAX     64u
 #define RESULT_BYTES (64u << 10)
-#define LINE_BYTES   (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES) /* of memory of the pass: a chunk and what follows it */
-#define GPU_WAIT     (30 * WEFT_SECOND)                    /* a chunk takes microseconds; others may use the GPU, too */
-#define LOOKS        16u                                   /* at the GPU, before the thread sleeps between looks */
-#define NAP          (20 * WEFT_US)
+/* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
+#define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
+#define GPU_WAIT   (30 * WEFT_SECOND) /* a chunk takes microseconds, but other programs may use the GPU, too */
+#define LOOKS      16u                /* looks at the GPU before the thread sleeps between looks */
+#define NAP        (20 * WEFT_US)
 
 #define PLAY(name)                                             \
     static void play_##name(const void *chunk, uint32_t block) \
@@ -57,33 +58,33 @@ struct buffer {
     void *lane;
     uint8_t *there;        /* the chunk, in the device's memory */
     uint8_t *line;         /* memory of the pass for a chunk whose bytes are not attached */
-    uint8_t *result;       /* of the pass, too */
-    uint64_t result_there; /* as kernels see it */
-    uint64_t at;           /* the chunk in it: where in the span */
+    uint8_t *result;       /* the result, in memory of the pass */
+    uint64_t result_there; /* the kernels' address of `result` */
+    uint64_t at;           /* where the chunk begins in the span */
     uint32_t len;
 };
 
 struct gpu_pass {
     struct gpu_spans *s;
-    uint8_t *memory; /* of the device: all buffers, and the state */
-    uint64_t *state; /* there */
-    uint64_t got;    /* of the span: bytes that have been read */
-    uint8_t *grains; /* grep: for all of the span, what span_grep() has found */
+    uint8_t *memory; /* device memory for all buffers and the state */
+    uint64_t *state; /* the kernels' state, in device memory */
+    uint64_t got;    /* bytes of the span that have been read */
+    uint8_t *grains; /* grep: what span_grep() has found, for the whole span */
     size_t grains_room;
     struct buffer buffer[BUFFERS];
     union {
         struct kernel_wc_piece wc;
         uint64_t histogram[256];
         uint64_t hash;
-    } sum; /* of the chunks that are done */
+    } sum; /* the sum over the chunks that are done */
 };
 
 /* What differs between kernels. */
 struct form {
     const weft_kernel *kernel;
-    uint32_t block_bytes;                                         /* that a block does; 0: one block does all */
-    uint32_t part_bytes;                                          /* of its result */
-    bool ordered;                                                 /* a chunk is done after the one before */
+    uint32_t block_bytes;                                         /* bytes for one block; 0: one block does the whole chunk */
+    uint32_t part_bytes;                                          /* bytes of a block's result */
+    bool ordered;                                                 /* a chunk's kernel runs after that of the chunk before it */
     bool whole;                                                   /* end() needs the span's bytes */
     int (*begin)(struct gpu_pass *p, const struct gpu_input *in); /* may be NULL */
     int (*add)(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks);
@@ -116,7 +117,7 @@ static int add_histogram(struct gpu_pass *p, const struct gpu_input *in, const s
 {
     (void)in;
     const uint32_t *part = (const void *)b->result;
-    uint32_t sum[256] = {0}; /* of a chunk: 32 bits are enough */
+    uint32_t sum[256] = {0}; /* the counts of one chunk: 32 bits are enough */
     for (uint32_t i = 0; i < blocks; i++, part += 256)
         for (uint32_t k = 0; k < 256; k++)
             sum[k] += part[k];
@@ -134,7 +135,7 @@ static int end_histogram(struct gpu_pass *p, const struct gpu_input *in, weft_ou
 static int add_hash(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks)
 {
     (void)in, (void)blocks;
-    memcpy(&p->sum.hash, b->result, sizeof p->sum.hash); /* means something after the last chunk */
+    memcpy(&p->sum.hash, b->result, sizeof p->sum.hash); /* valid only after the last chunk */
     return 0;
 }
 
@@ -144,7 +145,7 @@ static int end_hash(struct gpu_pass *p, const struct gpu_input *in, weft_out *ou
     return kernel_hash_give(&span, p->sum.hash, out);
 }
 
-/* Where lines end is known only when all bytes are there. */
+/* Lines can be printed only when all bytes are there, so this only records where the text was found. */
 static int add_grep(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks)
 {
     (void)in, (void)blocks;
@@ -172,7 +173,7 @@ static int begin_grep(struct gpu_pass *p, const struct gpu_input *in)
     size_t room = in->len / SPAN_GRAIN + 1;
     uint8_t *more = room > p->grains_room ? realloc(p->grains, room) : p->grains;
     if (!more)
-        return base_fail(-ENOMEM, "no memory for where a text of %llu bytes was found", (unsigned long long)in->len);
+        return base_fail(-ENOMEM, "no memory to record where grep's text was found in %llu bytes", (unsigned long long)in->len);
     p->grains = more;
     p->grains_room = room > p->grains_room ? room : p->grains_room;
     return 0;
@@ -201,7 +202,7 @@ bool gpu_spans_has(const weft_kernel *kernel)
     return form_of(kernel) != NULL;
 }
 
-/* --- which GPU --- */
+/* --- finding a GPU --- */
 
 int gpu_spans_look(uint32_t which, char name[16], uint32_t *count)
 {
@@ -230,7 +231,7 @@ void gpu_spans_close(struct gpu_spans *s)
 {
     if (!s)
         return;
-    /* A GPU that has failed, or hangs, does not answer: what it has is freed when the process ends. */
+    /* A GPU that has failed or hangs does not answer: its memory is freed when the process ends. */
     bool lives = s->module && !gpu_spans_failed(s);
     for (uint32_t i = 0; i < s->regions && lives; i++)
         s->backend->detach(s->device, s->region[i].memory);
@@ -251,7 +252,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
     s->form = form_of(kernel);
     s->kernel = kernel;
     s->arg = arg;
-    int rc = s->form ? 0 : base_fail(-ENOTSUP, "kernel %s has no form for GPUs", kernel->name);
+    int rc = s->form ? 0 : base_fail(-ENOTSUP, "kernel %s cannot run on GPUs", kernel->name);
     if (!rc && s->form->whole)
         rc = kernel_grep_check(arg);
     if (!rc)
@@ -309,7 +310,7 @@ void gpu_pass_close(struct gpu_pass *p)
     if (!p)
         return;
     for (uint32_t i = 0; i < BUFFERS && !gpu_spans_failed(p->s); i++)
-        if (p->buffer[i].there) /* set when its lane is open */
+        if (p->buffer[i].there) /* set only if its lane is open */
             p->s->backend->lane_close(p->s->device, p->buffer[i].lane);
     if (p->memory && !gpu_spans_failed(p->s))
         p->s->backend->free(p->s->device, p->memory);
@@ -360,14 +361,14 @@ static uint64_t chunk_end(const struct gpu_input *in, uint64_t at)
     return in->len - at < SPAN_CHUNK_BYTES ? in->len : at + SPAN_CHUNK_BYTES;
 }
 
-/* Where the chunk's bytes are, for the GPU to copy them. NULL: an error. */
+/* Returns the chunk's bytes at an address from which the GPU can copy them. NULL: an error. */
 static const uint8_t *chunk_bytes(struct gpu_pass *p, const struct gpu_input *in, struct buffer *b, uint32_t len, int *rc)
 {
     const uint8_t *bytes = in->bytes ? in->bytes + b->at : NULL;
     uint64_t end = b->at + len;
     *rc = 0;
     if (in->read && end > p->got) {
-        /* The caller's memory, which read() is there to fill; memory of the pass otherwise. */
+        /* read() fills the caller's memory if there is some; otherwise memory of the pass. */
         uint8_t *to = bytes ? (uint8_t *)(uintptr_t)in->bytes + p->got : b->line;
         *rc = in->read(in->arg, p->got, to, (size_t)(end - p->got));
         p->got = end;
@@ -422,7 +423,7 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
             return 0;
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
-        if (gpu_spans_failed(s)) /* another pass has seen it */
+        if (gpu_spans_failed(s)) /* another pass has seen the failure */
             return base_fail(-EIO, "the GPU has failed");
         if (looks < LOOKS)
             continue;
@@ -449,7 +450,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
         return base_fail(-EINVAL, "kernel %s has no bytes", f->kernel->name);
     memset(&p->sum, 0, sizeof p->sum);
     p->got = 0;
-    uint64_t started = 0, at = 0, ended = 0; /* chunks; bytes */
+    uint64_t started = 0, at = 0, ended = 0; /* chunks started; the position in bytes; chunks ended */
     int rc = f->begin ? f->begin(p, in) : 0;
     while (ended < started || (!rc && at < in->len)) {
         struct buffer *b;
@@ -462,7 +463,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
             started += rc == 0;
             continue;
         }
-        /* After an error those under way are only waited for: they use the buffers. */
+        /* After an error, wait for the chunks that are under way: they use the buffers. */
         b = &p->buffer[ended++ % BUFFERS];
         int end = chunk_wait(p, in, b);
         if (!rc && !end)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory of this node's pool that pieces go through on their way between a GPU and another node. A few slots, taken from the pool when
- * they are first needed; no node takes more of them than it leaves.
+ * Pool memory that pieces go through between a GPU and another node. There are a few slots, which are allocated from the pool when they are
+ * first needed. No node may use more of them than it leaves free.
  */
 #include "gpu/arena.h"
 
@@ -36,7 +36,7 @@ struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t nod
     if (!found->at) {
         int rc = slot_make(w, found);
         if (rc) {
-            *why = s->held ? 0 : rc; /* others come back */
+            *why = s->held ? 0 : rc; /* slots that are in use will be returned; if none is, this is an error */
             return NULL;
         }
     }

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * What kernels ask of queues: submit, claim, renew, complete. A thread of the GPU does it, since a shard on another host is waited for, and
- * the thread that serves the rings waits for nothing. It looks once for each request: who wants to wait, asks again, so that no block's
- * wait keeps another's submission from being done.
+ * Requests of kernels to queues: submit, claim, renew, complete. A thread of the GPU does them, because it may have to wait for a shard on
+ * another host, and the serving thread must not wait. It tries each request once. A kernel that wants to wait asks again, so no block's
+ * wait delays another block's submission.
  *
- * A kernel may change its memory meanwhile: what stands there is copied once. A claim that it made up is one that the queue refuses.
+ * A kernel may change its memory meanwhile, so the memory is copied once. The queue refuses a claim that a kernel has made up.
  */
 #include "gpu/ring.h"
 
 #include <sched.h>
 #include <stdlib.h>
 
-/* Requests on their way from the serving thread, oldest first. */
+/* Requests from the serving thread, oldest first. */
 struct gpu_tasks {
     struct gpu_workers *all;
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct gpu_request *first, **last; /* under the lock */
-    _Atomic bool over;                 /* what has not been begun is not done */
-    _Atomic bool some;                 /* there is a first: to look at without the lock */
+    _Atomic bool over;                 /* requests that have not begun are not done any more */
+    _Atomic bool some;                 /* there is a first request: read without the lock */
     pthread_t thread;
 };
 
@@ -33,9 +33,9 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 
 static void tasks_answer(struct gpu_request *q, int rc)
 {
-    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: nothing ready, or no room, now */
+    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready, or there is no room, now */
     q->value = rc > 0 && q->kind < WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
-    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_look(): what was written comes before */
+    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: pairs with server_look(), which then sees what was written */
 }
 
 static int tasks_submit(struct weft_node *w, weft_queue *queue, const struct gpu_request *q, uint32_t count)
@@ -131,7 +131,7 @@ static struct gpu_request *tasks_take_all(struct gpu_tasks *t)
     return q;
 }
 
-/* For a moment before it sleeps: requests come one upon another. */
+/* Polls for a moment before it sleeps, because requests often follow each other. */
 static void tasks_spin(struct gpu_tasks *t)
 {
     int64_t until = base_now_ns() + t->all->w->options.spin_ns;
@@ -152,7 +152,7 @@ static void *tasks_run(void *arg)
         if (!q)
             return NULL;
         while (q && !tasks_over(t)) {
-            struct gpu_request *next = q->next; /* an answered one is used again */
+            struct gpu_request *next = q->next; /* read it first: an answered request is used again */
             tasks_answer(q, tasks_do(t, q));
             q = next;
         }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Persistent workers: a thread of the node for each claims tasks ahead and puts them into a ring that blocks take them from; blocks hand
- * results over by requests, which the serving thread passes on.
+ * Persistent workers: for each, a thread of the node claims tasks ahead and puts them into a ring, from which blocks take them. Blocks hand
+ * over results by requests, which the serving thread passes on.
  *
- * A slot is filled again when its task is done, in whatever order that is. A number whose slot is in use is left out: the slot does not
- * hold it, and the block that draws it draws the next. So a block that hangs takes one slot, and holds up nobody. The ring has more slots
- * than tasks are claimed ahead: a slot is still in use when its turn comes only if its task has been passed by so many others. With as
- * many slots as tasks, two tasks done in the wrong order would leave out all numbers of a round, and each costs a block a look.
+ * A slot is filled again when its task is done, in any order. A number whose slot is in use is left out: a block that draws it finds that
+ * the slot does not have it, and draws the next. So a block that hangs occupies one slot and delays no other. The ring has more slots than
+ * tasks are claimed ahead, so a slot is still in use at its next turn only if that many other tasks have passed its task. With as many
+ * slots as tasks, two tasks done in the wrong order would leave out all numbers of a round, and each would cost a block a look.
  *
- * The ring lies in the host's memory: the node fills it by plain stores, without the driver, and blocks that look at many slots at a time
+ * The ring is in the host's memory: the node fills it by plain stores, without the driver, and blocks that read many slots at the same time
  * do not wait for each other.
  */
 #include "gpu/ring.h"
@@ -25,22 +25,22 @@
 #define SLOTS_A_TASK  4u
 #define TASK_NS       (10 * WEFT_SECOND)
 #define RENEW_NS      (10 * WEFT_SECOND)
-#define BATCH         64u /* tasks of one claim or completion */
+#define BATCH         64u /* the most tasks of one claim or completion */
 #define NAP_LEAST_NS  (10 * WEFT_US)
-#define NAP_BUSY_NS   (100 * WEFT_US) /* at most, while blocks have tasks */
+#define NAP_BUSY_NS   (100 * WEFT_US) /* the longest sleep while blocks have tasks */
 #define NAP_MOST_NS   WEFT_MS
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
-/* A task in the ring. All but `held` and `result` is the worker's thread's. */
+/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
 struct work_task {
-    _Atomic uint64_t held; /* number + 1 while no block has done it; who sets it to 0 decides how it ends */
+    _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
     uint64_t number;
     bool used;
-    bool taken;    /* by a block, as far as is known */
-    int64_t since; /* how long it is known to have had a chance to be done */
+    bool taken;    /* a block has taken it, as far as is known */
+    int64_t since; /* since when a block is known to have been able to do it */
     weft_lease lease;
-    weft_result result; /* the serving thread's, until `held` is 0 and it stands in `done` */
+    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is in `done` */
 };
 
 struct weft_gpu_worker {
@@ -48,31 +48,31 @@ struct weft_gpu_worker {
     weft_queue *q;
     weft_gpu_worker_config config;
     uint32_t number;
-    bool open; /* under the lock; not beside what the thread writes */
+    bool open; /* under the lock; not on a cache line that the thread writes */
     uint64_t mask;
     struct work_task *tasks;
-    uint32_t *done; /* slots whose tasks are done: written by the serving thread, as many as slots */
+    uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
     _Atomic uint64_t done_tail;
-    _Atomic uint64_t stale; /* results of tasks that had been taken back */
+    _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
     uint64_t done_head;
-    uint64_t next;                          /* number of the next task to put in */
-    uint64_t reached;                       /* tasks before this one have been taken by blocks, as far as is known */
-    uint32_t used;                          /* slots */
-    int64_t life, upkeep, renewed, checked; /* when a block was seen to live; when these were done last */
-    uint64_t beats_seen;                    /* a sum */
-    bool stalled;                           /* no block lives, as far as is known */
-    bool failed;                            /* the device has */
-    bool finished;                          /* no more will be claimed */
-    _Atomic int64_t until;                  /* INT64_MAX: nobody closes it; else it ends, then at the latest */
+    uint64_t next;                          /* number of the next task to put into the ring */
+    uint64_t reached;                       /* blocks have taken all tasks before this one, as far as is known */
+    uint32_t used;                          /* slots in use */
+    int64_t life, upkeep, renewed, checked; /* when a block last showed activity; when these were last done */
+    uint64_t beats_seen;                    /* the sum of the blocks' counters */
+    bool stalled;                           /* no block is alive, as far as is known */
+    bool failed;                            /* the device has failed */
+    bool finished;                          /* no more tasks will be claimed */
+    _Atomic int64_t until;                  /* INT64_MAX: nobody closes it; otherwise it ends at this time at the latest */
     pthread_t thread;
     _Atomic uint64_t claimed, completed, refused, taken_back;
-    void *memory; /* of what follows: shared with kernels */
+    void *memory; /* the memory of the following members, shared with kernels */
     size_t bytes;
     weft_device_task_slot *slots;
     uint64_t *filled, *ended;
     uint64_t *beats;
     bool attached;
-    void *own; /* the kernels' */
+    void *own; /* memory that only kernels write */
 };
 
 static void work_count(_Atomic uint64_t *n, uint64_t more)
@@ -82,7 +82,8 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Blocks that read it meanwhile see by `number` that it changed: each store is a release, so who reads a new word reads the 0, too. */
+/* Blocks that read the slot meanwhile see by `number` that it changed: each store is a release, so a block that reads a new word also reads
+   the 0. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
     uint64_t words[8];
@@ -97,7 +98,7 @@ static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
 {
-    while (k->tasks[k->next & k->mask].used) /* not all are */
+    while (k->tasks[k->next & k->mask].used) /* not all slots are in use, so this ends */
         k->next++;
     struct work_task *t = &k->tasks[k->next & k->mask];
     t->number = k->next;
@@ -106,7 +107,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->since = now;
     t->lease = *lease;
     k->used++;
-    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* before a block can have it */
+    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take it */
     fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
@@ -125,7 +126,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     weft_result result = {.status = (int32_t)(uint32_t)q->low[2], .result = q->low[1], .result_len = q->high[1]};
     uint64_t held = task + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
-        return -ESTALE; /* it was taken back just now */
+        return -ESTALE; /* it has just been taken back */
     t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     k->done[tail & k->mask] = (uint32_t)(task & k->mask);
@@ -135,7 +136,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
 
 /* --- its thread --- */
 
-/* Complete what blocks have done. How many. */
+/* Completes the tasks that blocks have done. Returns how many. */
 static uint32_t finish(weft_gpu_worker *k, int64_t now)
 {
     weft_lease leases[BATCH];
@@ -169,7 +170,7 @@ static void end_claims(weft_gpu_worker *k)
     __atomic_store_n(k->ended, 1, __ATOMIC_RELEASE); /* after the last task; pairs with weft_device_next_task() */
 }
 
-/* Claim what there is room for, and put it in. How many. */
+/* Claims tasks, as far as there is room, and puts them into the ring. Returns how many. */
 static uint32_t fill(weft_gpu_worker *k, int64_t now)
 {
     weft_lease leases[BATCH];
@@ -188,7 +189,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     return (uint32_t)n;
 }
 
-/* Nobody else will do it now, unless a block is about to say that it has. */
+/* Takes a task back from the blocks. False: a block is just handing over its result. */
 static bool take_back(weft_gpu_worker *k, struct work_task *t)
 {
     uint64_t held = t->number + 1;
@@ -197,7 +198,7 @@ static bool take_back(weft_gpu_worker *k, struct work_task *t)
     __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
     t->used = false;
     k->used--;
-    (void)weft_release(k->q, &t->lease); /* if it is not ours any more, so much the better */
+    (void)weft_release(k->q, &t->lease); /* if the lease has ended already, nothing needs to be done */
     work_count(&k->taken_back, 1);
     return true;
 }
@@ -211,7 +212,7 @@ static uint32_t take_back_all(weft_gpu_worker *k)
     return n;
 }
 
-/* Has a block shown that it lives? */
+/* Checks whether a block has shown activity. */
 static void look_for_life(weft_gpu_worker *k, int64_t now)
 {
     uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed);
@@ -228,7 +229,8 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
     k->stalled = false;
 }
 
-/* Give back what no block has done in time. The time of a task that is not known to have been taken starts when a block was last seen. */
+/* Gives back tasks that no block has done in time. For a task that is not known to be taken, the time starts when a block last showed
+   activity. */
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
     uint32_t hung = 0, waiting = 0;
@@ -259,7 +261,7 @@ static void renew(weft_gpu_worker *k)
 {
     for (uint64_t i = 0; i <= k->mask; i++)
         if (k->tasks[i].used && atomic_load_explicit(&k->tasks[i].held, memory_order_relaxed))
-            (void)weft_renew(k->q, &k->tasks[i].lease); /* if it is lost, its completion will be refused */
+            (void)weft_renew(k->q, &k->tasks[i].lease); /* if the lease is lost, the completion will be refused */
 }
 
 static void work_upkeep(weft_gpu_worker *k, int64_t now)
@@ -284,7 +286,7 @@ static void work_upkeep(weft_gpu_worker *k, int64_t now)
     }
 }
 
-/* Somebody closes it: is there nothing left to wait for? */
+/* The worker is being closed: whether there is nothing left to wait for. */
 static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
 {
     if (!k->finished)
@@ -294,7 +296,7 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN, "a worker of a GPU is closed: %u tasks that no block has done are given back to the queue", n);
-    while (k->used) /* the serving thread hands over the last ones at this moment */
+    while (k->used) /* the serving thread may be handing over the last results just now */
         if (!finish(k, now))
             sched_yield();
     return true;
@@ -342,7 +344,7 @@ static int work_check(const weft_gpu_worker_config *config, weft_gpu_worker_conf
     return 0;
 }
 
-/* What kernels and node share. */
+/* Makes the memory that kernels and node share. */
 static int make_ring(weft_gpu_worker *k, uint64_t *there)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
@@ -441,7 +443,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     return rc;
 }
 
-/* False: it is closed already. */
+/* False: it was closed already. */
 static bool work_close(weft_gpu_worker *k)
 {
     pthread_mutex_lock(&k->all->lock);
