@@ -36,7 +36,13 @@ void base_dispositions_restore(const struct base_dispositions *d);
 #define BASE_FD_OURS (-1) /* as it is here */
 #define BASE_FD_NULL (-2) /* /dev/null */
 enum base_process_group { BASE_GROUP_OURS, BASE_GROUP_OWN, BASE_SESSION_OWN };
-enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM };
+enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM, BASE_STEP_DIRECTORY, BASE_STEP_LIMITS };
+
+/* A limit of the new process: RLIMIT_NOFILE and its like. */
+struct base_limit {
+    int resource;
+    struct rlimit limit;
+};
 
 struct base_process {
     const char *path; /* from base_process_find() */
@@ -50,7 +56,9 @@ struct base_process {
     /* Signals with a handler here have their default there, and ignored ones stay ignored, but these are as they were saved; NULL: none. */
     const struct base_dispositions *dispositions;
     const sigset_t *mask;       /* blocked there; NULL: as here */
-    const struct rlimit *files; /* its limit on open files; NULL: as here */
+    const struct base_limit *limits;
+    unsigned limit_count;
+    const char *directory;      /* where it runs; NULL: here. A `path` that does not begin with / counts from there */
     bool orphan;                /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
     /* Where its number is written before it runs, so that whoever outlives this process knows it; memory that they share, or NULL. On macOS
      * it is written after. 0 again when it does not start. */
@@ -58,7 +66,7 @@ struct base_process {
 };
 /* Start a program, at a cost that does not grow with the memory mapped here (that of an orphan does). Any thread may, and no handler of
  * ours runs in the new process. Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and
- * `step` (may be NULL) says what failed: making a process, its settings, or executing the program. */
+ * `step` (may be NULL) says what failed: making a process, its settings, its directory or limits, or executing the program. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
 /* Go on in a new process: as fork(), 0 in it. All signals are blocked there, so that no handler of ours runs. For processes without
@@ -79,6 +87,8 @@ int base_watch_process(int pid);
 bool base_process_ended(pid_t pid, siginfo_t *how);
 /* Wait for a child's end and reap it: what waitpid() says of it; 0 when it is no child (any more). */
 int base_process_reap(pid_t pid);
+/* The same, with what it and those that it has waited for have used. */
+int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* of that, the exit status as a shell has it: 128 + N when signal N ended it */
 void base_adopt(void);            /* what dead children leave running becomes ours, where the system knows that */
 
