@@ -354,6 +354,18 @@ void base_process_null(int count)
         close(null);
 }
 
+void base_close_from(int lowest)
+{
+#if defined(SYS_close_range)
+    if (syscall(SYS_close_range, lowest, ~0u, 0) == 0)
+        return;
+#endif
+    struct rlimit most;
+    int end = getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < 65536 ? (int)most.rlim_cur : 65536;
+    for (int fd = lowest; fd < end; fd++)
+        close(fd);
+}
+
 void base_process_set_apart(const char *name)
 {
     setsid();

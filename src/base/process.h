@@ -75,6 +75,7 @@ pid_t base_process_fork(void);
 /* In such a process, when it is to outlive what happens to its starter: out of reach of its terminal and group, and with none of its
  * streams. `name` is for lists of processes. */
 void base_process_set_apart(const char *name);
+void base_close_from(int lowest);  /* all descriptors from that number on */
 void base_process_null(int count); /* the descriptors 0 to count - 1 are /dev/null */
 /* In a new process: gets `signal` when `parent` ends, where the system knows that. False: it has ended already. */
 bool base_end_with(pid_t parent, int signal);

@@ -8,6 +8,7 @@
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
 #include "fabric/transports.h"
+#include "gateway/gateway.h"
 #include "gpu/gpu.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
@@ -55,6 +56,7 @@ static int delist(struct weft_node *w)
 /* Leave what is below links and threads: also the end of a weft_open() that failed. */
 static void take_apart(struct weft_node *w)
 {
+    gateway_leave(w);
     gpu_end(w);
     fab_stop(w);
     fab_run_close(w);
@@ -92,9 +94,15 @@ int weft_open(weft_node **out, const weft_config *config)
         .system_bytes = sync_system_bytes(s.size),
         .pool = s.pool,
     };
-    rc = fab_create(&w, &fab);
+    struct gateway_groups *groups;
+    rc = gateway_prepare(s.serve, &groups);
     if (rc)
         goto out;
+    rc = fab_create(&w, &fab);
+    if (rc) {
+        gateway_groups_close(groups);
+        goto out;
+    }
     /* Rooms with handlers come before the joining: a peer that is faster may send at once. */
     rc = sync_open(w);
     if (!rc)
@@ -102,11 +110,17 @@ int weft_open(weft_node **out, const weft_config *config)
     if (!rc)
         rc = gpu_open(w);
     if (!rc)
+        rc = gateway_open(w, s.serve, groups);
+    else
+        gateway_groups_close(groups);
+    if (!rc)
         rc = cluster_join(w, &s);
     if (!rc)
         rc = fab_start(w);
     if (!rc)
         rc = fab_settle(w, base_deadline(s.join_timeout_ns));
+    if (!rc)
+        rc = gateway_start(w);
     if (rc) {
         take_apart(w);
         goto out;
@@ -127,6 +141,7 @@ int weft_close(weft_node *w)
     int rc = delist(w);
     if (rc)
         return rc;
+    gateway_leave(w);
     gpu_leave(w);
     /* One deadline for all: peers that are stuck keep us no longer than one would. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
