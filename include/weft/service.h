@@ -36,14 +36,15 @@ WEFT_API bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service
  * Errors: -EOPNOTSUPP no node has said before the deadline that it offers it; -EDEADLK it would wait in a handler. */
 WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns);
 
-/* Submit a record (weft/request.h) of this node's own pool. The op ends with the record's `status`.
- * Errors: -EFAULT the record or its data is not in this node's pool, or there is no such node; -EINVAL a field is wrong; -EOPNOTSUPP the
- * node does not offer the service; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ENOMEM no
- * memory; -ETIMEDOUT no room towards the node before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). */
+/* Submit a record (weft/request.h) of this node's own pool. The result of the op is the record's `status`.
+ * Errors: -EFAULT the record or its data is not in this node's pool, or there is no such node; -EINVAL a field is wrong; -EAGAIN too many
+ * requests are outstanding at the node; -ECONNRESET the node is gone; -ENOMEM no memory; -ETIMEDOUT no room towards the node, or no answer,
+ * before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). What the service answers is the result of the
+ * op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Stop waiting for the operation that was started with `op`: it ends with -ECANCELED, unless it has ended before. What was asked for may
- * have happened: a process that has been started for it is ended.
+/* Stop waiting for the operation that was started with `op`: its result is ECANCELED, negative, unless it has ended before. What was asked
+ * for may have happened: a process that has been started for it is ended.
  * Errors: -ENOENT no request or wait was started with this op, or it has ended. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
@@ -89,8 +90,11 @@ WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec
 
 /* The same, without waiting: the op is complete when the program runs or could not be started. `*out` is set at once, and is closed by
  * weft_process_close() even if the program could not be started; weft_process_wait() then has the error with its sentence.
- * Errors: those of weft_spawn(): -EINVAL, -E2BIG, -EOPNOTSUPP, -EAGAIN, -ENOMEM, -EFAULT, -ECONNRESET, -ENOBUFS, -ENETDOWN, -ETIMEDOUT at
- * once; all others as the result of the op. */
+ * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know, or more
+ * than WEFT_REQUEST_DATA_MAX bytes; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding at the node;
+ * -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone; -ETIMEDOUT no room towards the
+ * node, or no answer, before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). All others of weft_spawn()
+ * are results of the op. */
 WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op);
 
 /* Where it runs, and its number there (pid); 0 before it runs. */
@@ -119,15 +123,15 @@ WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_
  * -EPROTO that node sent what cannot be. */
 WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op);
 
-/* Write to its standard input (WEFT_SPAWN_STDIN). Waits until all bytes are on their way; `*put` (may be NULL) is how many are, also after an
- * error. With a time-out of 0: as many as there is room for, and -ETIMEDOUT leaves weft_error() as it was.
- * Errors: -EINVAL it has no such input; -EPIPE it has closed its input or ended, or weft_process_end_input() was called; -ETIMEDOUT not all
- * were on their way before the deadline; -ECONNRESET the node that runs it is gone; -ENOMEM no memory; -EDEADLK it would wait in a
- * handler. */
+/* Write to its standard input (WEFT_SPAWN_STDIN). Waits until all bytes are on their way; `*put` (may be NULL) is how many are, also after
+ * an error. With a time-out of 0: as many as there is room for, and -ETIMEDOUT leaves weft_error() as it was. Errors: -EINVAL it has no
+ * such input; -EPIPE it has closed its input or ended, or weft_process_end_input() was called; -ETIMEDOUT not all were on their way before
+ * the deadline; -ECONNRESET the node that runs it is gone; -ENOMEM no memory; -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
 /* No more input comes: the program sees the end of its input when it has read what was written.
- * Errors: -EINVAL it has no such input; -ENOMEM no memory. */
+ * Errors: -EINVAL it has no such input; -ETIMEDOUT the node has not started it before the deadline; -ENOMEM no memory; -EDEADLK it would
+ * wait for the start in a handler. */
 WEFT_API int weft_process_end_input(weft_process *p);
 
 /* Send a signal, as numbered where it runs, to its process group.
@@ -137,7 +141,7 @@ WEFT_API int weft_process_end_input(weft_process *p);
 WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns);
 
 /* Forget it: nobody may use the handle any more. If it still runs, its group is killed, unless it is detached; what a detached one writes
- * from then on is dropped. Operations under way on the handle end with -ECANCELED. NULL is allowed. Does not wait.
+ * from then on is dropped. The result of operations under way on the handle is ECANCELED, negative. NULL is allowed. Does not wait.
  * Errors: -EBUSY a thread waits in a call for it. */
 WEFT_API int weft_process_close(weft_process *p);
 
@@ -176,13 +180,12 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
  * -EDEADLK it would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
-/* Fill `out` with up to `max` names; `*count` is how many there were. `*next` says where to go on: 0 at first, and 0 when there are no more.
- * Names that come or go between two calls may be missed, or listed twice.
- * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
- * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
- * pool; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
-WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next,
-                            int64_t timeout_ns);
+/* Fill `out` with up to `max` names; `*count` is how many there were. `*next` says where to go on: 0 at first, and 0 when there are no
+ * more. Names that come or go between two calls may be missed, or listed twice. Errors: -EINVAL `max` is 0; -EFAULT there is no such node;
+ * -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone;
+ * -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENOBUFS in a handler, too much is queued; -ENETDOWN
+ * no route (tb); -EDEADLK it would wait in a handler. */
+WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus
 }

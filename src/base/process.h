@@ -55,11 +55,11 @@ struct base_process {
     int end_with;                  /* the signal it gets when the thread that starts it ends, where the system knows that; 0: none */
     /* Signals with a handler here have their default there, and ignored ones stay ignored, but these are as they were saved; NULL: none. */
     const struct base_dispositions *dispositions;
-    const sigset_t *mask;       /* blocked there; NULL: as here */
+    const sigset_t *mask; /* blocked there; NULL: as here */
     const struct base_limit *limits;
     unsigned limit_count;
-    const char *directory;      /* where it runs; NULL: here. A `path` that does not begin with / counts from there */
-    bool orphan;                /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
+    const char *directory; /* where it runs; NULL: here. A `path` that does not begin with / counts from there */
+    bool orphan;           /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
     /* Where its number is written before it runs, so that whoever outlives this process knows it; memory that they share, or NULL. On macOS
      * it is written after. 0 again when it does not start. */
     _Atomic int32_t *number;

@@ -188,7 +188,8 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
         return rc;
     const char *directory = spec->directory ? spec->directory : "";
     uint64_t limits = spec->limit_count * sizeof(weft_process_limit);
-    uint64_t bytes = limits + strlen(spec->program) + strlen(directory) + 2 + texts_bytes(spec->argv, &argc) + texts_bytes(spec->env, &envc);
+    uint64_t bytes =
+        limits + strlen(spec->program) + strlen(directory) + 2 + texts_bytes(spec->argv, &argc) + texts_bytes(spec->env, &envc);
     if (bytes > WEFT_REQUEST_DATA_MAX)
         return base_fail(-E2BIG, "weft_spawn() of '%s': its arguments and environment have %llu bytes; at most %u", spec->program,
                          (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);

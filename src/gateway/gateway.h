@@ -16,7 +16,7 @@
  *   run.c       the process service: one process of an asker
  *   process.c   the process service
  *   name.c      the name service
- *   handle.c    the asker's processes
+ *   handle.c    the asker's processes (handle_bytes.c: their input and output; handle_record.c: of records)
  *   names.c     the asker's names
  *   services.c  the table of services
  *   record.c    records of programs and kernels
@@ -120,9 +120,9 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
 bool gateway_posts_flush(struct gateway *g); /* true: some are left */
 
 /* --- stream.c --- */
-#define GATEWAY_RING      (UINT64_C(64) << 10)
+#define GATEWAY_RING       (UINT64_C(64) << 10)
 #define GATEWAY_RING_LEAST (UINT64_C(4) << 10)
-#define GATEWAY_RING_MOST (UINT64_C(16) << 20)
+#define GATEWAY_RING_MOST  (UINT64_C(16) << 20)
 /* What is to be sent when the lock is no longer held. */
 struct gateway_credit {
     uint32_t node;
@@ -132,21 +132,21 @@ struct gateway_credit {
  * sent): the ring holds what is between them. */
 struct gateway_stream {
     struct gateway *g;
-    uint64_t id, peer; /* here, and at the other end; 0: not known yet */
-    uint32_t node;     /* the other end's */
-    bool sends;        /* it is this end that sends */
-    bool ended;        /* the last bytes have come, or were sent */
-    bool shut;         /* nobody reads any more */
-    bool busy;         /* a thread reads or writes */
-    int status;        /* of the end; a negative errno: the bytes are not all */
-    weft_gaddr ring;   /* in the reader's pool */
-    uint64_t bytes;    /* of it: a power of two */
-    uint8_t *memory;   /* the ring; NULL: it cannot be reached from here by loads and stores */
+    uint64_t id, peer;          /* here, and at the other end; 0: not known yet */
+    uint32_t node;              /* the other end's */
+    bool sends;                 /* it is this end that sends */
+    bool ended;                 /* the last bytes have come, or were sent */
+    bool shut;                  /* nobody reads any more */
+    bool busy;                  /* a thread reads or writes */
+    int status;                 /* of the end; a negative errno: the bytes are not all */
+    weft_gaddr ring;            /* in the reader's pool */
+    uint64_t bytes;             /* of it: a power of two */
+    uint8_t *memory;            /* the ring; NULL: it cannot be reached from here by loads and stores */
     uint64_t first, last, told; /* told: how much credit the sender was given */
     /* Something of this has changed. Called with the lock held. */
     void (*moved)(struct gateway_stream *s);
     void *arg;
-    struct gateway_credit due; /* what moved() leaves to be sent */
+    struct gateway_credit due;         /* what moved() leaves to be sent */
     struct gateway_stream *next_moved; /* the server's */
     bool listed;
 };
@@ -206,8 +206,8 @@ struct gateway_question {
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
 /* Nobody waits any more, for this reason; 0: tell() is not called. False: it has been answered. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
-/* Ask, and wait for the answer: its status, with a sentence. `out` may be NULL; its payload is not kept, but goes to `payload` (may be NULL;
- * `payload_len`: room, then what there was). */
+/* Ask, and wait for the answer: its status, with a sentence. `out` may be NULL; its payload is not kept, but goes to `payload` (may be
+ * NULL; `payload_len`: room, then what there was). */
 int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t timeout_ns, struct gateway_result *out, void *payload,
                      size_t *payload_len);
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
@@ -249,8 +249,8 @@ struct gateway_service {
     void (*cancel)(void *state, struct gateway_call *c); /* answer it now */
     void (*gone)(void *state, uint32_t node);            /* its requests have been cancelled */
     int64_t (*tick)(void *state, int64_t now);           /* NULL: none. Returns after how many ns to call it again at the latest */
-    /* The asker's end of records, on any thread; all may be NULL. submit(): does what needs no server, and prepares what does. 1: it goes on
-     * to the server; else the status of the answer, whose words are in r->result. `arg` is for told(): turns the answer into r->result,
+    /* The asker's end of records, on any thread; all may be NULL. submit(): does what needs no server, and prepares what does. 1: it goes
+     * on to the server; else the status of the answer, whose words are in r->result. `arg` is for told(): turns the answer into r->result,
      * with the room's lock held. late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
@@ -275,7 +275,7 @@ struct gateway_groups *gateway_server_groups(struct gateway_server *s);
 struct gateway_listener {
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
-void gateway_server_moved(struct gateway_stream *s); /* with `arg`: a gateway_listener */
+void gateway_server_moved(struct gateway_stream *s);                                 /* with `arg`: a gateway_listener */
 void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* before such a stream is closed */
 
 /* --- block.c --- */

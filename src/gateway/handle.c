@@ -1,40 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's processes: what weft_process stands for. All that other threads and messages change is under the room's lock.
+ * The asker's processes: how they are started, followed, and forgotten.
  */
-#include "gateway/gateway.h"
+#include "gateway/handle.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum handle_state { HANDLE_STARTING, HANDLE_RUNS, HANDLE_OVER };
-
-struct handle_wait {
-    struct handle_wait *next;
-    weft_op *op;
-};
-struct handle_read { /* an operation that waits for output */
-    void *buf;
-    size_t len, *got;
-    weft_op *op; /* NULL: there is none */
-};
-struct weft_process {
-    struct gateway *g;
-    struct weft_process *next_failed;
-    uint64_t id, there, ask; /* here, at the node that runs it, and the request that started it */
-    uint32_t node, pid, users;
-    enum handle_state state;
-    bool of_record; /* records may name it */
-    int error;      /* it could not be started, or is lost */
-    char *text;     /* the sentence of that; NULL: none came */
-    struct gateway_stream *out[2], *in;
-    bool wants_in, ended_in;
-    uint64_t in_there, in_ring, in_bytes; /* of its input, as the server has said */
-    weft_exit exit;
-    struct handle_wait *waits;
-    struct handle_read reads[2];
-};
 
 /* --- with the lock held --- */
 
@@ -49,7 +21,7 @@ static void handle_over(struct weft_process *p, int error)
     }
 }
 
-static void handle_told(struct weft_process *p, const struct gateway_result *r)
+void handle_told(struct weft_process *p, const struct gateway_result *r)
 {
     if (p->state != HANDLE_STARTING)
         return;
@@ -73,7 +45,7 @@ static void spawn_told(struct gateway *g, const struct gateway_ask *a, const str
 }
 
 /* As much as there is, in one piece. -EAGAIN: nothing now. */
-static int read_some(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due)
+int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due)
 {
     const uint8_t *at;
     uint64_t n = gateway_stream_next(s, &at);
@@ -87,13 +59,13 @@ static int read_some(struct gateway_stream *s, void *buf, size_t len, size_t *go
     return 0;
 }
 
-static void handle_moved(struct gateway_stream *s)
+void handle_moved(struct gateway_stream *s)
 {
     struct weft_process *p = s->arg;
     struct handle_read *read = &p->reads[s == p->out[1]];
     if (s->sends || !read->op)
         return;
-    int rc = read_some(s, read->buf, read->len, read->got, &s->due);
+    int rc = handle_read(s, read->buf, read->len, read->got, &s->due);
     if (rc == -EAGAIN)
         return;
     weft_op *op = read->op;
@@ -114,7 +86,7 @@ static void handle_free(struct weft_process *p)
 }
 
 /* The handle of a process that `r` is to start, and the rings of its output, which `r` then names. */
-static int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
+int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
 {
     if (r->node >= g->w->size)
         return base_fail(-EFAULT, "there is no node %u to run a program: the cluster has %u", r->node, g->w->size);
@@ -219,7 +191,7 @@ int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, 
     return 0;
 }
 
-static bool has_started(void *arg)
+bool handle_has_started(void *arg)
 {
     struct weft_process *p = arg;
     base_spin_lock(&p->g->lock);
@@ -228,7 +200,7 @@ static bool has_started(void *arg)
     return started;
 }
 
-static int handle_error(struct weft_process *p)
+int handle_error(struct weft_process *p)
 {
     const weft_request r = {.service = WEFT_SERVICE_PROCESS, .node = p->node};
     return gateway_ask_status(p->g, &r, p->error, p->text);
@@ -246,7 +218,7 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
     fab_limit(before);
     if (rc)
         return rc;
-    rc = fab_wait(w, has_started, p, deadline);
+    rc = fab_wait(w, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
         rc = base_fail(rc, "node %u has not started '%s' before the deadline; the request is cancelled", node, spec->program);
     else if (!rc)
@@ -281,7 +253,7 @@ static void handle_use(struct weft_process *p, int users)
     base_spin_unlock(&p->g->lock);
 }
 
-static int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline)
+int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     handle_use(p, 1);
     int rc = fab_wait(p->g->w, ready, arg, deadline);
@@ -290,7 +262,7 @@ static int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, in
 }
 
 /* These waits last as long as the node lives, unless somebody has set a deadline. */
-static int64_t wait_until(const struct weft_process *p, int64_t timeout_ns)
+int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);
 }
@@ -306,7 +278,7 @@ static bool is_over(void *arg)
 
 int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns)
 {
-    int rc = handle_wait(p, is_over, p, wait_until(p, timeout_ns));
+    int rc = handle_wait(p, is_over, p, handle_until(p, timeout_ns));
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "process %u of node %u has not ended before the deadline", p->pid, p->node);
     if (!rc)
@@ -338,190 +310,6 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
     return 0;
 }
 
-/* --- output --- */
-
-static struct gateway_stream *output_of(struct weft_process *p, uint32_t which)
-{
-    return which == 1 || which == 2 ? p->out[which - 1] : NULL;
-}
-
-static int no_output(const struct weft_process *p, uint32_t which)
-{
-    return base_fail(-EINVAL, "process %u of node %u has no output %u that comes here: it is started with WEFT_SPAWN_%s for that", p->pid,
-                     p->node, which, which == 2 ? "STDERR" : "STDOUT");
-}
-
-static int read_error(const struct weft_process *p, uint32_t which, int rc)
-{
-    if (rc == -EBUSY)
-        return base_fail(rc, "output %u of process %u of node %u: another read is under way", which, p->pid, p->node);
-    return rc ? base_fail(rc, "output %u of process %u of node %u: %s", which, p->pid, p->node,
-                          rc == -ECONNRESET ? "the node is gone" : base_strerror(rc))
-              : 0;
-}
-
-static bool has_output(void *arg)
-{
-    struct gateway_stream *s = arg;
-    base_spin_lock(&s->g->lock);
-    bool some = s->first != s->last || s->ended;
-    base_spin_unlock(&s->g->lock);
-    return some;
-}
-
-int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns)
-{
-    struct gateway *g = p->g;
-    struct gateway_stream *s = output_of(p, which);
-    *got = 0;
-    if (!s)
-        return no_output(p, which);
-    if (!len)
-        return 0;
-    base_spin_lock(&g->lock);
-    bool busy = s->busy;
-    s->busy = true;
-    base_spin_unlock(&g->lock);
-    if (busy)
-        return read_error(p, which, -EBUSY);
-    int rc = handle_wait(p, has_output, s, wait_until(p, timeout_ns));
-    if (rc == -ETIMEDOUT && timeout_ns)
-        base_fail(rc, "output %u of process %u of node %u: nothing came before the deadline", which, p->pid, p->node);
-    const uint8_t *at = NULL;
-    struct gateway_credit due = {0};
-    base_spin_lock(&g->lock);
-    uint64_t n = rc ? 0 : gateway_stream_next(s, &at);
-    int status = s->status;
-    base_spin_unlock(&g->lock);
-    n = n < len ? n : len;
-    if (n)
-        memcpy(buf, at, n); /* it stays as it is until it is taken */
-    base_spin_lock(&g->lock);
-    if (n)
-        gateway_stream_take(s, n, &due);
-    s->busy = false;
-    base_spin_unlock(&g->lock);
-    gateway_credit_give(g, &due);
-    *got = (size_t)n;
-    return rc ? rc : n ? 0 : read_error(p, which, status);
-}
-
-int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op)
-{
-    struct gateway *g = p->g;
-    struct gateway_stream *s = output_of(p, which);
-    struct gateway_credit due = {0};
-    if (!s)
-        return no_output(p, which);
-    fab_pending(op, p->node);
-    base_spin_lock(&g->lock);
-    int rc = s->busy ? -EBUSY : read_some(s, buf, len, got, &due);
-    if (rc == -EAGAIN) {
-        s->busy = true;
-        p->reads[which - 1] = (struct handle_read){buf, len, got, op};
-    }
-    base_spin_unlock(&g->lock);
-    gateway_credit_give(g, &due);
-    if (rc != -EAGAIN)
-        fab_complete(op, rc);
-    return rc == -EAGAIN ? 0 : read_error(p, which, rc);
-}
-
-/* --- input --- */
-
-/* The stream to its input: 0, or -EINVAL, -EPIPE; 1: it has not started yet. */
-static int open_input(struct weft_process *p)
-{
-    if (!p->wants_in)
-        return base_fail(-EINVAL, "process %u of node %u has no input that comes from here: it is started with WEFT_SPAWN_STDIN for that",
-                         p->pid, p->node);
-    if (!has_started(p))
-        return 1;
-    if (p->in)
-        return 0;
-    if (p->state == HANDLE_OVER || !p->in_bytes)
-        return -EPIPE;
-    int rc = gateway_stream_write(p->g, p->node, p->in_there, p->in_ring, p->in_bytes, handle_moved, p, &p->in);
-    return rc == -EINVAL ? -EPIPE : rc;
-}
-
-static int write_error(struct weft_process *p, int rc)
-{
-    if (rc == -EPIPE && p->error)
-        return handle_error(p);
-    return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
-}
-
-/* As much as there is room for: how much. */
-static size_t write_some(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc)
-{
-    struct iovec piece[2];
-    uint64_t room = gateway_stream_room(s, piece);
-    size_t n = room < len ? (size_t)room : len;
-    if (n && s->memory) {
-        size_t one = n < piece[0].iov_len ? n : piece[0].iov_len;
-        memcpy(piece[0].iov_base, buf, one);
-        if (n > one)
-            memcpy(piece[1].iov_base, buf + one, n - one);
-    }
-    if (n)
-        *rc = gateway_stream_send(s, buf, n, false, 0);
-    return *rc ? 0 : n;
-}
-
-static bool has_room(void *arg)
-{
-    struct gateway_stream *s = arg;
-    base_spin_lock(&s->g->lock);
-    bool room = s->shut || s->ended || s->last - s->first < s->bytes;
-    base_spin_unlock(&s->g->lock);
-    return room;
-}
-
-int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put, int64_t timeout_ns)
-{
-    int64_t deadline = fab_timeout(p->g->w, timeout_ns);
-    size_t done = 0;
-    int rc = open_input(p);
-    if (rc == 1) {
-        rc = handle_wait(p, has_started, p, deadline);
-        rc = rc ? rc : open_input(p);
-    }
-    while (!rc && done < len) {
-        done += write_some(p->in, (const uint8_t *)buf + done, len - done, &rc);
-        if (rc || done == len)
-            break;
-        rc = handle_wait(p, has_room, p->in, deadline);
-        base_spin_lock(&p->g->lock);
-        rc = rc ? rc : p->in->shut || p->in->ended ? -EPIPE : 0;
-        base_spin_unlock(&p->g->lock);
-    }
-    if (put)
-        *put = done;
-    if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes are on their way", p->pid,
-                         p->node, done, len);
-    return write_error(p, rc);
-}
-
-int weft_process_end_input(weft_process *p)
-{
-    int rc = open_input(p);
-    if (rc == 1) {
-        rc = handle_wait(p, has_started, p, fab_timeout(p->g->w, WEFT_TIMEOUT_DEFAULT));
-        if (rc == -ETIMEDOUT)
-            return base_fail(rc, "node %u has not started the process before the deadline", p->node);
-        rc = rc ? rc : open_input(p);
-    }
-    if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)
-        return rc == -EPIPE ? 0 : rc; /* it reads no more anyway */
-    if (!rc && !p->ended_in) {
-        p->ended_in = true;
-        rc = gateway_stream_send(p->in, NULL, 0, true, 0);
-    }
-    return rc == -ECONNRESET ? 0 : rc;
-}
-
 /* --- signals, the end --- */
 
 int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
@@ -529,7 +317,7 @@ int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
     if (signal < 0 || signal >= NSIG)
         return base_fail(-EINVAL, "there is no signal %d", signal);
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
-    int rc = handle_wait(p, has_started, p, deadline);
+    int rc = handle_wait(p, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "node %u has not started the process before the deadline", p->node);
     if (rc)
@@ -671,108 +459,4 @@ void gateway_handles_free(struct gateway *g)
         free(p);
     }
     gateway_table_free(&g->processes);
-}
-
-/* --- records --- */
-
-/* One that a record may name. With the lock held. */
-static struct weft_process *of_record(struct gateway *g, const weft_request *r)
-{
-    struct weft_process *p = gateway_table_find(&g->processes, r->handle);
-    return p && p->of_record ? p : NULL;
-}
-
-void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data)
-{
-    (void)data;
-    struct weft_process *p = r->kind == WEFT_PROCESS_SPAWN ? gateway_table_find(&g->processes, arg) : NULL;
-    if (!p)
-        return;
-    handle_told(p, result);
-    r->result[0] = p->id;
-    r->result[1] = p->pid;
-    if (!result->status)
-        return;
-    gateway_table_remove(&g->processes, p->id);
-    p->next_failed = g->failed;
-    g->failed = p;
-    fab_kick(g->w);
-}
-
-static int record_wait(const struct weft_process *p, weft_request *r)
-{
-    if (p->state != HANDLE_OVER)
-        return -EAGAIN;
-    r->result[0] = (uint64_t)p->exit.status;
-    r->result[1] = (uint64_t)p->exit.signal;
-    r->result[2] = p->exit.timed_out;
-    r->result[3] = (uint64_t)p->exit.user_ns;
-    r->result[4] = (uint64_t)p->exit.system_ns;
-    r->result[5] = p->exit.memory_bytes;
-    return p->error;
-}
-
-static int record_output(struct weft_process *p, weft_request *r, struct gateway_credit *due)
-{
-    struct gateway_stream *s = r->arg[0] <= 2 ? output_of(p, (uint32_t)r->arg[0]) : NULL;
-    const uint8_t *at;
-    if (!s)
-        return -EINVAL;
-    uint64_t n = gateway_stream_next(s, &at);
-    if (r->kind == WEFT_PROCESS_TAKE) {
-        if (r->arg[1] > s->last - s->first)
-            return -EINVAL;
-        gateway_stream_take(s, r->arg[1], due);
-        return 0;
-    }
-    r->result[0] = n ? s->ring + (s->first & (s->bytes - 1)) : 0;
-    r->result[1] = n;
-    return n ? 0 : s->ended ? s->status : -EAGAIN;
-}
-
-static int record_write(struct weft_process *p, weft_request *r, const void *data)
-{
-    int rc = open_input(p);
-    if (rc || !r->data_bytes)
-        return rc == 1 ? -EAGAIN : rc ? rc : weft_process_end_input(p);
-    size_t n = write_some(p->in, data, r->data_bytes, &rc);
-    r->result[0] = n;
-    return rc ? rc : n ? 0 : has_room(p->in) ? -EPIPE : -EAGAIN;
-}
-
-/* Records of one process come one at a time, so it is not closed meanwhile by another. */
-int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    struct gateway_credit due = {0};
-    struct weft_process *p;
-    int rc;
-    memset(r->result, 0, sizeof r->result);
-    if (r->kind == WEFT_PROCESS_SPAWN) {
-        rc = handle_new(g, r, true, &p);
-        *arg = rc ? 0 : p->id;
-        return rc ? rc : 1;
-    }
-    base_spin_lock(&g->lock);
-    p = of_record(g, r);
-    switch (p ? r->kind : 0) {
-    case 0: rc = -ENOENT; break;
-    case WEFT_PROCESS_WAIT: rc = record_wait(p, r); break;
-    case WEFT_PROCESS_OUTPUT:
-    case WEFT_PROCESS_TAKE: rc = record_output(p, r, &due); break;
-    case WEFT_PROCESS_SIGNAL:
-        rc = p->state == HANDLE_STARTING ? -EAGAIN : p->state == HANDLE_OVER ? -ESRCH : 1;
-        r->node = p->node;
-        r->handle = p->there;
-        break;
-    case WEFT_PROCESS_WRITE:
-    case WEFT_PROCESS_CLOSE: rc = 1; break;
-    default: rc = -EINVAL; break;
-    }
-    base_spin_unlock(&g->lock);
-    gateway_credit_give(g, &due);
-    if (rc == 1 && r->kind == WEFT_PROCESS_WRITE)
-        rc = record_write(p, r, data);
-    else if (rc == 1 && r->kind == WEFT_PROCESS_CLOSE)
-        rc = weft_process_close(p);
-    return rc;
 }

@@ -42,8 +42,8 @@ static int record_check(struct gateway *g, struct record *x)
 {
     const weft_request *r = &x->r;
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-EINVAL, "a request's record has version %u, id %llu, a time-out of %lld ns, %llu bytes of data: wrong", r->version,
-                         (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
+        return base_fail(-EINVAL, "a request's record has version %u, id %llu, a time-out of %lld ns, %llu bytes of data: wrong",
+                         r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
     for (const struct gateway_service *const *s = g->services; *s; s++)
         if ((*s)->number == r->service)
             x->service = *s;
@@ -79,15 +79,11 @@ static int record_start(struct gateway *g, struct record *x, weft_op *op)
         return 0;
     }
     /* What a service writes into data it does where the data lies; what it reads there, the record's owner leaves alone. */
-    rc = gateway_ask(g,
-                     &(struct gateway_question){.record = &x->r,
-                                                .data = x->data,
-                                                .tell = record_told,
-                                                .late = x->service->late,
-                                                .arg = x,
-                                                .op = op,
-                                                .post = x->call != NULL},
-                     NULL);
+    rc = gateway_ask(
+        g,
+        &(struct gateway_question){
+            .record = &x->r, .data = x->data, .tell = record_told, .late = x->service->late, .arg = x, .op = op, .post = x->call != NULL},
+        NULL);
     if (!rc)
         return 0;
     const struct gateway_result failed = {.status = rc};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The bytes of one process: from its pipes to the asker's rings, and from a ring (or memory) to its input. Where a ring is in reach, read(2)
- * puts the bytes straight into the asker's pool. A pipe is left alone while there is no room for what it holds.
+ * The bytes of one process: from its pipes to the asker's rings, and from a ring (or memory) to its input. Where a ring is in reach,
+ * read(2) puts the bytes straight into the asker's pool. A pipe is left alone while there is no room for what it holds.
  */
 #include "gateway/run.h"
 

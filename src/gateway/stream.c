@@ -79,7 +79,7 @@ void gateway_stream_close(struct gateway_stream *s)
     if (shut) /* a writer that is not known yet is told when its first bytes come */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
     if (cut)
-        (void)gateway_stream_send(s, NULL, 0, true, -ECONNABORTED);
+        (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (!s->sends)
         weft_free(g->w, s->ring);
     free(s);

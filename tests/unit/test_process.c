@@ -349,11 +349,11 @@ static void forks_without_handlers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_programs_as_a_shell), cmocka_unit_test(says_what_does_not_start),
-        cmocka_unit_test(has_its_directory_and_limits),
-        cmocka_unit_test(places_descriptors),        cmocka_unit_test(passes_nothing_else_on),
-        cmocka_unit_test(gives_signals_back),        cmocka_unit_test(leads_a_group_or_a_session),
-        cmocka_unit_test(follows_and_ends),          cmocka_unit_test(forks_without_handlers),
+        cmocka_unit_test(finds_programs_as_a_shell),    cmocka_unit_test(says_what_does_not_start),
+        cmocka_unit_test(has_its_directory_and_limits), cmocka_unit_test(places_descriptors),
+        cmocka_unit_test(passes_nothing_else_on),       cmocka_unit_test(gives_signals_back),
+        cmocka_unit_test(leads_a_group_or_a_session),   cmocka_unit_test(follows_and_ends),
+        cmocka_unit_test(forks_without_handlers),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
