@@ -69,7 +69,7 @@ int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t ti
 
 /* --- asking --- */
 
-static int ask_send(struct gateway *g, const struct gateway_question *q, const struct gateway_ask *a)
+static int ask_send(struct gateway *g, const struct gateway_question *q, uint64_t id)
 {
     uint8_t payload[WEFT_PAYLOAD_MAX];
     const weft_request *r = q->record;
@@ -77,7 +77,7 @@ static int ask_send(struct gateway *g, const struct gateway_question *q, const s
     memcpy(payload, r, sizeof *r);
     if (inside)
         memcpy(payload + sizeof *r, q->data, inside);
-    struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {a->id}};
+    struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {id}};
     if (q->data && r->data_bytes > inside)
         m.word[1] = XXH3_64bits(q->data, (size_t)r->data_bytes);
     if (q->post)
@@ -124,33 +124,36 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
                               .arg = q->arg,
                               .data = q->owned};
     bool soon = false;
+    uint64_t number;
+    if (q->op)
+        fab_pending(q->op, r->node);
     base_spin_lock(&g->lock);
     bool room = g->outstanding[r->node] < WEFT_REQUESTS_MAX;
-    a->id = room ? gateway_table_add(&g->asks, a) : 0;
-    if (a->id) {
+    number = a->id = room ? gateway_table_add(&g->asks, a) : 0;
+    if (number) {
         g->outstanding[r->node]++;
         soon = a->deadline < g->next_deadline;
         g->next_deadline = soon ? a->deadline : g->next_deadline;
     }
     base_spin_unlock(&g->lock);
-    if (!a->id) {
+    int rc;
+    if (!number) {
         free(a);
-        return room ? base_fail(-ENOMEM, "no memory for a request to node %u", r->node)
-                    : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
+        rc = room ? base_fail(-ENOMEM, "no memory for a request to node %u", r->node)
+                  : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
+        goto out;
     }
-    uint64_t number = a->id;
+    /* From here on the node may go, or answer: then it is told of, and freed. */
     if (id)
         *id = number;
-    if (q->op)
-        fab_pending(q->op, r->node);
     if (soon)
         fab_kick(g->w);
-    int rc = ask_send(g, q, a); /* it may be answered, and freed, before this returns */
+    rc = ask_send(g, q, number);
     if (!rc)
         return 0;
     base_spin_lock(&g->lock);
     a = gateway_table_find(&g->asks, number);
-    bool told = !a || a->told; /* its node is gone, and tell() was called */
+    bool told = !a || a->told;
     if (a) {
         gateway_table_remove(&g->asks, number);
         g->outstanding[r->node]--;
@@ -160,9 +163,12 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
         a->data = told ? a->data : WEFT_NULL;
         ask_free(g, a);
     }
-    if (!told && q->op)
+    if (told)
+        return 0;
+out:
+    if (q->op)
         fab_complete(q->op, rc);
-    return told ? 0 : rc;
+    return rc;
 }
 
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why)

@@ -222,7 +222,7 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
     if (rc == -ETIMEDOUT)
         rc = base_fail(rc, "node %u has not started '%s' before the deadline; the request is cancelled", node, spec->program);
     else if (!rc)
-        rc = p->state == HANDLE_OVER && p->pid == 0 ? handle_error(p) : 0;
+        rc = weft_process_pid(p) == 0 ? handle_error(p) : 0;
     if (rc) {
         weft_process_close(p);
         return rc;

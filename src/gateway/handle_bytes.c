@@ -107,7 +107,10 @@ int handle_input(struct weft_process *p)
         return 1;
     if (p->in)
         return 0;
-    if (p->state == HANDLE_OVER || !p->in_bytes)
+    base_spin_lock(&p->g->lock);
+    bool over = p->state == HANDLE_OVER;
+    base_spin_unlock(&p->g->lock);
+    if (over || !p->in_bytes)
         return -EPIPE;
     int rc = gateway_stream_write(p->g, p->node, p->in_there, p->in_ring, p->in_bytes, handle_moved, p, &p->in);
     return rc == -EINVAL ? -EPIPE : rc;
@@ -115,7 +118,10 @@ int handle_input(struct weft_process *p)
 
 static int write_error(struct weft_process *p, int rc)
 {
-    if (rc == -EPIPE && p->error)
+    base_spin_lock(&p->g->lock);
+    bool lost = p->error != 0;
+    base_spin_unlock(&p->g->lock);
+    if (rc == -EPIPE && lost)
         return handle_error(p);
     return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
 }
