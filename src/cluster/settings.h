@@ -38,6 +38,7 @@ enum id {
     LIVENESS,
     RECONNECT,
     SPIN,
+    SERVE,
     SSH,
     LOG,
     COUNT
