@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share. Each calls only those before it. First the protocol, which knows no device:
- *
- *   stream.c       frames, each delivered once and in order
- *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
- *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
- *
- * then what carries it:
+ * What the files of the tb transport share: what carries the frames of fabric/records/. Each calls only those before it:
  *
  *   device.c       devices, their memory and completion queues
  *   cable.c        the queue pairs to a neighbour
@@ -29,7 +23,7 @@
 
 #include "fabric/fabric.h"
 #include "fabric/stash.h"
-#include "fabric/tb/endpoint.h"
+#include "fabric/records/endpoint.h"
 #include "verbs/verbs.h"
 
 #define TB_DEVICES     8u /* the most devices of a node */

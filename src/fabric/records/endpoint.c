@@ -2,7 +2,7 @@
  *
  * The life of an endpoint, and what happens to it: see endpoint.h.
  */
-#include "fabric/tb/endpoint_private.h"
+#include "fabric/records/endpoint_private.h"
 
 #define TELL_GRANT (TB_MESSAGES / 4)
 

@@ -2,7 +2,7 @@
  *
  * See stream.h.
  */
-#include "fabric/tb/stream.h"
+#include "fabric/records/stream.h"
 
 #include <errno.h>
 #include <stddef.h>

@@ -8,12 +8,12 @@
  * frame is kept until the peer reports that it was executed. What is missing is seen from what arrives after it or, if nothing does, by
  * time.
  */
-#ifndef WEFT_TB_STREAM_H
-#define WEFT_TB_STREAM_H
+#ifndef WEFT_RECORDS_STREAM_H
+#define WEFT_RECORDS_STREAM_H
 
 #include <stddef.h>
 
-#include "fabric/tb/frame.h"
+#include "fabric/records/frame.h"
 #include "weft/fabric.h"
 
 #define TB_WINDOW 64u /* frames under way at most: as many as `early` has bits, plus one */

@@ -7,13 +7,13 @@
  * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer); what follows
  * the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not delay what needs none.
  */
-#ifndef WEFT_TB_ENDPOINT_H
-#define WEFT_TB_ENDPOINT_H
+#ifndef WEFT_RECORDS_ENDPOINT_H
+#define WEFT_RECORDS_ENDPOINT_H
 
 #include "fabric/atomic.h"
 #include "fabric/flush.h"
-#include "fabric/tb/bulk.h"
-#include "fabric/tb/stream.h"
+#include "fabric/records/bulk.h"
+#include "fabric/records/stream.h"
 
 #define TB_ASKS      256u        /* asks (requests that the peer answers) under way */
 #define TB_ASK_BYTES (32u << 10) /* the most bytes of a get that one ask requests */

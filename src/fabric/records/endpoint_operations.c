@@ -2,7 +2,7 @@
  *
  * The operations of an endpoint: at once as records while there is room, else as works in a backlog, in order.
  */
-#include "fabric/tb/endpoint_private.h"
+#include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
 
 #include <errno.h>
