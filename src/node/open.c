@@ -16,7 +16,7 @@
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
 /* Best first. A new one is a line here (see fabric/transports.h). */
-static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, NULL};
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, &fab_ofi, NULL};
 
 /* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
  * it is none any more. */
