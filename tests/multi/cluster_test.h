@@ -74,6 +74,9 @@ struct numbers {
 };
 void on_number(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg);
 
+/* Linux: this process is in the network namespace from now on. */
+void enter_namespace(const char *path);
+
 /* The command softverbs with these words, about the fabric of the test: what it prints, until the next call. It must succeed. */
 char *softverbs(const char *words);
 
