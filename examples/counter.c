@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * counter: all nodes add to one word at the same time, and nothing is lost.
+ * counter: all nodes add to one word at the same time, and no addition is lost.
  *
- * Shown: counters (weft_counter_add(), weft_counter_read()), the barrier, and weft_exchange(), by which all learn where
- * the counter is.
+ * It shows counters (weft_counter_add(), weft_counter_read()), the barrier, and weft_exchange(), by which all nodes get the address of the
+ * counter.
  *
  * Run:
  *     weft run -n 4 -- ./counter
@@ -32,7 +32,7 @@ int main(void)
     uint64_t all[WEFT_MAX_NODES], sum;
     check(weft_open(&w, NULL), "open");
 
-    if (weft_rank(w) == 0) { /* the counter is here */
+    if (weft_rank(w) == 0) { /* the counter is in node 0's pool */
         check(weft_alloc(w, sizeof(uint64_t), &counter), "alloc");
         memset(weft_ptr(w, counter, sizeof(uint64_t)), 0, sizeof(uint64_t));
     }
@@ -41,12 +41,12 @@ int main(void)
 
     for (int i = 0; i < TIMES; i++)
         check(weft_counter_add(w, counter, 1, NULL), "add");
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* everybody has added */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* after it, all nodes have added */
 
     check(weft_counter_read(w, counter, &sum), "read");
     if (weft_rank(w) == 0)
         printf("%u nodes added 1 to the counter %d times each: %llu\n", weft_size(w), TIMES, (unsigned long long)sum);
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* nobody leaves while others still read */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another still reads */
     check(weft_close(w), "close");
     return 0;
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * farm: node 0 puts 1000 tasks into a queue, all nodes work on them, and node 0 adds up the results. A task is to
- * count the primes among 10000 numbers, so the sum is the number of primes below ten million.
+ * farm: node 0 submits 1000 tasks to a queue, all nodes work on them, and node 0 adds up the results. A task counts the primes among 10000
+ * numbers, so the sum is the number of primes below ten million.
  *
- * Shown: the work queue, and that the result is right also when a node is killed in the middle: what it had claimed
- * is done by another, and no task counts twice.
+ * It shows the work queue, and that the result is right even if a node is killed: another node does the tasks that it had claimed, and no
+ * task counts twice.
  *
  * Run:
  *     weft run -n 4 -- ./farm
  * It prints:
  *     1000 tasks done: 664579 primes below 10000000
  *
- * The same with a node that kills itself in the middle of a task; or try `kill -9` on any node but node 0. The exit
- * status is then 137, that of the killed node, which `weft run` and the survivors report on standard error.
+ * The same with a node that kills itself while it has claimed tasks; you may also use `kill -9` on any node except node 0. The exit
+ * status is then 137, that of the killed node. `weft run` and the survivors report the death on standard error.
  * Run:
  *     weft run -n 4 -- ./farm 2
  * It prints:
@@ -29,8 +29,8 @@
 #include <weft.h>
 
 #define TASKS   1000
-#define NUMBERS 10000 /* a task */
-#define ROOT    3163  /* the square of this is above all numbers */
+#define NUMBERS 10000 /* numbers of a task */
+#define ROOT    3163  /* its square is larger than all numbers */
 
 static bool must_die;
 
@@ -42,7 +42,7 @@ static void check(int rc, const char *what)
     }
 }
 
-/* Strike out the multiples; what is left in [first, first + NUMBERS) is prime. */
+/* A sieve: numbers in [first, first + NUMBERS) that are not struck out as multiples are prime. */
 static int32_t count_primes(uint64_t first)
 {
     static bool struck[NUMBERS];
@@ -58,7 +58,7 @@ static int32_t count_primes(uint64_t first)
     return count;
 }
 
-/* Claim some tasks and do them. How many were claimed, or an error. */
+/* Claim some tasks and do them. Returns the number of tasks, or an error. */
 static int work(weft_queue *q, int64_t timeout_ns)
 {
     weft_lease claims[4];
@@ -66,13 +66,13 @@ static int work(weft_queue *q, int64_t timeout_ns)
     for (int i = 0; i < n; i++) {
         weft_result result = {.status = count_primes(claims[i].task.arg[0])};
         if (must_die)
-            raise(SIGKILL); /* claimed, done, and not said */
+            raise(SIGKILL); /* die with the task done but not completed */
         check(weft_complete(q, &claims[i], &result, 1, NULL), "complete");
     }
     return n;
 }
 
-/* Node 0: submit, then work like the others until all results are there. */
+/* Node 0: submit the tasks, then work like the other nodes until all results have arrived. */
 static void lead(weft_queue *q)
 {
     static weft_task tasks[TASKS];
@@ -86,7 +86,7 @@ static void lead(weft_queue *q)
         sent += n;
     }
     for (int got = 0; got < TASKS;) {
-        int worked = work(q, 0); /* -ETIMEDOUT: the others have the rest */
+        int worked = work(q, 0); /* -ETIMEDOUT: no task is left to claim */
         int n = weft_reap(q, done, TASKS, worked > 0 ? 0 : 10 * WEFT_MS);
         if (n != -ETIMEDOUT)
             check(n, "reap");

@@ -2,7 +2,7 @@
  *
  * hello: every node writes a line into the memory of node 0, which prints them.
  *
- * Shown: weft_exchange(), by which all learn an address of node 0, weft_put_signal(), and weft_wait_until().
+ * It shows weft_exchange(), by which all nodes get an address in node 0's pool, weft_put_signal(), and weft_wait_until().
  *
  * Run:
  *     weft run -n 4 -- ./hello
@@ -34,7 +34,7 @@ int main(void)
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
 
-    if (me == 0) { /* the board: a count of the greetings, then a line a node */
+    if (me == 0) { /* the board has a counter of the greetings, then a line for each node */
         size_t bytes = (1 + nodes) * LINE;
         check(weft_alloc(w, bytes, &board), "alloc");
         memset(weft_ptr(w, board, bytes), 0, bytes);
@@ -52,6 +52,6 @@ int main(void)
         for (uint32_t i = 0; i < nodes; i++)
             puts(lines + i * LINE);
     }
-    check(weft_close(w), "close"); /* sends what is not sent yet */
+    check(weft_close(w), "close"); /* also completes the put */
     return 0;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernels: kernels of all nodes hand a number around in a ring, and add to it. The processors only carry it.
+ * kernels: GPU kernels on all nodes pass a number around in a ring, and each adds 1 to it.
  *
- * Shown: opening a GPU (weft_gpu_open()), running a kernel on the GPU `host`, whose blocks are threads (weft_gpu_run()), and what kernels
- * call (weft/device.h). A kernel for CUDA makes the same calls (tests/gpu/kernels.cu).
+ * It shows how to open a GPU (weft_gpu_open()), how to run a kernel on the GPU `host`, whose blocks are threads (weft_gpu_run()), and the
+ * functions that kernels call (weft/device.h). A kernel for CUDA calls the same functions (tests/gpu/kernels.cu).
  *
  * Run:
  *     weft run -n 3 -- ./kernels
@@ -17,7 +17,7 @@
 
 #define ROUNDS 100
 
-/* At each node: the number, and a signal that tells how often it has come. */
+/* In each node's pool: the number, and a signal that counts how many times it has arrived. */
 struct place {
     uint64_t number, arrivals;
 };
@@ -32,7 +32,7 @@ static void check(int rc, const char *what)
 
 struct ring {
     uint64_t places[WEFT_MAX_NODES]; /* addresses */
-    int rc;                          /* how this node's kernel ended */
+    int rc;                          /* result of this node's kernel */
 };
 
 static void pass_on(const weft_device *d, void *arg)
@@ -47,7 +47,7 @@ static void pass_on(const weft_device *d, void *arg)
         if (rc)
             break;
         here->number++;
-        weft_device_op op; /* until it is complete, `here` belongs to weft */
+        weft_device_op op; /* the kernel must not change `here` before this is complete */
         rc = weft_device_put_signal(d, next, mine, 8, next + 8, 1, &op);
         if (!rc)
             rc = weft_device_wait(d, &op);

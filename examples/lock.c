@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * lock: a bank of two accounts in the memory of node 0. All nodes move money between them at once; under the lock the
- * sum stays what it was.
+ * lock: a bank with two accounts in the memory of node 0. All nodes move money between them at the same time. The lock keeps the sum
+ * unchanged.
  *
- * Shown: weft_lock(), weft_unlock(), and what has to come before the unlock: weft_flush(), so that the next holder
- * sees what we have written.
+ * It shows weft_lock(), weft_unlock(), and the weft_flush() before the unlock, which makes the writes visible to the next holder.
  *
  * Run:
  *     weft run -n 4 -- ./lock
@@ -40,7 +39,7 @@ static void transfer(weft_node *w, weft_gaddr bank, int64_t amount)
     b.account[0] -= amount;
     b.account[1] += amount;
     b.transfers++;
-    /* All but the lock, which is not ours to write. */
+    /* Write everything except the lock, which only the lock functions may change. */
     check(weft_put_blocking(w, bank + offsetof(struct bank, transfers), &b.transfers, sizeof b - offsetof(struct bank, transfers)), "put");
     check(weft_flush(w, weft_gaddr_node(bank), WEFT_TIMEOUT_DEFAULT), "flush");
     check(weft_unlock(w, bank + offsetof(struct bank, lock)), "unlock");

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * longest: a kernel for `weft map`, in a shared object of its own: where the longest line of the input is. It is built without the
- * library (cc -shared -fPIC longest.c -o longest.so): the command that loads it has what it calls.
+ * longest: a kernel for `weft map` in a shared object, which finds the longest line of the input. It is not linked with the library
+ * (cc -shared -fPIC longest.c -o longest.so): the command that loads it has the functions that it calls.
  *
- * Shown: weft_kernel with a fold. Each piece gives its longest line; these are folded, in the order of the input, into one.
+ * It shows a weft_kernel with a fold. For each piece the kernel outputs the longest line. The fold reduces these, in the order of the
+ * input, to one.
  *
  * Run:
  *     weft map --block 100 --kernel-from longest.so:longest LICENSE
@@ -53,7 +54,7 @@ static int print(const void *state, weft_out *out)
     return weft_out_write(out, text, (size_t)n);
 }
 
-WEFT_API extern const weft_kernel longest; /* the command looks for it by this name */
+WEFT_API extern const weft_kernel longest; /* the command finds it by this name */
 const weft_kernel longest = {
     .bytes = sizeof(weft_kernel),
     .name = "longest",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * ring: a token goes round the nodes twice; whoever has it prints one line and passes it on.
+ * ring: a token goes round the nodes twice. The node that has it prints a line and passes it on.
  *
- * Shown: weft_put_signal() as "here are the bytes, and now wake up": whoever sees the signal sees the bytes. And
- * weft_exchange(), by which each node learns where the next one wants them.
+ * It shows weft_put_signal(), which writes bytes and then adds to a signal, so that a node that sees the signal also sees the bytes; and
+ * weft_exchange(), by which each node gets the address at the next one.
  *
  * Run:
  *     weft run -n 4 -- ./ring
@@ -27,8 +27,8 @@
 
 /* What every node has in its pool. */
 struct place {
-    uint64_t signal; /* how often the token has come here */
-    uint64_t hops;   /* the token: hops so far */
+    uint64_t signal; /* how many times the token has arrived here */
+    uint64_t hops;   /* the token: the number of hops so far */
 };
 
 static void check(int rc, const char *what)
@@ -64,13 +64,13 @@ int main(void)
         fflush(stdout); /* before the next node can print */
         check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops, next + offsetof(struct place, signal), 1, NULL),
               "put");
-        check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* `hops` may go out of scope now */
+        check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* after it, the put no longer reads `hops` */
     }
     if (me == 0) {
         check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_TIMEOUT_DEFAULT), "wait");
         printf("home after %u hops\n", (unsigned)place->hops);
     }
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* nobody leaves while another still flushes to it */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another still flushes to it */
     check(weft_close(w), "close");
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * spans: weft from C++17. Every node fills a vector's worth of numbers in its own memory; node 0 fetches them all and
- * adds them up. The node and its buffers are objects that clean up after themselves.
+ * spans: uses weft from C++17. Every node writes numbers to a span in its own pool; node 0 gets the spans of all nodes and adds up the
+ * numbers. Destructors close the node and free the spans.
  *
  * Run:
  *     weft run -n 4 -- ./spans
@@ -19,7 +19,7 @@
 #include <vector>
 #include <weft.h>
 
-/* The name is free for a binding. */
+/* The C headers do not use this name, so that a C++ binding can. */
 namespace weft
 {
 
@@ -82,7 +82,7 @@ void run()
 
     span<uint64_t> mine(w.get(), NUMBERS);
     std::iota(mine.begin(), mine.end(), me * NUMBERS);
-    std::vector<weft_gaddr> spans(nodes); /* where that of each node is */
+    std::vector<weft_gaddr> spans(nodes); /* addresses of all nodes' spans */
     const weft_gaddr at = mine.at();
     check(weft_exchange(w.get(), &at, 1, spans.data(), nullptr, WEFT_TIMEOUT_DEFAULT), "exchange");
 
@@ -95,7 +95,7 @@ void run()
         }
         std::cout << nodes << " spans of " << NUMBERS << " numbers: the sum is " << sum << "\n";
     }
-    check(weft_barrier(w.get(), WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 has read; now the spans may go */
+    check(weft_barrier(w.get(), WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 has read all spans; now they may be freed */
 }
 
 } // namespace weft

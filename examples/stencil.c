@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * stencil: heat spreads over a plate whose rows are divided among the nodes. In each step every point becomes the mean of its four
- * neighbours; so a node needs the border rows of the nodes above and below. The kernels put them there themselves: one kernel does all
- * steps at each node, and none is started for a step. Node 0 compares the plate with one that it has computed alone.
+ * neighbours, so a node needs the border rows of the nodes above and below. The kernels put these rows themselves: each node runs one
+ * kernel for all steps. At the end node 0 computes the plate alone and compares.
  *
- * Shown: weft_device_put_signal() and weft_device_wait_at_least(), by which kernels keep in step, and weft_device_ptr(). On the GPU `host`
+ * It shows weft_device_put_signal() and weft_device_wait_at_least(), by which kernels synchronise, and weft_device_ptr(). On the GPU `host`
  * blocks are threads; tests/gpu/stencil.cu is the same for CUDA.
  *
  * Run:
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <weft.h>
 
-#define ROWS    16 /* of a node */
+#define ROWS    16 /* rows of a node */
 #define COLUMNS 64
 #define STEPS   200
 
@@ -25,8 +25,8 @@ typedef double row[COLUMNS];
 
 /* A node's part, in its pool. Step s reads plate[s % 2] and writes the other. */
 struct part {
-    row plate[2][ROWS + 2]; /* the first and the last are the border rows of the neighbours; at the plate's edges they stay as they are */
-    uint64_t from_above, from_below; /* how many border rows have come: one a step */
+    row plate[2][ROWS + 2]; /* the first and the last are the border rows of the neighbours; at the plate's edges they never change */
+    uint64_t from_above, from_below; /* number of border rows that have arrived, one for each step */
 };
 
 static void check(int rc, const char *what)
@@ -44,7 +44,7 @@ static void step(row *to, row *from, int rows)
             to[y][x] = (from[y - 1][x] + from[y + 1][x] + from[y][x - 1] + from[y][x + 1]) / 4;
 }
 
-/* `first`: of the whole plate. Its upper edge is hot. */
+/* Set the initial state: only the upper edge of the whole plate is hot. `first`: number of the first row in the whole plate. */
 static void begin(row *plate, int first, int rows)
 {
     for (int y = 0; y < rows; y++)
@@ -59,11 +59,11 @@ static uint64_t row_of(uint64_t part, uint64_t plate, uint64_t y)
 
 struct plate_of_all {
     uint64_t parts[WEFT_MAX_NODES]; /* addresses */
-    int rc;                         /* how this node's kernel ended */
+    int rc;                         /* result of this node's kernel */
 };
 
-/* The kernel. A neighbour needs this node's border row of a step before it goes on: so none is ever more than one step ahead, and a border
- * row that comes early goes to the plate that this node does not read. */
+/* The kernel. Each node waits for its neighbours' border rows before the next step, so a neighbour is never more than one step ahead. A
+ * border row that arrives early is written to the plate that this node does not read in this step. */
 static void spread(const weft_device *d, void *arg)
 {
     struct plate_of_all *all = arg;
@@ -75,7 +75,7 @@ static void spread(const weft_device *d, void *arg)
     for (uint64_t s = 0; s < STEPS && !rc; s++) {
         uint64_t next = (s + 1) % 2;
         step(here->plate[next], here->plate[s % 2], ROWS);
-        weft_device_op up, down; /* until they are complete, the rows they put belong to weft */
+        weft_device_op up, down; /* the rows that are put must not change before these are complete */
         if (above) {
             uint64_t there = parts[d->rank - 1];
             rc = weft_device_put_signal(d, row_of(there, next, ROWS + 1), row_of(mine, next, 1), sizeof(row),
@@ -98,7 +98,7 @@ static void spread(const weft_device *d, void *arg)
     all->rc = rc;
 }
 
-/* Node 0: are the parts of all nodes what one node alone computes? */
+/* Node 0: compute the whole plate, and compare the parts of all nodes with it. */
 static bool compare(weft_node *w, const uint64_t *parts)
 {
     int rows = (int)weft_size(w) * ROWS;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * survive: the last node kills itself. The others are told, and go on without it.
+ * survive: the last node kills itself. The other nodes notice, and go on without it.
  *
- * Shown: what a death looks like from outside: the callback, the barrier that returns -ECONNRESET once, operations to
- * the dead node that fail instead of hanging, and the next barrier, which is one of the nodes that are left.
+ * It shows how survivors learn of a death: the callback runs, one barrier returns -ECONNRESET, and operations to the dead node fail at
+ * once. The next barrier is one of the nodes that are left.
  *
  * Run:
  *     weft run -n 4 -- ./survive
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <weft.h>
 
-#define READY 0 /* our handler's id */
+#define READY 0 /* number of the message handler */
 
 static void check(int rc, const char *what)
 {
@@ -31,7 +31,7 @@ static void check(int rc, const char *what)
     }
 }
 
-/* A word of our own pool, zero at first. */
+/* Allocate a word in this node's pool, and set it to zero. */
 static weft_gaddr make_word(weft_node *w)
 {
     weft_gaddr word;
@@ -40,7 +40,7 @@ static weft_gaddr make_word(weft_node *w)
     return word;
 }
 
-/* Runs on a thread of weft's, and leaves word of the dead where main() can wait for it. */
+/* Called by weft when a node has gone. Stores the number of a dead node, plus 1, in a word that main() waits for. */
 static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)epoch;
@@ -48,7 +48,7 @@ static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, vo
         weft_swap(w, *(weft_gaddr *)arg, 1 + (uint64_t)node, NULL, NULL);
 }
 
-/* At the last node: another one has installed its callback. */
+/* Runs at the last node: another node has installed its callback. */
 static void on_ready(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -70,7 +70,7 @@ int main(void)
     }
     check(weft_send(w, nodes - 1, READY, NULL, 0, NULL, 0, NULL), "send");
 
-    /* Every survivor hears of it at its next barrier, whether it waited there or came later. */
+    /* At every survivor one barrier fails: the one that it waits in, or else the next one. */
     int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a barrier that fails, got %d\n", me, rc);
@@ -88,7 +88,7 @@ int main(void)
     printf("node %u: node %u died; %u of %u nodes go on in epoch %u\n", me, (unsigned)who - 1, weft_alive_count(w), nodes,
            (unsigned)weft_epoch(w));
     fflush(stdout);
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* so that nobody counts one that has left already */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves before all have printed their counts */
     check(weft_close(w), "close");
     return 0;
 }

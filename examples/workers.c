@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * workers: kernels that stay on the GPUs of all nodes take tasks from a queue and hand their results back. Node 0's processor submits the
- * tasks, to square a number each, and adds up the results.
+ * workers: one kernel on each node's GPU takes tasks from a queue and returns their results. A thread of node 0 submits the tasks, each to
+ * square a number, and adds up the results.
  *
- * Shown: persistent workers (weft_gpu_worker_open(), weft_device_next_task(), weft_device_task_done()). One kernel is started at each node,
- * and none for a task. On the GPU `host` blocks are threads; a kernel for CUDA makes the same calls (tests/gpu/farm.cu).
+ * It shows persistent workers (weft_gpu_worker_open(), weft_device_next_task(), weft_device_task_done()): each node starts one kernel for
+ * all tasks. On the GPU `host` blocks are threads; a kernel for CUDA calls the same functions (tests/gpu/farm.cu).
  *
  * Run:
  *     weft run -n 2 -- ./workers
@@ -33,7 +33,7 @@ struct job {
     int rc[BLOCKS]; /* why each block ended */
 };
 
-/* The kernel: each block does one task after the other until there will be no more. */
+/* The kernel: each block does one task after the other until the queue is shut down. */
 static void work(const weft_device *d, void *arg)
 {
     struct job *job = arg;
@@ -48,7 +48,7 @@ static void work(const weft_device *d, void *arg)
     job->rc[weft_device_block(d)] = rc;
 }
 
-/* A thread of node 0: submits all tasks, takes all results, and ends the queue, which ends the kernels. */
+/* A thread of node 0: submits all tasks, takes all results, and shuts the queue down, which ends the kernels. */
 static void *submit(void *arg)
 {
     weft_queue *q = arg;
@@ -104,7 +104,7 @@ int main(void)
     if (first)
         pthread_join(submitter, NULL);
 
-    check(weft_gpu_close(gpu), "GPU"); /* and its worker */
+    check(weft_gpu_close(gpu), "GPU"); /* also closes the worker */
     check(weft_close(w), "close");
     return 0;
 }

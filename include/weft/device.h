@@ -7,8 +7,8 @@
  * of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by its address, too, and lies in the pool or
  * an arena.
  *
- * Every call ends: with 0, or a negative errno. A wait ends after weft_device.deadline_ns with -WEFT_DEVICE_ETIMEDOUT. The numbers of
- * errors are Linux's, on every system.
+ * Every call ends: with 0, or a negative errno. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when the GPU is
+ * being closed. The numbers of errors are Linux's, on every system.
  *
  * An operation that is given a weft_device_op is complete when weft_device_test() says so, and has to be asked until it is: its answer
  * keeps a place of the ring until it is looked at (or weft_device_leave()). Without one it is complete after the next weft_device_flush()
@@ -74,7 +74,8 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
 #define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
 #define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
-#define WEFT_DEVICE_KINDS    17u
+#define WEFT_DEVICE_RENEW    17u /* low: address of the leases */
+#define WEFT_DEVICE_KINDS    18u
 
 #define WEFT_DEVICE_RECORD_BYTES 256u
 #define WEFT_DEVICE_TASKS        64u /* of one request, at most */
@@ -128,6 +129,8 @@ typedef struct weft_device {
     const uint64_t *pool; /* [size]: where a kernel finds the node's pool; 0: it cannot reach it by loads and stores */
     const uint64_t *pool_bytes;
     const uint64_t *arena; /* [size][16][2]: of each space, where a kernel finds it, and its bytes; 0: it cannot reach it */
+    const uint64_t
+        *notice; /* written by the node: word 0: not 0 when the GPU is being closed; from word 1 on a bit for each node: it is gone */
 } weft_device;
 
 /* A task on its way to a worker's blocks. Written by the node: `number` is the task's + 1, and 0 while the rest changes. */
@@ -177,24 +180,34 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
 
 /* --- requests --- */
 
-/* A wait that ends: give it zeros, and call it between two looks. True: the time is over. */
+/* A wait that ends: give it zeros, and call it between two looks. True: the time is over, or the GPU is being closed. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
+/* What seldom changes is not read at every look. */
+WEFT_DEVICE_CALL bool weft_device_now_and_then(const weft_device_patience *p)
+{
+    return p->looks % 16 == 0;
+}
 WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patience *p)
 {
+    p->looks++;
 #if defined(__CUDACC__)
-    if (p->looks < WEFT_DEVICE_LOOKS) {
-        p->looks++;
+    if (p->looks <= WEFT_DEVICE_LOOKS)
         return false;
-    }
 #endif
     int64_t now = weft_device_now_ns();
     if (p->since == 0)
         p->since = now;
     weft_device_pause();
-    return now - p->since > d->deadline_ns;
+    return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
+}
+
+/* Has that node left, or died? Its node tells its kernels within about 1 ms. */
+WEFT_DEVICE_CALL bool weft_device_gone(const weft_device *d, uint32_t node)
+{
+    return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
 }
 
 /* Are the slots from number `ticket` on free, as many as `slots`? */
@@ -469,8 +482,9 @@ WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_re
 {
     weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
     int rc = weft_device_post(d, q, true, &op);
-    if (rc == 0)
-        rc = weft_device_wait(d, &op);
+    if (rc)
+        return rc; /* there is no op */
+    rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
         weft_device_leave(d, &op); /* unless the operation itself ended so */
     if (rc == 0 && old)
@@ -538,13 +552,14 @@ WEFT_DEVICE_CALL void *weft_device_ptr(const weft_device *d, uint64_t addr, uint
     return (void *)(uintptr_t)(d->pool[node] + offset);
 }
 
-/* Wait until the 8-byte word, in this node's own pool or an arena of this GPU, is at least `value`: a signal or counter that others add to.
- */
-WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
+/* Wait until the 8-byte word, in this node's own pool or an arena of this GPU, is at least `value`: a signal or counter that `node` adds
+ * to. -WEFT_DEVICE_ECONNRESET: that node is gone. */
+WEFT_DEVICE_CALL int weft_device_wait_for(const weft_device *d, uint32_t node, uint64_t word, uint64_t value, uint64_t *seen)
 {
     const uint64_t *p = (const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
-    if (!p || (word & 7) || (word >> 48) != d->rank)
+    bool gone = false;
+    if (!p || (word & 7) || (word >> 48) != d->rank || node >= d->size)
         return -WEFT_DEVICE_EINVAL;
     for (;;) {
         uint64_t now = weft_device_load(p); /* pairs with the signal's release */
@@ -553,9 +568,17 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
                 *seen = now;
             return 0;
         }
+        if (gone)
+            return -WEFT_DEVICE_ECONNRESET;
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
+        gone = weft_device_now_and_then(&patience) && weft_device_gone(d, node); /* then one last look: what it has sent has arrived */
     }
+}
+/* The same, whoever adds to it: it ends when there is enough, or late. */
+WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
+{
+    return weft_device_wait_for(d, d->rank, word, value, seen);
 }
 
 /* --- work queues: as the calls of the same names in weft/queue.h. --- */
@@ -580,6 +603,13 @@ WEFT_DEVICE_CALL int weft_device_claim_start(const weft_device *d, uint32_t queu
                                              weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* The op's `value`: a bit for each that is held still, bit 0 for the first. */
+WEFT_DEVICE_CALL int weft_device_renew_start(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
+                                             weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
 /* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
@@ -609,28 +639,40 @@ WEFT_DEVICE_CALL int weft_device_submit(const weft_device *d, uint32_t queue, ui
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Claims up to `max` tasks, and returns how many, at least 1. Nobody renews these leases: what takes longer than the queue's lease is for
- * a persistent worker. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. A claim whose answer came too late is ready again
- * when its lease ends. */
+/* Claims up to `max` tasks, and returns how many, at least 1. What takes longer than the queue's lease has to be renewed in time
+ * (weft_device_renew()); a persistent worker does that by itself. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. A claim
+ * whose answer came too late is ready again when its lease ends. */
 WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
+}
+/* How many, and which: a bit for each. */
+WEFT_DEVICE_CALL int weft_device_ask_bits(const weft_device *d, const weft_device_request *q, uint64_t *which)
+{
+    uint64_t bits = 0;
+    int rc = weft_device_call(d, q, &bits), n = 0;
+    if (rc)
+        return rc;
+    if (which)
+        *which = bits;
+    for (; bits; bits &= bits - 1)
+        n++;
+    return n;
 }
 /* Completes `count` claims, with as many weft_result. Returns how many were accepted; `accepted` (may be NULL) has a bit for each. */
 WEFT_DEVICE_CALL int weft_device_complete(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
                                           uint64_t *accepted)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
-    uint64_t bits = 0;
-    int rc = weft_device_call(d, &q, &bits), n = 0;
-    if (rc)
-        return rc;
-    if (accepted)
-        *accepted = bits;
-    for (; bits; bits &= bits - 1)
-        n++;
-    return n;
+    return weft_device_ask_bits(d, &q, accepted);
+}
+/* Renews `count` claims, as weft_renew(): the leases change. Returns how many are held still; `held` (may be NULL) has a bit for each. One
+ * that is not may have been lost, or its home does not answer now. */
+WEFT_DEVICE_CALL int weft_device_renew(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, uint64_t *held)
+{
+    weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
+    return weft_device_ask_bits(d, &q, held);
 }
 
 /* --- persistent workers: a kernel that does tasks until there are no more --- */

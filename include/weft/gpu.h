@@ -65,7 +65,9 @@ typedef struct weft_gpu_config {
  * started to serve it; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* Close it, after doing what its kernels have asked for, for up to the node's deadline. No kernel may use it any more. NULL is allowed.
+/* Close it: its workers are closed, kernels of weft_gpu_run() end their waits and are waited for, and what kernels have asked for is done,
+ * for up to the node's deadline. No other kernel may use it any more. What is under way after that, to a node that has stopped for example,
+ * keeps its memory until weft_close(). NULL is allowed. weft_close() closes those that are open.
  * Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
@@ -102,8 +104,8 @@ WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.
- * Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, or a wrong number of blocks; -EAGAIN so many threads cannot be started (no block
- * has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
+ * Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many threads cannot
+ * be started (no block has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
 /* --- services: what kernels ask the program for --- */
@@ -141,9 +143,9 @@ typedef struct weft_gpu_worker_config {
 } weft_gpu_worker_config;
 
 /* Open one, on a queue that stays open longer. `config` may be NULL.
- * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
- * has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be started for it;
- * -EDEADLK called from a handler. */
+ * Errors: -EINVAL no queue, or a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know;
+ * -ENOSPC the GPU has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be
+ * started for it; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
@@ -167,11 +169,10 @@ WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out
 
 /* --- queues that kernels submit to and claim from themselves --- */
 
-/* Kernels of the GPU name the queue by `*number` from now on (weft_device_submit(), weft_device_claim(), weft_device_complete()), until
- * the GPU is closed. A queue that has a number keeps it. One thread of the node does what they ask for, of all queues of a GPU; on a queue
- * that was closed their calls end with WEFT_DEVICE_EBADF.
- * Errors: -EINVAL no queue; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called from a
- * handler. */
+/* Kernels of the GPU name the queue by `*number` from now on (weft_device_submit(), weft_device_claim(), weft_device_renew(),
+ * weft_device_complete()), until the GPU is closed. A queue that has a number keeps it. One thread of the node does what they ask for, of
+ * all queues of a GPU; on a queue that was closed their calls end with WEFT_DEVICE_EBADF. Errors: -EINVAL no queue; -ENOSPC the GPU has had
+ * 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
 
 typedef struct weft_gpu_stats {

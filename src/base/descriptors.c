@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Descriptors over a Unix socket: the one place that knows how they are passed.
+ * Passes descriptors over Unix sockets.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -36,7 +36,9 @@ int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigne
         ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
-        return n == (ssize_t)len ? 0 : n < 0 ? -errno : -EPROTO; /* less than the socket holds: it goes at once */
+        return n == (ssize_t)len ? 0
+               : n < 0           ? -errno
+                                 : -EPROTO; /* a message that fits into the socket's buffer is sent completely or not at all */
     }
 }
 
@@ -91,7 +93,7 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
             take_fds(&m, fds, count, &got);
             at += n;
             len -= (size_t)n;
-            dropped = dropped || (got < count && m.msg_flags & MSG_CTRUNC); /* what does not fit into the table */
+            dropped = dropped || (got < count && m.msg_flags & MSG_CTRUNC); /* the kernel dropped descriptors: too many open files */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
             rc = n == 0 ? -ECONNRESET : -errno;
         }
@@ -106,7 +108,7 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
 }
 
 #if defined(__linux__)
-/* Abstract names: they end with their socket, and no file is left behind. */
+/* Uses abstract names: they vanish with their socket, so no file is left behind. */
 static socklen_t place_address(const char *name, struct sockaddr_un *un)
 {
     size_t n = strnlen(name, BASE_PLACE_NAME - 1);

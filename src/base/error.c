@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The sentence that goes with an error code: one for each thread, as with dlerror().
+ * Stores the text of the last error, one for each thread, as dlerror() does.
  */
 #include "base/base.h"
 
@@ -29,7 +29,7 @@ int(base_context)(int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(front, sizeof front, format, args);
     va_end(args);
-    /* Cut at the end rather than fail: the front says most. */
+    /* If the text is too long, cut its end: the beginning says most. */
     size_t n = strnlen(front, sizeof front - 3);
     memcpy(whole, front, n);
     memcpy(whole + n, ": ", 2);
@@ -55,7 +55,7 @@ const char *base_strerror(int code)
     static _Thread_local char text[128];
     int error = code < 0 ? -code : code;
 #if defined(__GLIBC__)
-    return strerror_r(error, text, sizeof text); /* the GNU one returns the text */
+    return strerror_r(error, text, sizeof text); /* GNU's variant returns the text */
 #else
     if (strerror_r(error, text, sizeof text))
         snprintf(text, sizeof text, "error %d", error);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Structs of the public interface that later versions add fields to: a program built with one version runs with another.
+ * Copies structs of the public interface to which later versions add fields, so that a program built with one version works with another.
  */
 #include "base/base.h"
 
 #include <string.h>
 
-#define BYTES_MAX 4096u /* more is no struct of any version, but memory that nobody has set */
+#define BYTES_MAX 4096u /* a larger size means that the struct was not initialised */
 
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name)
 {

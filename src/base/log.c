@@ -40,5 +40,5 @@ void base_log_write(enum base_log_level level, const char *format, ...)
         len = room - 1;
     line[len++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, len);
-    (void)written; /* nowhere left to complain */
+    (void)written; /* if stderr fails, there is no place to report it */
 }

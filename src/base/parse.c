@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Numbers, sizes and durations as people write them.
+ * Parses and formats numbers, sizes and durations.
  */
 #include "base/base.h"
 
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* A non-negative decimal number and what follows it. */
+/* Parse a non-negative decimal number; *rest points to the text after it. */
 static int parse_number(const char *text, double *value, const char **rest)
 {
     if (!text || !(isdigit((unsigned char)text[0]) || text[0] == '.'))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See process.h. Between fork and exec the child only makes system calls, on memory that was prepared before: it may share that memory with
- * a threaded process, and must not change it.
+ * Implements process.h. Between fork and exec the child only makes system calls on memory that was prepared before: after vfork() it shares
+ * its memory with a process that may have other threads.
  */
 #include "base/process.h"
 
@@ -21,8 +21,8 @@
 #include <spawn.h>
 #endif
 
-/* With vfork() the child uses our memory, and we stand still until it has executed its program or ended: so it costs nothing to start one
- * from a process with much memory. The thread sanitizer makes it a fork(). */
+/* After vfork() the child uses this process's memory, and the calling thread waits until the child has executed its program or ended. So
+ * the cost does not depend on the size of this process's memory. The thread sanitizer replaces vfork() by fork(). */
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define THREAD_SANITIZER
@@ -103,9 +103,9 @@ struct report {
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];    /* what becomes 0, 1, 2; BASE_FD_OURS: it stays */
-    int opened[4]; /* of which these are closed here again; -1: none */
-    int report[2]; /* the child says in it what failed; closed without a word when the program runs */
+    int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
+    int opened[4]; /* descriptors that were opened for this, and are closed here afterwards; -1: none */
+    int report[2]; /* pipe over which the child reports what failed; exec closes it */
     const sigset_t *mask;
 };
 
@@ -119,7 +119,7 @@ static void unprepare(struct prepared *p)
             close(p->report[i]);
 }
 
-/* Descriptors below 3 are overwritten one by one: what is still needed stands above. */
+/* The child overwrites descriptors 0 to 2 one by one, so move those that it still needs to higher numbers. */
 static int process_prepare(struct prepared *p, const struct base_process *s)
 {
     int null = -1;
@@ -145,7 +145,7 @@ static int process_prepare(struct prepared *p, const struct base_process *s)
     return rc;
 }
 
-/* In the child. Returns only an errno. */
+/* Called in the child. Returns an errno on failure; on success it does not return. */
 static int apply_settings(const struct prepared *p, pid_t parent)
 {
     const struct base_process *s = p->s;
@@ -154,7 +154,7 @@ static int apply_settings(const struct prepared *p, pid_t parent)
     if (s->group == BASE_SESSION_OWN && !s->orphan && setsid() < 0)
         return errno;
     if (s->end_with && !base_end_with(parent, s->end_with))
-        return ESRCH; /* nobody reads it */
+        return ESRCH; /* the parent is gone, so nobody reads this */
     if (s->number)
         atomic_store_explicit(s->number, (int32_t)getpid(), memory_order_seq_cst);
     for (int i = 0; i < 3; i++)
@@ -164,7 +164,7 @@ static int apply_settings(const struct prepared *p, pid_t parent)
         return errno;
     if (s->dispositions)
         base_dispositions_restore(s->dispositions);
-    /* Before the mask: what came meanwhile must not run a handler of ours, in our memory. */
+    /* Before unblocking signals: a pending signal must not run a handler of the parent, which could change the parent's memory. */
     for (int sig = 1; sig < NSIG; sig++) {
         struct sigaction now;
         if (sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN) {
@@ -192,7 +192,7 @@ static _Noreturn void become(const struct prepared *p, pid_t parent)
     _exit(127);
 }
 
-/* Each making of a process in a function of its own, so that no variable of the caller lives in a register that the child may change. */
+/* vfork() is in a function of its own, so that no variable of the caller is in a register that the child may change. */
 static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
 {
     pid_t parent = getpid();
@@ -202,8 +202,9 @@ static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
     return pid;
 }
 
-/* One that nobody will wait for: its parent ends at once, when it runs. Not the leader of its session, it can get no terminal. fork(): a
- * vfork() in a child of vfork() is too much for the address sanitizer. */
+/* Create a process that nobody waits for: an intermediate process creates it and ends when it runs. It does not lead its session, so it
+ * cannot get a controlling terminal. The intermediate process uses fork(), since the address sanitizer does not support a vfork() in a
+ * child of vfork(). */
 static pid_t make_orphan(const struct prepared *p)
 {
     pid_t pid = fork();
@@ -219,7 +220,7 @@ static pid_t make_orphan(const struct prepared *p)
     return pid;
 }
 
-/* What has failed in the child, which has executed its program or ended. */
+/* Read what failed in the child; nothing if it has executed its program. */
 static struct report process_hear(struct prepared *p)
 {
     struct report r = {BASE_STEP_NONE, 0};
@@ -248,13 +249,13 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
     pid_t child = s->orphan ? make_orphan(&p) : make_process(&p);
     rc = child < 0 ? -errno : 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!rc && s->orphan) /* its parent, which has started it then */
+    if (!rc && s->orphan) /* reap the intermediate process; it ends when the orphan runs or has failed */
         base_process_reap(child);
     if (!rc) {
         struct report r = process_hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
-        if (rc && s->number) /* while it is still this one's */
+        if (rc && s->number) /* before the child is reaped: its number cannot belong to another process yet */
             atomic_store_explicit(s->number, 0, memory_order_seq_cst);
         if (rc && !s->orphan)
             base_process_reap(child);
@@ -266,13 +267,14 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
 }
 
 #if defined(__APPLE__)
-/* There is no pipe there that is close-on-exec from the start: so what another thread is just making must be closed in the child. */
+/* macOS cannot create a pipe that is close-on-exec from the start. So POSIX_SPAWN_CLOEXEC_DEFAULT closes all other descriptors in the
+ * child, including those that another thread is just creating. */
 static int spawn(const struct base_process *s, pid_t *pid)
 {
     posix_spawnattr_t how;
     posix_spawn_file_actions_t files;
     sigset_t back, mask;
-    /* What was ignored stays so, as far as we have not put a handler in its place; the rest goes back to its default. */
+    /* Ignored signals stay ignored in the child. Of the saved signals, those that were not ignored get their default. */
     sigemptyset(&back);
     for (unsigned i = 0; s->dispositions && i < s->dispositions->count; i++)
         if (s->dispositions->action[i].sa_handler != SIG_IGN)
@@ -354,7 +356,7 @@ void base_process_set_apart(const char *name)
     base_process_null(3);
 }
 
-/* --- follow and end --- */
+/* --- watch and end --- */
 
 bool base_process_ended(pid_t pid, siginfo_t *how)
 {
@@ -390,14 +392,14 @@ int base_process_kill_group(pid_t pid)
     return base_process_reap(pid);
 }
 
-/* --- what only Linux has --- */
+/* --- functions that need Linux --- */
 
 #if defined(__linux__)
 int base_watch_process(int pid)
 {
 #if defined(SYS_pidfd_open)
     if (pid > 0)
-        return (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec by itself */
+        return (int)syscall(SYS_pidfd_open, pid, 0); /* always close-on-exec */
 #endif
     (void)pid;
     return -1;
@@ -406,7 +408,7 @@ int base_watch_process(int pid)
 bool base_end_with(pid_t parent, int signal)
 {
     prctl(PR_SET_PDEATHSIG, signal);
-    return getppid() == parent; /* else it ended before that */
+    return getppid() == parent; /* false: the parent ended before prctl() */
 }
 
 void base_adopt(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Processes: finding, starting, following and ending one. All code that starts a program uses base_process_start(); all code that goes on
+ * Finds programs, and starts, watches and ends processes. All code that starts a program uses base_process_start(). All code that continues
  * in a new process without exec uses base_process_fork().
  */
 #ifndef WEFT_BASE_PROCESS_H
@@ -14,26 +14,26 @@
 #include <sys/types.h>
 
 /* --- programs --- */
-/* Where a program is, as a shell finds it: a name with a slash is a path; any other is looked for in the folders of PATH, an empty one
- * of which is the current folder, and without PATH in /bin and /usr/bin. 0 with the path in `out`; else a negative errno without a
- * sentence: -ENOENT: there is none; -EACCES: what is there may not be executed; -EISDIR: the path is a folder. */
+/* Find a program as a shell does. A name with a slash is a path. Any other name is searched for in the directories of PATH; without PATH in
+ * /bin and /usr/bin. An empty entry of PATH is the current directory. Returns 0 with the path in `out`, or a negative errno without
+ * base_fail(): -ENOENT: not found; -EACCES: it may not be executed; -EISDIR: the path is a directory. */
 int base_process_find(const char *name, char *out, size_t len);
-/* A script's first line names its interpreter. When that is not there the system says of the script that it is not there. -ENOENT with the
- * right sentence then, else 0. */
+/* Check the interpreter in the first line of a script. If it does not exist, executing the script fails with ENOENT, as if the script did
+ * not exist. Returns -ENOENT, with base_fail() naming the interpreter, or 0. */
 int base_check_interpreter(const char *path);
 
-/* --- signals: what a program changes for itself, and those that it starts are not to inherit --- */
+/* --- signal dispositions that a program changes for itself, and that programs started by it must not inherit --- */
 #define BASE_DISPOSITIONS 12u
 struct base_dispositions {
     unsigned count;
     int number[BASE_DISPOSITIONS];
     struct sigaction action[BASE_DISPOSITIONS];
 };
-void base_dispositions_save(struct base_dispositions *d, const int *signals, size_t count); /* what they do now */
+void base_dispositions_save(struct base_dispositions *d, const int *signals, size_t count); /* saves the present ones */
 void base_dispositions_restore(const struct base_dispositions *d);
 
 /* --- start --- */
-#define BASE_FD_OURS (-1) /* as it is here */
+#define BASE_FD_OURS (-1) /* inherit this process's descriptor */
 #define BASE_FD_NULL (-2) /* /dev/null */
 enum base_process_group { BASE_GROUP_OURS, BASE_GROUP_OWN, BASE_SESSION_OWN };
 enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM };
@@ -41,51 +41,53 @@ enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, 
 struct base_process {
     const char *path; /* from base_process_find() */
     char *const *argv;
-    char *const *env; /* NULL: ours */
-    /* [3]: become 0, 1, 2: a descriptor, BASE_FD_OURS or BASE_FD_NULL. NULL: all ours. Others are passed on unless they are
-     * close-on-exec. */
+    char *const *env; /* NULL: this process's environment */
+    /* [3] descriptors 0, 1 and 2 of the program: a descriptor of this process, BASE_FD_OURS or BASE_FD_NULL. NULL: inherit all three. The
+     * program inherits other descriptors unless they are close-on-exec. */
     const int *fds;
-    enum base_process_group group; /* BASE_GROUP_OWN: it leads one, whose number is its own */
-    int end_with;                  /* the signal it gets when the thread that starts it ends, where the system knows that; 0: none */
-    /* Signals with a handler here have their default there, and ignored ones stay ignored, but these are as they were saved; NULL: none. */
+    enum base_process_group group; /* BASE_GROUP_OWN: it leads a new process group */
+    int end_with;                  /* signal that it gets when the thread that started it ends, on Linux only; 0: none */
+    /* Signals in this list get the saved dispositions. Of other signals, those with a handler get their default, and ignored ones stay
+     * ignored. NULL: no list. */
     const struct base_dispositions *dispositions;
-    const sigset_t *mask;       /* blocked there; NULL: as here */
-    const struct rlimit *files; /* its limit on open files; NULL: as here */
-    bool orphan;                /* it is nobody's child: not to be waited for, and BASE_SESSION_OWN alone. `pid` is 0 then */
-    /* Where its number is written before it runs, so that whoever outlives this process knows it; memory that they share, or NULL. On macOS
-     * it is written after. 0 again when it does not start. */
+    const sigset_t *mask;       /* its blocked signals; NULL: those of this thread */
+    const struct rlimit *files; /* its limit of open files; NULL: that of this process */
+    bool orphan;                /* it is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
+    /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
+     * if the program does not start. NULL: not needed. */
     _Atomic int32_t *number;
 };
-/* Start a program, at a cost that does not grow with the memory mapped here (that of an orphan does). Any thread may, and no handler of
- * ours runs in the new process. Returns when it runs, or a negative errno without a sentence when it does not: nothing is left then, and
- * `step` (may be NULL) says what failed: making a process, its settings, or executing the program. */
+/* Start a program. Any thread may call it. Signal handlers of this process do not run in the new one. Returns 0 when the program runs. On
+ * failure returns a negative errno without base_fail() and leaves no process; `step` (may be NULL) says what failed: creating the process,
+ * its settings, or executing the program. The cost does not grow with the memory mapped here, except for an orphan. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
-/* Go on in a new process: as fork(), 0 in it. All signals are blocked there, so that no handler of ours runs. For processes without
- * threads: of a threaded one the child has only this thread, and locks that nobody gives back. Else a negative errno without a sentence. */
+/* fork(): returns 0 in the child. All signals are blocked in the child, so that no handler of the parent runs there. Only for processes
+ * without other threads: the child has only the calling thread, and locks held by others would never be released. Returns a negative errno
+ * without base_fail() on failure. */
 pid_t base_process_fork(void);
-/* In such a process, when it is to outlive what happens to its starter: out of reach of its terminal and group, and with none of its
- * streams. `name` is for lists of processes. */
+/* Called in a forked process that must outlive its parent: moves it to a session of its own, so that signals to the parent's terminal and
+ * process group do not reach it, and opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
 void base_process_set_apart(const char *name);
-void base_process_null(int count); /* the descriptors 0 to count - 1 are /dev/null */
-/* In a new process: gets `signal` when `parent` ends, where the system knows that. False: it has ended already. */
+void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
+/* Called in a new process: make it get `signal` when `parent` ends, on Linux. False: the parent has ended already. */
 bool base_end_with(pid_t parent, int signal);
 void base_name_process(const char *name);
 
-/* --- follow --- */
-/* A descriptor that becomes readable when the process ends; negative where the system has none. */
+/* --- watch --- */
+/* A descriptor that becomes readable when the process ends; negative: not supported by the system. */
 int base_watch_process(int pid);
-/* Whether a child has ended. It is not reaped: its number, and that of its group, cannot be another's yet. `how` may be NULL. */
+/* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` may be NULL. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
-/* Wait for a child's end and reap it: what waitpid() says of it; 0 when it is no child (any more). */
+/* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
-int base_process_status(int how); /* of that, the exit status as a shell has it: 128 + N when signal N ended it */
-void base_adopt(void);            /* what dead children leave running becomes ours, where the system knows that */
+int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
+void base_adopt(void);            /* adopt processes whose parent has died, if it was a descendant of this process; Linux only */
 
 /* --- end --- */
 int base_process_kill(pid_t pid); /* SIGKILL, then base_process_reap() */
-/* The same to a child that leads a group, with what it has started: the group is killed before the child is reaped, while its number is its
- * own. */
+/* The same for a child that leads a process group, and all processes in the group. The group is killed before the child is reaped, while no
+ * other group can have its number. */
 int base_process_kill_group(pid_t pid);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Scripts: which interpreter runs them.
+ * Checks that the interpreter of a script exists.
  */
 #include "base/base.h"
 #include "base/process.h"

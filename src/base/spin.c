@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The slow path of the spinlock. The holder may have lost its processor, so this yields ours.
+ * The slow path of the spinlock. It yields the processor, since the holder may be waiting for one.
  */
 #include "base/base.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What differs between Linux and macOS: sleeping on a word, anonymous shared memory, the size of the machine. Processes are in process.c.
+ * Functions that differ between Linux and macOS: futexes, anonymous shared memory, processors, memory sizes, host identity, sockets. Those
+ * about processes are in process.c.
  */
 #include "base/base.h"
 
@@ -28,7 +29,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/sysctl.h>
-/* Public since macOS 14.4 as os_sync_wait_on_address; these are what it is made of, and older. */
+/* macOS 14.4 made these public as os_sync_wait_on_address(). The functions below also exist in earlier versions. */
 int __ulock_wait(uint32_t operation, void *addr, uint64_t value, uint32_t timeout_us);
 int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 #define UL_COMPARE_AND_WAIT_SHARED 3
@@ -36,9 +37,9 @@ int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 #define ULF_NO_ERRNO               0x01000000
 #endif
 
-/* --- what both systems need --- */
+/* --- both systems --- */
 
-/* Give shared memory its size. It counts as a file for the limit on file sizes, which would be a signal's business. */
+/* Set the size of shared memory. The limit on file sizes applies to it; check that first, because exceeding it raises SIGXFSZ. */
 static int set_size(int fd, const char *name, uint64_t bytes)
 {
     struct rlimit limit;
@@ -63,7 +64,7 @@ static int system_check_size(int fd, uint64_t bytes)
     return 0;
 }
 
-/* FNV-1a, twice with different seeds: an identity, not a secret. */
+/* Hash the text with FNV-1a, twice with different seeds. The result identifies the host; it need not be secret. */
 static void host_id_of(uint8_t id[16], const char *text)
 {
     for (unsigned half = 0; half < 2; half++) {
@@ -77,7 +78,7 @@ static void host_id_of(uint8_t id[16], const char *text)
 int base_pipe(int fd[2], int flags)
 {
 #if defined(__linux__)
-    int rc = pipe2(fd, O_CLOEXEC | flags); /* at once: another thread may be starting a command */
+    int rc = pipe2(fd, O_CLOEXEC | flags); /* atomically: another thread may be starting a program */
 #else
     int rc = pipe(fd);
     for (int i = 0; rc == 0 && i < 2; i++) {
@@ -89,20 +90,20 @@ int base_pipe(int fd[2], int flags)
     if (rc == 0)
         return 0;
     int error = errno;
-    return base_fail(-error, "cannot make a pipe: %s%s", base_strerror(error),
+    return base_fail(-error, "cannot create a pipe: %s%s", base_strerror(error),
                      error == EMFILE || error == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
 }
 
 int base_socketpair(int fd[2])
 {
 #if defined(__linux__)
-    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd); /* at once, as above */
+    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd); /* atomically, as above */
 #else
     int rc = socketpair(AF_UNIX, SOCK_STREAM, 0, fd);
     for (int i = 0; rc == 0 && i < 2; i++)
         fcntl(fd[i], F_SETFD, FD_CLOEXEC);
 #endif
-    return rc == 0 ? 0 : base_fail(-errno, "cannot make a pair of sockets: %s", base_strerror(errno));
+    return rc == 0 ? 0 : base_fail(-errno, "cannot create a pair of sockets: %s", base_strerror(errno));
 }
 
 #if defined(__linux__)
@@ -140,13 +141,13 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
     int device = open(path, O_RDWR | O_CLOEXEC);
     if (device < 0)
         return base_fail(errno == ENOENT ? -ENODEV : -errno, "%s: %s%s", path, base_strerror(errno),
-                         errno == EACCES   ? " (it is for the group kvm)"
-                         : errno == ENOENT ? " (modprobe udmabuf)"
+                         errno == EACCES   ? " (only root and the group kvm may open it)"
+                         : errno == ENOENT ? " (load the module: modprobe udmabuf)"
                                            : "");
     struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
     int made = ioctl(device, UDMABUF_CREATE, &what);
     int rc = made < 0
-                 ? base_fail(-errno, "%s: cannot make a dmabuf of %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno))
+                 ? base_fail(-errno, "%s: cannot create a dmabuf of %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno))
                  : made;
     close(device);
     return rc;
@@ -155,7 +156,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
     int seals = fcntl(fd, F_GET_SEALS);
-    /* Without the seal the peer could shrink it under us, and our next load would be a SIGBUS. */
+    /* Without the seal the peer could shrink the memory, and the next access here would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
     return system_check_size(fd, bytes);
@@ -191,7 +192,7 @@ void base_cpu_set(uint64_t set[BASE_CPU_WORDS])
     }
 }
 
-/* A number from a file, or `otherwise`. */
+/* Read a number from a file; `otherwise` if there is none. */
 static uint64_t file_number(const char *path, uint64_t otherwise)
 {
     FILE *f = fopen(path, "re");
@@ -277,7 +278,7 @@ int base_unacknowledged(int fd)
 
 void base_host_id(uint8_t id[16])
 {
-    /* The boot id tells machines and reboots apart; the IPC and network namespaces tell containers apart. */
+    /* The boot id is different for every machine and boot; the IPC and network namespaces are different for every container. */
     char text[256] = "", ns[64];
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
@@ -314,8 +315,8 @@ void base_futex_wake(_Atomic uint32_t *word, int count)
 int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 {
     if (huge)
-        return base_fail(-ENOTSUP, "%s: huge pages cannot be asked for on macOS", name);
-    /* No memfd: a shared-memory object that loses its name at once. */
+        return base_fail(-ENOTSUP, "%s: macOS has no huge pages for shared memory", name);
+    /* macOS has no memfd: create a shared-memory object and remove its name at once. */
     char unique[32];
     uint64_t r;
     int rc = base_random(&r, sizeof r);
@@ -341,7 +342,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
 
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
-    /* A macOS object can be sized only once, so no seal is needed. */
+    /* On macOS the size of such an object can be set only once, so no seal is needed. */
     return system_check_size(fd, bytes);
 }
 
@@ -373,7 +374,7 @@ uint64_t base_memory_total(void)
 
 uint64_t base_memory_available(void)
 {
-    /* The system compresses and swaps on demand; what a process may count on is about this. */
+    /* An estimate: macOS compresses and swaps memory on demand, and does not report how much a process can get. */
     return base_memory_total() / 4 * 3;
 }
 

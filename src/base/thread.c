@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Threads of the library's own.
+ * Starts the library's own threads.
  */
 #include "base/base.h"
 

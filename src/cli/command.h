@@ -27,35 +27,36 @@ int cli_topo(int argc, char **argv);
 /* --- messages: "weft SUB: what: why; remedy" on stderr (output.c) --- */
 #define CLI_FAILED 1
 #define CLI_USAGE  2
-/* Say it and return CLI_FAILED. */
+/* Print an error and return CLI_FAILED. */
 int cli_error(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
-/* Say it, point at --help, and return CLI_USAGE. */
+/* Print an error and a hint at --help, and return CLI_USAGE. */
 int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 
-/* getopt_long() with our own messages: the option's value, -1 at the end, '?' after a message (return CLI_USAGE).
- * Options may stand behind other words, which are argv[optind] and on at the end; nothing behind `--` is one. With a "+" before
- * `shorts` they end at the first word that is none: what follows is a command's. Starts anew when `*started` is false. */
+/* getopt_long() with weft's messages. Returns the option's value, -1 at the end, or '?' after an error was printed (then return
+ * CLI_USAGE). Options may come after other arguments, which are argv[optind] and on at the end; `--` ends the options. With a "+" before
+ * `shorts` the first other argument ends them, so that a command can follow. If `*started` is false, a new scan starts. */
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
 
-/* --- SIGINT, SIGTERM and SIGHUP (stop.c): from now on every loop looks whether one came, so that nothing is left on a device --- */
+/* --- SIGINT, SIGTERM and SIGHUP (stop.c). A command that uses RDMA devices catches them and checks cli_stopped() in every loop, so that it
+ * frees its objects on the devices before it ends --- */
 void cli_catch_signals(void);
-int cli_stopped(void); /* the signal; 0: none */
+int cli_stopped(void); /* the signal that was caught; 0: none */
 
-/* --- tables for people, and the same as JSON (output.c) --- */
+/* --- tables, printed as text or as JSON (output.c) --- */
 struct cli_column {
     const char *title; /* also the JSON key */
-    bool right;        /* numbers stand to the right */
+    bool right;        /* align to the right, as for numbers */
 };
 struct cli_table;
 struct cli_table *cli_table_new(const struct cli_column *columns, unsigned count); /* NULL: no memory */
-int cli_table_add(struct cli_table *t, const char *const *cells);                  /* copied */
+int cli_table_add(struct cli_table *t, const char *const *cells);                  /* adds a row; copies the cells */
 void cli_table_print(const struct cli_table *t, FILE *to);
 void cli_table_markdown(const struct cli_table *t, FILE *to);
-json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller's */
+json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller frees it */
 void cli_table_free(struct cli_table *t);
-/* Print and free `value`: 0, or CLI_FAILED when stdout does not take it. */
+/* Print and free `value`. Returns 0, or CLI_FAILED if standard output cannot be written. */
 int cli_json_print(const char *sub, json_t *value);
-/* Flush stdout; a full disk or a closed pipe is a failure that must not pass unseen. */
+/* Flush standard output. Returns 0, or CLI_FAILED after an error message, as for a full disk or a closed pipe. */
 int cli_flush(const char *sub);
 
 #endif

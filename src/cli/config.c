@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft config: every setting, its value, and where the value comes from.
+ * weft config: prints every setting, its value, and where the value comes from.
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@ static const char help[] =
     "  --json            the same for programs\n"
     "  --help            this text\n"
     "\n"
-    "Exit status: 0; 1 if a setting is wrong, which is named; 2 if the command line is wrong.\n";
+    "Exit status: 0; 1 if a setting is wrong (the error names it); 2 if the command line is wrong.\n";
 
 static int print_rows(const struct cluster_setting_row *rows, int count, bool as_json)
 {

@@ -69,7 +69,7 @@ int cli_gid_index(int *out)
     *out = -1;
     for (int i = 0; i < count; i++)
         if (strcmp(rows[i].name, "gid_index") == 0)
-            *out = atoi(rows[i].value); /* it has been checked */
+            *out = atoi(rows[i].value); /* a valid number: cluster_settings_list() has checked it */
     return 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft devices: the RDMA devices of this host, and what weft would do with each.
+ * weft devices: prints the RDMA devices of this host, and how weft would use each.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,11 +17,11 @@ static const char help[] =
     "other devices that only have unreliable ones. For a device that cannot be used it shows the reason instead.\n"
     "\n"
     "  -v, --verbose    print all that is known of each device, its GID table, and why weft would use this GID\n"
-    "  --gid-index N    show what weft would do with this entry of the GID tables; else WEFT_GID_INDEX, else weft chooses\n"
+    "  --gid-index N    show how weft would use the devices with this entry of the GID table; default: WEFT_GID_INDEX, or weft chooses\n"
     "  --json           everything, for programs\n"
     "  --help           this text\n"
     "\n"
-    "The command allocates nothing on a device. `weft doctor` says what to do about one that cannot be used.\n"
+    "The command allocates nothing on a device. `weft doctor` says how to repair a device that cannot be used.\n"
     "Exit status: 0; 1 if there is no verbs library, or no DEVICE of that name; 2 if the command line is wrong.\n";
 
 static const char *used_of(int64_t used, uint32_t total, char *out, size_t len)
@@ -149,7 +149,7 @@ static int print_blocks(const struct verbs_device *const *shown, uint32_t count)
     return cli_flush("devices");
 }
 
-/* Those that were named, in that order; all when none was. */
+/* Choose the devices that were named, in that order, or all if none was. */
 static int devices_choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there, char **names)
 {
     uint32_t n = 0;
@@ -177,7 +177,7 @@ static int print(const struct verbs_device *const *shown, uint32_t count, bool a
         return cli_json_print("devices", list);
     }
     if (count == 0) {
-        fputs("This host has no RDMA device: nodes of one host reach each other through shared memory all the same.\n", stderr);
+        fputs("This host has no RDMA device. Nodes on this host can still use shared memory.\n", stderr);
         return 0;
     }
     return verbose ? print_blocks(shown, count) : print_lines(shown, count);

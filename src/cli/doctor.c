@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft doctor: what prevents RDMA on this host, and what to do about it.
+ * weft doctor: reports what prevents RDMA on this host, and how to repair it.
  */
 #include <string.h>
 
@@ -19,7 +19,7 @@ static const char help[] =
     "  --json        the same for programs\n"
     "  --help        this text\n"
     "\n"
-    "On each device that can be used it makes one protection domain and one queue pair, and frees them.\n"
+    "On each device that can be used it allocates one protection domain and one queue pair, and frees them.\n"
     "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
 static int doctor_print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
@@ -43,7 +43,7 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
         return cli_flush("doctor");
     }
     printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
-           usable ? "" : " Nodes of this host reach each other through shared memory all the same.");
+           usable ? "" : " Nodes on this host can still use shared memory.");
     return cli_flush("doctor");
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the doctor checks beside the devices: the bridge over Thunderbolt ports, locked memory, GPUs on PCIe.
+ * Checks of weft doctor that are not about RDMA devices: the bridge over Thunderbolt ports, the limit of locked memory, GPUs on PCIe.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ static void report_bridge(struct doctor *d, const char *bridge, const char *memb
     SAY(f->what, "The Thunderbolt bridge (%.30s) is active", bridge);
     SAY(f->seen, "%.30s is active with members %.300s%s", bridge, members, ours ? ", which are ports of RDMA devices" : "");
     SAY(f->remedy,
-        "When cables form a loop it floods them. sudo ifconfig %.30s down (until the next restart), or make "
-        "\"Thunderbolt Bridge\" inactive in System Settings, Network; then give each port an address of its own",
+        "If the cables form a loop, the bridge floods them. Run sudo ifconfig %.30s down (lasts until the next restart), or make "
+        "\"Thunderbolt Bridge\" inactive in System Settings, Network. Then give each port an address of its own",
         bridge);
 }
 
@@ -33,7 +33,7 @@ void doctor_check_bridge(struct doctor *d)
     const char *text = doctor_fact(d, DOCTOR_INTERFACES);
     char bridge[64] = "", members[300] = "", line[512];
     bool up = false, ours = false;
-    /* A block begins in the first column: "bridge0: flags=8863<UP,...". */
+    /* The block of an interface starts with a line that is not indented, as in "bridge0: flags=8863<UP,...". */
     while (text && *text) {
         bool head = *text != ' ' && *text != '\t' && *text != '\n';
         doctor_next_line(&text, line, sizeof line);
@@ -65,20 +65,21 @@ void doctor_check_memlock(struct doctor *d)
     if (doctor_value_of(text, "privileged", who, sizeof who) && strcmp(who, "yes") == 0)
         return;
     if (!doctor_is_number(lock))
-        return; /* which has been reported */
+        return; /* check_lines() has reported it */
     uint64_t limit = strtoull(lock, NULL, 10);
     uint64_t wanted = doctor_value_of(text, "pool", pool, sizeof pool) ? strtoull(pool, NULL, 10) : UINT64_C(256) << 20;
     if (limit >= wanted)
         return;
     struct doctor_finding *f = doctor_add(d, "memlock", MEMLOCK, true);
     SAY(f->what, "This user may lock less memory than a pool needs");
-    SAY(f->seen, "limit %s (ulimit -l), pool %s (WEFT_POOL); what is registered with a device is locked",
+    SAY(f->seen, "limit %s (ulimit -l), pool %s (WEFT_POOL); memory that is registered with a device is locked",
         base_format_bytes(limit, a, sizeof a), base_format_bytes(wanted, b, sizeof b));
-    SAY(f->remedy, "In /etc/security/limits.conf: `* - memlock unlimited`, and log in again; for a service LimitMEMLOCK=infinity; "
-                   "in a container --ulimit memlock=-1");
+    SAY(f->remedy,
+        "Write `* - memlock unlimited` to /etc/security/limits.conf, and log in again. For a service, set LimitMEMLOCK=infinity. "
+        "For a container, use --ulimit memlock=-1");
 }
 
-/* The value of "key=" in a line of words. */
+/* Get VALUE of the word "KEY=VALUE" in a line; "?" if there is none. */
 static const char *doctor_word_of(const char *line, const char *key, char out[64])
 {
     char sought[32];
@@ -95,10 +96,11 @@ static void report_gpu(struct doctor *d, const char *name, const char *width, co
     SAY(f->what, "There is a PCIe GPU that cannot be used");
     SAY(f->seen, "%.100s: link x%.10s at %.30s; %.200s", name, width, speed, why);
     if (d->mac)
-        SAY(f->remedy, "macOS has no driver for it. The link is up, and yet its firmware does not start over Thunderbolt (known "
-                       "of NVIDIA's); use it in a Linux host of the cluster");
+        SAY(f->remedy,
+            "macOS has no driver for it. Although the link is up, the GPU's firmware does not start over Thunderbolt, as is known "
+            "of NVIDIA GPUs. Use it in a Linux host of the cluster");
     else
-        SAY(f->remedy, "Install or load its driver (nvidia, amdgpu); one that is bound to vfio-pci belongs to a virtual machine");
+        SAY(f->remedy, "Install or load its driver (nvidia, amdgpu). A GPU that is bound to vfio-pci belongs to a virtual machine");
 }
 
 static void check_linux_gpu(struct doctor *d, const char *text)
@@ -115,7 +117,7 @@ static void check_linux_gpu(struct doctor *d, const char *text)
         doctor_word_of(line, "speed", speed);
         for (char *c = speed; *c; c++)
             *c = *c == '_' ? ' ' : *c;
-        snprintf(why, sizeof why, strcmp(driver, "-") == 0 ? "no driver has it" : "its driver is %.60s", driver);
+        snprintf(why, sizeof why, strcmp(driver, "-") == 0 ? "it has no driver" : "its driver is %.60s", driver);
         line[strcspn(line, " ")] = '\0';
         report_gpu(d, line, width, speed, why);
     }
@@ -125,7 +127,8 @@ static void check_mac_gpu(struct doctor *d, const char *text)
 {
     char line[512], name[128] = "", width[32] = "?", speed[32] = "?";
     bool gpu = false, no_driver = false, end = false;
-    /* Blocks: a title that ends in a colon, then "Key: value" lines. A line before the next title ends it. */
+    /* The text consists of blocks: a title that ends in a colon, then "Key: value" lines. The next title, or the end of the text, ends a
+     * block. */
     while (!end) {
         end = !doctor_next_line(&text, line, sizeof line);
         size_t n = end ? 0 : strlen(line);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where the facts of weft doctor come from: this host, or a directory.
+ * Collects the facts for weft doctor from this host, and loads them from and saves them to a directory.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,9 +14,9 @@
 #include "cli/doctor.h"
 #include "cluster/cluster.h"
 
-#define FACT_MAX (1u << 20) /* bytes of one */
+#define FACT_MAX (1u << 20) /* the most bytes of one fact */
 
-/* All that a stream gives, as text without zero bytes; NULL with errno, EFBIG for too much. */
+/* Read a stream to its end, as text without zero bytes. NULL, with errno, on failure; EFBIG: more than FACT_MAX. */
 static char *facts_read_all(FILE *from)
 {
     char *text = malloc(FACT_MAX + 1);
@@ -35,7 +35,7 @@ static char *facts_read_all(FILE *from)
     return exact ? exact : text;
 }
 
-/* A text that grows. */
+/* A text that is written through a stream. */
 struct sheet {
     FILE *to;
     char *text;
@@ -54,7 +54,7 @@ static char *sheet_text(struct sheet *s)
     return fclose(s->to) == 0 ? s->text : NULL;
 }
 
-/* --- this machine, any system --- */
+/* --- this host, any system --- */
 static char *facts_library(void)
 {
     const struct verbs_library *l;
@@ -88,7 +88,7 @@ static char *limits(void)
     return sheet_text(&s);
 }
 
-/* One of each, made and given back: a device that is full refuses it. */
+/* Allocate a protection domain and a queue pair, and free them: a device whose objects are all in use refuses that. */
 static void allocate(const char *name, FILE *to)
 {
     struct verbs_device *d;
@@ -119,7 +119,7 @@ static void devices(struct doctor_facts *f)
     int wanted = -1;
     cli_gid_index(&wanted);
     if (verbs_load(&l))
-        return; /* which is a fact of its own */
+        return; /* DOCTOR_LIBRARY reports this */
     if (verbs_devices(&all, &count, wanted)) {
         json_t *failed = json_pack("{s:s}", "error", base_error());
         f->text[DOCTOR_DEVICES] = json_dumps(failed, JSON_INDENT(1));
@@ -163,7 +163,7 @@ static void system_facts(struct doctor_facts *f)
     f->text[DOCTOR_PCI] = output_of("/usr/sbin/system_profiler SPPCIDataType 2>/dev/null");
 }
 #else
-/* The first word of a file under /sys; "-" when there is none. */
+/* Read the first line of a file under /sys, with '_' for blanks; "-" if there is none. */
 static const char *sys_word(const char *dir, const char *name, const char *file, char out[64])
 {
     char path[512];
@@ -191,7 +191,7 @@ static const char *driver_of(const char *dir, const char *name, char out[64])
     return out;
 }
 
-/* Display controllers (class 3) and processing accelerators (0x12). */
+/* List the PCI devices of the classes display controller (0x03) and processing accelerator (0x12). */
 static char *pci(void)
 {
     static const char dir[] = "/sys/bus/pci/devices";
@@ -268,7 +268,7 @@ int doctor_load(struct doctor_facts *f, const char *directory)
     unsigned found = 0;
     memset(f, 0, sizeof *f);
     if (stat(directory, &st) || !S_ISDIR(st.st_mode))
-        return base_fail(-ENOTDIR, "%s is no directory", directory);
+        return base_fail(-ENOTDIR, "%s is not a directory", directory);
     for (int i = 0; i < DOCTOR_FACTS; i++) {
         snprintf(path, sizeof path, "%.4000s/%s", directory, doctor_file((enum doctor_fact)i));
         FILE *from = fopen(path, "re");

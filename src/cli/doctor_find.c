@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What follows from the facts. Each check is a function that looks at facts, which may be missing, and adds findings. A finding that
- * explains another ranks before it; a cause that explains everything hides what it explains. doctor_beside.c has the checks that are not
- * about devices.
+ * Derives findings from facts. Each check is a function that examines facts, which may be missing, and adds findings. A finding that may be
+ * the cause of another ranks before it. If a finding explains others completely, those are left out. doctor_beside.c has the checks that
+ * are not about devices.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static bool has(const struct doctor *d, const char *id)
     return false;
 }
 
-/* --- the facts themselves: what is not understood must not pass for nothing found --- */
+/* --- facts that cannot be parsed: each is a finding, since it may hide a problem --- */
 static void report_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
 {
     struct doctor_finding *f = doctor_add(d, "unreadable-fact", UNREADABLE, true);
@@ -27,7 +27,7 @@ static void report_unreadable(struct doctor *d, enum doctor_fact which, const ch
     SAY(f->remedy, "%s", remedy);
 }
 
-/* The devices' list, the caller's; NULL: not known, or not understood, which is reported. */
+/* Parse the list of devices; the caller frees it. NULL: there is none, or it is invalid, which is then a finding. */
 static json_t *doctor_read_devices(struct doctor *d)
 {
     static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
@@ -44,17 +44,17 @@ static json_t *doctor_read_devices(struct doctor *d)
         struct doctor_finding *f = doctor_add(d, "device-error", DEVICE_ERROR, true);
         SAY(f->what, "The RDMA devices of this host cannot be listed");
         SAY(f->seen, "%.700s", failed);
-        SAY(f->remedy, "Are the verbs library and the kernel's drivers of one version? See `dmesg`");
+        SAY(f->remedy, "Check that the verbs library and the kernel's drivers have the same version; see `dmesg`");
         json_decref(list);
         return NULL;
     }
     if (!list)
-        SAY(why, "no JSON: line %d, column %d: %.200s", error.line, error.column, error.text);
+        SAY(why, "not JSON: line %d, column %d: %.200s", error.line, error.column, error.text);
     else if (!json_is_array(list))
-        SAY(why, "no list of devices");
+        SAY(why, "not a list of devices");
     json_array_foreach (list, i, device)
         if (!why[0] && (!json_is_string(json_object_get(device, "device")) || !json_is_boolean(json_object_get(device, "usable"))))
-            SAY(why, "entry %zu of the list is no device, which has \"device\", a text, and \"usable\", true or false", i + 1);
+            SAY(why, "entry %zu of the list is not a device: expected \"device\", a text, and \"usable\", true or false", i + 1);
     if (!why[0])
         return list;
     report_unreadable(d, DOCTOR_DEVICES, why, remedy);
@@ -90,17 +90,17 @@ static bool good_uverbs(const char *line)
     return blank && (strcmp(blank + 1, "yes") == 0 || strcmp(blank + 1, "no") == 0);
 }
 
-/* The first line of each fact of our own making that makes no sense. */
+/* Check the facts whose format weft defines, and report the first invalid line of each. */
 static void check_lines(struct doctor *d)
 {
     static const struct {
         enum doctor_fact which;
         bool (*good)(const char *line);
         const char *expected;
-        bool first; /* only its first line is looked at */
+        bool first; /* check only the first line */
     } all[] = {
         {DOCTOR_LIBRARY, good_library, "\"found PATH\" or \"missing: WHY\"", true},
-        {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", 0 when it could be made", false},
+        {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
         {DOCTOR_LIMITS, good_limit, "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"privileged: yes\" or \"no\"", false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
@@ -141,10 +141,10 @@ static void check_library(struct doctor *d)
     SAY(f->seen, "%.*s", (int)strcspn(text, "\n"), text);
     if (old) {
         SAY(f->what, "macOS %d.%d is too old for RDMA over Thunderbolt", major, minor);
-        SAY(f->remedy, "Update macOS to 26.2 or later (26.3 for regions that fail without harm)");
+        SAY(f->remedy, "Update macOS to 26.2 or later. Before 26.3, registering too many regions can crash the driver");
     } else if (d->mac) {
         SAY(f->what, "The verbs library (librdma) is missing");
-        SAY(f->remedy, "macOS has it from version 26.2 on: is WEFT_VERBS_LIBRARY set, and wrong? Else update macOS");
+        SAY(f->remedy, "macOS has it from version 26.2 on. Check WEFT_VERBS_LIBRARY if it is set; else update macOS");
     } else {
         SAY(f->what, "The verbs library (libibverbs) is missing");
         SAY(f->remedy, "Install it. Debian, Ubuntu: sudo apt install libibverbs1 ibverbs-providers; Fedora: sudo dnf install "
@@ -152,7 +152,7 @@ static void check_library(struct doctor *d)
     }
 }
 
-/* The fastest link that any port can have, in Gb/s; -1: not known, or no port. */
+/* The speed of the fastest port, in Gb/s; -1: not known, or no port. */
 static int fastest_port(const char *text, char *line, size_t len)
 {
     char l[512];
@@ -180,10 +180,11 @@ static void check_thunderbolt(struct doctor *d)
     SAY(f->what, "This Mac's ports are Thunderbolt 4 or older, which cannot do RDMA");
     SAY(f->seen, "no port over 40 Gb/s (system_profiler: \"%s\")%s", line,
         doctor_fact(d, DOCTOR_RDMA_CTL) && strstr(doctor_fact(d, DOCTOR_RDMA_CTL), "enabled")
-            ? "; rdma_ctl reports enabled all the same, which does not help"
+            ? "; rdma_ctl reports \"enabled\", but that does not help"
             : "");
-    SAY(f->remedy, "No setting changes this: RDMA needs Thunderbolt 5. Nodes of this Mac reach each other through shared memory; to "
-                   "other hosts weft has no transport yet that works without RDMA");
+    SAY(f->remedy,
+        "No setting changes this: RDMA needs Thunderbolt 5. Nodes on this Mac can still use shared memory; weft has no transport "
+        "to other hosts yet that works without RDMA");
 }
 
 static void check_enabled(struct doctor *d)
@@ -194,8 +195,9 @@ static void check_enabled(struct doctor *d)
     struct doctor_finding *f = doctor_add(d, "not-enabled", NOT_ENABLED, true);
     SAY(f->what, "RDMA is not enabled on this Mac");
     SAY(f->seen, "rdma_ctl status: %.*s", (int)strcspn(text, "\n"), text);
-    SAY(f->remedy, "Shut down, hold the power button until Recovery comes, choose Options, open the Terminal there, run "
-                   "`rdma_ctl enable`, and restart. On every Mac of the cluster");
+    SAY(f->remedy,
+        "On every Mac of the cluster: shut down, hold the power button until Recovery starts, choose Options, open the Terminal, "
+        "run `rdma_ctl enable`, and restart");
 }
 
 static void check_access(struct doctor *d)
@@ -211,10 +213,10 @@ static void check_access(struct doctor *d)
     if (!closed[0])
         return;
     struct doctor_finding *f = doctor_add(d, "no-access", NO_ACCESS, true);
-    SAY(f->what, "There are RDMA devices, but you may not open them");
+    SAY(f->what, "There are RDMA devices, but this user may not open them");
     SAY(f->seen, "not readable and writable: %s", closed);
-    SAY(f->remedy, "sudo chmod 0666 /dev/infiniband/uverbs*, for good by a udev rule: "
-                   "KERNEL==\"uverbs*\", MODE=\"0666\" in /etc/udev/rules.d/99-rdma.rules (as rdma-core's own)");
+    SAY(f->remedy, "Run sudo chmod 0666 /dev/infiniband/uverbs*. To make it permanent, write the udev rule "
+                   "KERNEL==\"uverbs*\", MODE=\"0666\" to /etc/udev/rules.d/99-rdma.rules, as rdma-core does");
 }
 
 static void check_presence(struct doctor *d)
@@ -226,11 +228,12 @@ static void check_presence(struct doctor *d)
     SAY(f->what, "This host has no RDMA device");
     SAY(f->seen, "the verbs library lists none");
     if (d->mac)
-        SAY(f->remedy, "Is `rdma_ctl status` enabled, and are the ports Thunderbolt 5? After enabling, restart");
+        SAY(f->remedy, "Check that `rdma_ctl status` reports enabled and that the ports are Thunderbolt 5. After enabling RDMA, restart");
     else
-        SAY(f->remedy, "With an adapter: is its driver loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`)? With plain "
-                       "Ethernet, the kernel's own device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
-                       "INTERFACE. Without either, nodes of this host still have shared memory");
+        SAY(f->remedy,
+            "If it has an RDMA adapter, check that its driver is loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`). With plain "
+            "Ethernet, use the kernel's software device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
+            "INTERFACE. Without either, nodes on this host can still use shared memory");
 }
 
 static void check_port(struct doctor *d, const json_t *device)
@@ -243,16 +246,16 @@ static void check_port(struct doctor *d, const json_t *device)
     SAY(f->what, "The port of %.60s is down", name);
     SAY(f->seen, "%.60s: state %.20s; %.600s", name, doctor_text_of(device, "state"), doctor_text_of(device, "why_not"));
     if (thunderbolt)
-        SAY(f->remedy, "Is a Thunderbolt 5 cable in that port, and a Mac at its other end? RDMA must be enabled at both ends: "
-                       "`rdma_ctl status` there");
+        SAY(f->remedy, "Check that a Thunderbolt 5 cable connects this port to a Mac, and that RDMA is enabled at both ends "
+                       "(`rdma_ctl status`)");
     else
         SAY(f->remedy,
-            "Is there a cable, and is the other end on? ip link set %.30s up; InfiniBand needs a subnet manager "
-            "somewhere (opensm)",
+            "Check the cable and that the other end is on. Run sudo ip link set %.30s up. An InfiniBand network needs a subnet "
+            "manager (opensm)",
             doctor_text_of(device, "interface")[0] ? doctor_text_of(device, "interface") : "INTERFACE");
 }
 
-/* Whether some interface or GID has this address already, as far as is known. */
+/* Whether an interface or a GID is known to have this address. */
 static bool address_taken(const struct doctor *d, const char *address)
 {
     size_t n = strlen(address), i, k;
@@ -267,7 +270,7 @@ static bool address_taken(const struct doctor *d, const char *address)
     return false;
 }
 
-/* Each interface one of its own: with the same on two, neither reaches its peer. */
+/* Propose an address that no other interface has: two interfaces with the same one could not reach their peers. */
 static const char *address_for(struct doctor *d, char out[24])
 {
     do
@@ -284,18 +287,18 @@ static void check_gid(struct doctor *d, const json_t *device)
     if (!interface[0])
         interface = "INTERFACE";
     SAY(f->what, "%.60s has no address (GID) that can be used", doctor_text_of(device, "device"));
-    /* Without the device's own remedy, which knows of no other interface. */
+    /* Leave out the remedy in the device's own text: it might propose the same address for several interfaces. */
     const char *its = strstr(why, ". Give its network interface");
     SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
     address_for(d, address);
     if (d->mac)
         SAY(f->remedy,
-            "sudo ifconfig %.30s inet %s/16 alias, and another last number at the other end; for good in "
-            "System Settings, Network",
+            "Run sudo ifconfig %.30s inet %s/16 alias, and use an address with another last number at the other end. To make it "
+            "permanent, use System Settings, Network",
             interface, address);
     else
         SAY(f->remedy,
-            "sudo ip address add %s/16 dev %.30s && sudo ip link set %.30s up, and another last number at "
+            "Run sudo ip address add %s/16 dev %.30s && sudo ip link set %.30s up, and use an address with another last number at "
             "the other end",
             address, interface, interface);
 }
@@ -308,11 +311,11 @@ static void check_device_error(struct doctor *d, const json_t *device, bool conn
         doctor_text_of(device, "device"));
     SAY(f->seen, "%.700s", doctor_text_of(device, "why_not"));
     SAY(f->remedy, "%s",
-        connections ? "weft cannot use this kind of device; another transport may (libfabric)"
-                    : "Is another driver or firmware there? See `dmesg`, and `weft devices -v`");
+        connections ? "weft cannot use this kind of device"
+                    : "Try another version of its driver or firmware; see `dmesg` and `weft devices -v`");
 }
 
-/* More is in use than there is. */
+/* Whether all objects of a kind are in use. */
 static bool exhausted(const json_t *device, const char *limit, int64_t *used, int64_t *total)
 {
     const json_t *l = json_object_get(json_object_get(device, "limits"), limit);
@@ -322,7 +325,7 @@ static bool exhausted(const json_t *device, const char *limit, int64_t *used, in
     return json_is_integer(u) && *total > 0 && *used >= *total;
 }
 
-/* What allocating one of `what` on the device gave; -1: it was not tried. */
+/* The errno of allocating one of `what` on the device; 0: it worked; -1: it was not tried. */
 static int allocation(const struct doctor *d, const char *device, const char *what)
 {
     char line[256], name[128], kind[32];
@@ -351,10 +354,11 @@ static void check_full(struct doctor *d, const json_t *device, bool domains)
     else
         SAY(f->seen, "%" PRId64 " of %" PRId64 " are in use", used, total);
     if (domains && thunderbolt)
-        SAY(f->remedy, "A process that was killed keeps its domain until the host restarts: end programs with an interrupt, "
-                       "never with kill -9, and restart this host now");
+        SAY(f->remedy,
+            "Restart this host: a process that was killed keeps its domain until then. From now on end programs with an interrupt, "
+            "never with kill -9");
     else if (thunderbolt)
-        SAY(f->remedy, "The device has 10 for all programs together: end the others that use it (`weft run`, mlx.launch, "
+        SAY(f->remedy, "The device has 10 queue pairs for all programs together: end other programs that use it (`weft run`, mlx.launch, "
                        "exo, ...)");
     else
         SAY(f->remedy, "List the programs that use them: rdma resource show %s", domains ? "pd" : "qp");
@@ -381,7 +385,7 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* One device that works is enough: what is wrong with the others does not stop RDMA then. */
+/* If one device works, problems of other devices do not prevent RDMA. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)
@@ -389,7 +393,7 @@ static void weigh(struct doctor *d)
             d->out[i].stops = false;
 }
 
-/* Facts are others' words: what goes to a terminal is plain. */
+/* Facts may have any bytes: keep only printable ones, since a terminal may take others for commands. */
 static void plain(char *text)
 {
     for (; *text; text++)
@@ -400,7 +404,7 @@ static void plain(char *text)
 static int by_rank(const void *a, const void *b)
 {
     const struct doctor_finding *x = a, *y = b;
-    /* What stops comes first; equal ranks keep a fixed order. */
+    /* Findings that prevent RDMA come first. Equal ranks are sorted by text, so that the order is always the same. */
     if (x->stops != y->stops)
         return x->stops ? -1 : 1;
     return x->rank != y->rank ? x->rank - y->rank : strcmp(x->what, y->what);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files with checks share: doctor_find.c and doctor_beside.c.
+ * Shared by the files that find problems: doctor_find.c, doctor_beside.c and doctor_text.c.
  */
 #ifndef WEFT_CLI_DOCTOR_FIND_H
 #define WEFT_CLI_DOCTOR_FIND_H
 
 #include "cli/doctor.h"
 
-/* In the order of likelihood: the first is printed first. */
+/* In the order of likelihood, which is the order of printing. */
 enum rank {
     UNREADABLE,
     NO_LIBRARY,
@@ -30,23 +30,23 @@ enum rank {
 struct doctor {
     const struct doctor_facts *facts;
     struct doctor_finding *out;
-    unsigned count, usable, proposed; /* proposed: addresses */
-    json_t *devices;                  /* a list, or NULL: not known */
+    unsigned count, usable, proposed; /* proposed: number of IP addresses that remedies have proposed so far */
+    json_t *devices;                  /* the list of devices; NULL: not known */
     bool mac;
 };
 
-/* The finding to fill in; the last one again when there are too many. */
+/* Add a finding and return it to be filled in. If there are too many, it overwrites the last one. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
 
 /* --- facts --- */
 const char *doctor_fact(const struct doctor *d, enum doctor_fact which);
-/* One line of a text, without the blanks around it; false at the end. */
+/* Get the next line of a text, without blanks around it; false at the end. */
 bool doctor_next_line(const char **at, char *line, size_t len);
-/* What follows "KEY:" at the start of some line; false when no line has it. */
+/* Get the text after "KEY:" in the line that starts with it; false if there is no such line. */
 bool doctor_value_of(const char *text, const char *key, char *out, size_t len);
 bool doctor_is_number(const char *text);
-const char *doctor_text_of(const json_t *device, const char *key); /* "": it has none */
+const char *doctor_text_of(const json_t *device, const char *key); /* "" if the device has no such text */
 
 /* --- doctor_beside.c --- */
 void doctor_check_bridge(struct doctor *d);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The text of facts: finding it, its lines and values; and adding findings to the list.
+ * Finds the text of facts, and the lines and values in it; adds findings to the list.
  */
 #include "cli/doctor_find.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * See emulate.h. The command `softverbs` makes the fabric, and runs each node's program. It is looked for beside this command, in the tree
- * where this one was built, and in PATH.
+ * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. The command is searched
+ * for beside this one, in the tree where this one was built, and in PATH.
  */
 #include "cli/emulate.h"
 
@@ -25,7 +25,7 @@ static bool is_there(const char *path)
     return stat(path, &st) == 0;
 }
 
-/* "lab.json", "lab.json:tb5": the longest beginning that names a file, for a path may have colons. 0: none does. */
+/* Length of the longest prefix that names a file, as "lab.json" in "lab.json:tb5". A path may contain colons. 0: there is none. */
 static size_t file_length(const char *text)
 {
     char path[4096];
@@ -40,13 +40,13 @@ static size_t file_length(const char *text)
     return 0;
 }
 
-/* Of a topology file the hosts' names, and whether cables join them. What else is wrong in it softverbs says. */
+/* Read the names of the hosts from a topology file, and whether cables connect them. softverbs reports other errors in it. */
 static int read_file(struct emulation *e, bool *cables)
 {
     json_error_t why;
     struct stat st;
     if (stat(e->topology, &st) == 0 && !S_ISREG(st.st_mode))
-        return base_fail(-EINVAL, "--softverbs: %s is not a regular file; a topology's file has JSON, as softverbs topo prints it",
+        return base_fail(-EINVAL, "--softverbs: %s is not a regular file: expected a topology as JSON, as softverbs topo prints it",
                          e->topology);
     int fd = open(e->topology, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
@@ -73,7 +73,7 @@ static int read_file(struct emulation *e, bool *cables)
     return 0;
 }
 
-/* The kind that a text begins with; NULL: none. */
+/* The kind of topology that a text begins with; NULL: none. */
 static const char *emulate_kind_of(const char *text)
 {
     static const char *const kinds[] = {"switch", "mesh", "ring", "chain"};
@@ -84,7 +84,7 @@ static const char *emulate_kind_of(const char *text)
     return NULL;
 }
 
-/* "mesh:4": returns what comes behind, NULL if there is no number of hosts. */
+/* Parse a kind and its number of hosts, as in "mesh:4". Returns the rest of the text; NULL if there is no number. */
 static const char *read_kind(struct emulation *e, const char *kind, const char *text)
 {
     const char *count = text + strlen(kind);
@@ -116,14 +116,15 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
         profile = text + n;
     }
     if (!profile)
-        return base_fail(-EINVAL,
-                         "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or a topology's FILE, and perhaps :PROFILE "
-                         "(generic, usual without cables; tb5, usual with them; tb5-strict; or a file)",
-                         text, kind ? "" : "there is no such file; ");
+        return base_fail(
+            -EINVAL,
+            "--softverbs '%s': %sexpected switch:N, mesh:N, ring:N, chain:N or the FILE of a topology, and optionally :PROFILE "
+            "(generic, the default without cables; tb5, the default with cables; tb5-strict; or a file)",
+            text, kind ? "" : "there is no such file; ");
     if (nodes > e->hosts)
-        return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, and there are %u nodes: each needs one of its own", text, e->hosts,
+        return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each", text, e->hosts,
                          e->hosts == 1 ? "" : "s", nodes);
-    /* Cables are Thunderbolt's: what goes by them finds ways through others. */
+    /* In a topology with cables the links are Thunderbolt: the tb transport can also route through other nodes. */
     const char *usual = cables ? "tb5" : "generic";
     if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
         return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long", text);
@@ -144,10 +145,10 @@ static int find_command(char *out, size_t len)
     }
     if (base_process_find("softverbs", out, len) == 0)
         return 0;
-    return base_fail(-ENOENT, "--softverbs needs the command softverbs, beside this one or in PATH: it comes with weft on Linux");
+    return base_fail(-ENOENT, "--softverbs needs the command softverbs, beside weft or in PATH; on Linux it is installed with weft");
 }
 
-/* Ours, with one assignment more or other; the array is the caller's. */
+/* This process's environment with one assignment added or replaced. The caller frees the array. */
 static char **environment_with(const char *assignment)
 {
     size_t count = 0, n = 0, name = strcspn(assignment, "=") + 1;
@@ -170,7 +171,7 @@ static int make_fabric(const struct emulation *e)
     char **env = environment_with(e->directory);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of softverbs");
-    /* It ends with us, or it would make the fabric anew in what the keeper removes. */
+    /* softverbs must end with this process: otherwise it could create files in the directory while the keeper removes it. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
     int rc = base_process_start(&how, &pid, NULL);
@@ -178,7 +179,7 @@ static int make_fabric(const struct emulation *e)
     if (rc)
         return base_fail(rc, "cannot start softverbs (%s): %s", e->command, base_strerror(rc));
     return base_process_reap(pid) == 0 ? 0
-                                       : base_fail(-EIO, "softverbs could not make the fabric %s%s%s of profile %s", e->topology,
+                                       : base_fail(-EIO, "softverbs could not create the fabric %s%s%s with profile %s", e->topology,
                                                    e->count[0] ? ":" : "", e->count, e->profile);
 }
 
@@ -207,7 +208,8 @@ int emulate_start(struct emulation *e, const char *dir, char *const *first, char
         return err;
     snprintf(e->directory, sizeof e->directory, "SOFTVERBS_DIR=%s", dir);
     const char *set = getenv("WEFT_TRANSPORT");
-    if (!set || !set[0]) /* else nodes of one machine would use its memory; rc or tb is for the devices to say */
+    if (!set ||
+        !set[0]) /* otherwise the nodes would use shared memory, as on one machine; "rdma" lets the devices decide between rc and tb */
         snprintf(e->transport, sizeof e->transport, "WEFT_TRANSPORT=rdma");
     err = make_fabric(e);
     if (err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * --softverbs: run the nodes on emulated RDMA devices, each on an emulated host of its own. The fabric is made for the run, in a directory
- * that the launcher or its keeper removes.
+ * --softverbs: runs the nodes on emulated RDMA devices, each on an emulated host of its own. The emulated fabric is created for this run,
+ * in a directory that the launcher or its keeper removes.
  */
 #ifndef WEFT_CLI_EMULATE_H
 #define WEFT_CLI_EMULATE_H
@@ -9,26 +9,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EMULATE_HOSTS 256u /* of one fabric */
+#define EMULATE_HOSTS 256u /* the most hosts of one fabric */
 
 struct emulation {
-    char command[4096];  /* softverbs */
+    char command[4096];  /* path of the command softverbs */
     char directory[128]; /* SOFTVERBS_DIR=..., for the nodes' environment */
     char transport[64];  /* WEFT_TRANSPORT=..., or "" */
-    char host[32];       /* the name in `argv`, written before each start */
-    char **argv[2];      /* softverbs run --fabric weft --host NAME -- PROGRAM ARGUMENT...; of node 0, of the others */
-    char topology[4096]; /* a kind, or a file's path */
-    char count[16];      /* hosts of a kind; "": a file */
+    char host[32];       /* the NAME in `argv`: set it before each start */
+    char **argv[2];      /* softverbs run --fabric weft --host NAME -- PROGRAM ARGUMENT...; [0]: of node 0; [1]: of the others */
+    char topology[4096]; /* a kind such as "mesh", or the path of a file */
+    char count[16];      /* number of hosts of the kind; "" for a file */
     char profile[256];
     uint32_t hosts;
-    char names[EMULATE_HOSTS][32]; /* of the hosts, node 0's first */
+    char names[EMULATE_HOSTS][32]; /* names of the hosts, by rank */
 };
-/* "switch:8", "mesh:4:tb5-strict", "ring:4:PATH.json", "lab.json", "lab.json:tb5". A topology file is read, its host names and
- * whether it has cables; softverbs checks it. Without a profile a switch is generic, cables are tb5. 0, or a negative errno with a
- * sentence. `nodes` must fit on its hosts. */
+/* Parse KIND:HOSTS[:PROFILE] or FILE[:PROFILE], as in "switch:8", "mesh:4:tb5-strict", "ring:4:PATH.json", "lab.json", "lab.json:tb5".
+ * Of a topology file it reads the names of the hosts and whether they have cables; softverbs checks the rest. The default profile is tb5
+ * for topologies with cables, and generic for a switch. There must be a host for each of `nodes`. Returns 0, or a negative errno with
+ * base_error(). */
 int emulate_parse(struct emulation *e, const char *text, uint32_t nodes);
-/* Makes the fabric in `dir`, which exists. `first` is what node 0 is to run, `others` what the others are; they stay the
- * caller's. */
+/* Create the fabric in `dir`, which exists. `first` is the command line of node 0, `others` that of the other nodes; both must stay valid
+ * until emulate_end(). */
 int emulate_start(struct emulation *e, const char *dir, char *const *first, char *const *others);
 void emulate_end(struct emulation *e);
 

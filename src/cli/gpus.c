@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft run --gpus: see gpus.h. CUDA's own variable says it, which every program that uses CUDA understands; the launcher itself needs no
- * driver for it.
+ * Implements gpus.h by setting CUDA_VISIBLE_DEVICES, which the CUDA runtime obeys in every program. The launcher itself needs no CUDA
+ * driver.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -14,7 +14,7 @@
 
 #define GPUS_MOST 64u
 
-/* The names of this machine's GPUs, as CUDA_VISIBLE_DEVICES has them. They point into `text`. */
+/* List the names of this machine's GPUs, in the form of CUDA_VISIBLE_DEVICES. They point into `text`. */
 static uint32_t gpus_find(char *text, size_t room, const char *names[GPUS_MOST])
 {
     const char *set = getenv("CUDA_VISIBLE_DEVICES");
@@ -46,15 +46,15 @@ int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM])
     const char *names[GPUS_MOST];
     uint32_t n = gpus_find(text, sizeof text, names);
     if (n == 0)
-        return base_fail(-ENODEV,
-                         "--gpus %u: this machine has no NVIDIA GPU for its nodes (/dev/nvidia0, CUDA_VISIBLE_DEVICES); leave --gpus out",
-                         each);
+        return base_fail(
+            -ENODEV, "--gpus %u: this machine has no NVIDIA GPU that nodes may use (/dev/nvidia0, CUDA_VISIBLE_DEVICES); leave out --gpus",
+            each);
     if (each > n)
-        return base_fail(-ENODEV, "--gpus %u: this machine has %u GPU%s for its nodes", each, n, n == 1 ? "" : "s");
+        return base_fail(-ENODEV, "--gpus %u: this machine has only %u GPU%s that nodes may use", each, n, n == 1 ? "" : "s");
     size_t len = (size_t)snprintf(out, GPUS_ROOM, "%s", GPUS_VISIBLE);
     for (uint32_t i = 0; i < each && len < GPUS_ROOM; i++)
         len += (size_t)snprintf(out + len, GPUS_ROOM - len, "%s%s", i ? "," : "", names[((uint64_t)place * each + i) % n]);
-    return len < GPUS_ROOM ? 0 : base_fail(-ENODEV, "--gpus %u: the names of so many GPUs are too long", each);
+    return len < GPUS_ROOM ? 0 : base_fail(-ENODEV, "--gpus %u: the list of GPUs is too long; use fewer", each);
 }
 
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM])

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft run --gpus: which GPUs of its machine a node is given.
+ * weft run --gpus: assigns GPUs of a machine to its nodes.
  */
 #ifndef WEFT_CLI_GPUS_H
 #define WEFT_CLI_GPUS_H
@@ -8,15 +8,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GPUS_ASKED   "WEFT_GPUS=" /* in an order to another machine: how many a node gets, and its place among the nodes there: "1:0" */
+/* In the order to a node on another machine: how many GPUs it gets, and its index among the nodes of that machine, as in "1:0". */
+#define GPUS_ASKED   "WEFT_GPUS="
 #define GPUS_VISIBLE "CUDA_VISIBLE_DEVICES="
 #define GPUS_ROOM    512
 
-/* The assignment of GPUS_VISIBLE that gives `each` of this machine's GPUs to the node with that place among the machine's nodes. They are
- * dealt in turn: where nodes want more than there are, they share. CUDA_VISIBLE_DEVICES of this process, if it is set, says which there
- * are. -ENODEV, with a sentence: a node wants more than the machine has. */
+/* Make the environment assignment that gives a node `each` of this machine's GPUs. `place`: index of the node among the nodes of this
+ * machine. GPUs are assigned in turn; if there are not enough for all nodes, nodes share them. If CUDA_VISIBLE_DEVICES of this process is
+ * set, only those GPUs are used. -ENODEV, with base_error(): the machine has fewer than `each`. */
 int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM]);
-/* The same, of the text behind GPUS_ASKED. -EINVAL: it is none. */
+/* The same for the value of GPUS_ASKED. -EINVAL: it is invalid. */
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM]);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the hostfile says: how many nodes there are, which of them are on other hosts, and what those must be told.
+ * Applies the hostfile to a launch: how many nodes there are, which of them are on other hosts, and which settings those must get.
  */
 #include "cli/hosts.h"
 
@@ -26,7 +26,7 @@ static bool is_own_address(const char *text)
 {
     struct in6_addr wanted;
     char bare[INET6_ADDRSTRLEN + 1];
-    size_t n = strcspn(text, "%"); /* fe80::1%en1: without the interface */
+    size_t n = strcspn(text, "%"); /* without the interface, as in fe80::1%en1 */
     struct ifaddrs *list;
     bool found = false;
     if (strcasecmp(text, "localhost") == 0)
@@ -50,7 +50,7 @@ static bool is_own_address(const char *text)
     return found;
 }
 
-/* An entry with only devices is this machine; else one of its names or addresses must be ours. */
+/* Whether a host is this machine: the entry has neither names nor addresses, or one of them belongs to this machine. */
 static bool hosts_is_here(const struct cluster_host *h)
 {
     char name[256] = "";
@@ -89,8 +89,8 @@ static int hosts_tell(struct hosts *r, const struct launch *l, const char *name,
     return 0;
 }
 
-/* The settings as they are here, the hostfile's included: it need not be there. The place of each node, and the name of a
- * file with the secret, are said anew. */
+/* Pass this host's settings to nodes on other hosts, including those from the hostfile, which those hosts need not have. Settings that
+ * differ from node to node are set elsewhere, and so is the secret, whose file those hosts need not have either. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
@@ -120,7 +120,7 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
     return status;
 }
 
-/* What every node of it needs to be told, where they meet, and the secret if there is one. */
+/* Prepare what nodes on other hosts need: the settings, the address of node 0, and the secret if there is one. */
 static int hosts_prepare_remote(struct hosts *r, struct launch *l, const struct cluster_hostfile *h, const char *path)
 {
     struct cluster_settings s;
@@ -132,8 +132,8 @@ static int hosts_prepare_remote(struct hosts *r, struct launch *l, const struct 
         return cli_error(l->sub, "%s", base_error());
     if (strncmp(s.coord, "unix:", 5) == 0)
         status = cli_error(l->sub,
-                           "the nodes meet at %s, which no other host reaches: set WEFT_COORD to HOST:PORT, or leave it "
-                           "out",
+                           "node 0 listens at %s, which other hosts cannot reach: set WEFT_COORD to HOST:PORT, or unset "
+                           "it",
                            s.coord);
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
         status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other hosts");
@@ -156,8 +156,8 @@ void hosts_free(struct hosts *r, uint32_t nodes)
     free(r->hosts);
 }
 
-/* A pipe is read once, and every node here reads the hostfile: its bytes go to a file without a name that they all inherit.
- * `*path` is where they find it. */
+/* A pipe can be read only once, but every node on this host reads the hostfile. So copy it to an unlinked file that they inherit. `*path`
+ * becomes the path of that file. */
 static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
 {
     struct stat st;
@@ -171,9 +171,9 @@ static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
         while ((n = fread(some, 1, sizeof some, from)) > 0 && fwrite(some, 1, n, to) == n && (whole += n) <= CLUSTER_HOSTFILE_MAX)
             ;
         if (!ferror(from) && fflush(to) == 0 && !ferror(to))
-            fd = fcntl(fileno(to), F_DUPFD, 3); /* not closed by exec: the nodes get it */
+            fd = fcntl(fileno(to), F_DUPFD, 3); /* not close-on-exec: the nodes inherit it */
     }
-    int status = fd >= 0 ? 0 : cli_error(l->sub, "hostfile %s: cannot be kept for the nodes: %s", *path, base_strerror(errno));
+    int status = fd >= 0 ? 0 : cli_error(l->sub, "hostfile %s: cannot be copied for the nodes: %s", *path, base_strerror(errno));
     if (from)
         fclose(from);
     if (to)
@@ -185,7 +185,7 @@ static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
     return status;
 }
 
-/* What the hostfile says: the number of nodes, which of them are elsewhere, and whether it names a secret. */
+/* Apply the hostfile: the number of nodes, which of them are on other hosts, and whether it names a secret. */
 static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 {
     struct cluster_hostfile *h;
@@ -196,7 +196,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     if (cluster_hostfile_read(&h, path))
         return cli_error(l->sub, "%s", base_error());
     if (l->nodes && l->nodes != h->count)
-        status = cli_usage(l->sub, "%u nodes are asked for, hostfile %s has %u: leave out the number", l->nodes, path, h->count);
+        status = cli_usage(l->sub, "%u nodes were requested, but hostfile %s has %u: leave out the number", l->nodes, path, h->count);
     for (uint32_t i = 0; i < h->setting_count; i++)
         if (strcmp(h->settings[i].name, "secret_file") == 0)
             l->make_secret = false;
@@ -210,19 +210,19 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
         r->hosts[i] = strdup(name);
         elsewhere = true;
         if (!r->hosts[i] || name[0] == '-' || !name[0])
-            status = cli_error(l->sub, "hostfile %s: node %u: '%s' is no host's name", path, i, name);
+            status = cli_error(l->sub, "hostfile %s: node %u: '%s' is not the name of a host", path, i, name);
     }
     if (!r->hosts)
         status = cli_error(l->sub, "no memory for %u hosts", h->count);
     if (!status && elsewhere && l->softverbs)
-        status = cli_usage(l->sub, "--softverbs emulates hosts on this one, and hostfile %s has others", path);
+        status = cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts", path);
     if (!status && elsewhere)
         status = hosts_prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);
     return status;
 }
 
-/* Of this command: where it is looked for on other machines. */
+/* Path of this command, at which other machines are expected to have it, too. */
 static const char *own_path(char *buf, size_t len)
 {
     ssize_t n = readlink("/proc/self/exe", buf, len - 1);
@@ -239,7 +239,7 @@ const char *hosts_file(const char *option)
 
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
 {
-    if (cluster_secret_check()) /* else a new secret would take the place of the one that is missing */
+    if (cluster_secret_check()) /* an empty secret is an error; do not replace it by a new one */
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;

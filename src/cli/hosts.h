@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The hosts of a cluster that is to be launched: see hosts.c.
+ * Applies a hostfile to a launch: see hosts.c.
  */
 #ifndef WEFT_CLI_HOSTS_H
 #define WEFT_CLI_HOSTS_H
@@ -10,17 +10,17 @@
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
-    char **hosts; /* [nodes] */
+    char **hosts; /* [nodes] what struct launch calls `ssh` */
     char *told[HOSTS_TOLD_MAX + 1];
-    unsigned count;
+    unsigned count; /* entries of `told` */
     char coord[160];
-    char self[4096];   /* this command */
-    char hostfile[32]; /* where the nodes find it, when it was a pipe */
+    char self[4096];   /* path of this command */
+    char hostfile[32]; /* path from which the nodes read the hostfile, if it was a pipe */
 };
-/* The hostfile that counts: the option's, else the environment's. NULL: none. */
+/* The hostfile to use: the option's, else the environment's. NULL: none. */
 const char *hosts_file(const char *option);
-/* Fills in what the hostfile says of the launch, and what a launch needs that has none. 0, or the exit status, said. What
- * `l` points at afterwards is `h`'s. */
+/* Set the members of `l` that follow from the hostfile, or the defaults if there is none. `l` then points into `h`, so `h` must outlive it.
+ * Returns 0, or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keeper: a process that knows the process groups of the nodes and sleeps in a read. When the launcher is gone, for whatever reason,
- * the read ends, and the keeper kills the groups that are left. A launcher that ends normally has removed all groups by then.
+ * The keeper: a process that knows the process groups of the nodes and blocks in read() on a pipe from the launcher. When the launcher has
+ * ended, read() returns, and the keeper kills the groups that are left. A launcher that ends normally has removed all groups before.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -16,10 +16,10 @@
 #include "cli/launch.h"
 #include "weft/types.h"
 
-#define ROUNDS      100 /* of removing the directory */
-#define QUIET       20  /* rounds in a row after which it stays removed: what a process that is just being killed made may come late */
+#define ROUNDS      100 /* the most attempts to remove the directory */
+#define QUIET       20  /* successful attempts in a row: a process that is being killed may still create files in between */
 #define ROUND_NS    (10 * WEFT_MS)
-#define GONE_WITHIN 500 /* rounds until a launcher whose files are closed has ended, and its children have been told */
+#define GONE_WITHIN 500 /* the most rounds to wait for the end of a launcher whose pipe is closed: its children are then killed, too */
 
 bool keeper_remove_dir(const char *dir)
 {
@@ -37,9 +37,9 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     static pid_t groups[WEFT_MAX_NODES];
     unsigned count = 0;
     int32_t message;
-    bool in_order = false; /* the launcher ends as it meant to, and waits for us */
-    /* Out of reach of the terminal and of kill(-launcher's group); and whoever reads our output must see its end with the launcher's,
-     * not ours. All signals stay blocked. */
+    bool in_order = false; /* the launcher ends normally, and waits for the keeper */
+    /* Leave the launcher's session and process group, so that signals to them do not reach the keeper, and close its standard output and
+     * error, so that their reader sees the end when the launcher ends. All signals stay blocked. */
     base_process_set_apart("weft-keeper");
     for (;;) {
         ssize_t n = read(fd, &message, sizeof message);
@@ -90,7 +90,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
         return rc;
     void *shared = mmap(NULL, sizeof *k->starting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
-        rc = base_fail(-errno, "no memory to share with the keeper, which ends the nodes if this launcher is killed");
+        rc = base_fail(-errno, "no shared memory for the keeper, which ends the nodes if this launcher is killed");
         close(fds[0]);
         close(fds[1]);
         return rc;
@@ -115,7 +115,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
 
 static void keeper_tell(struct keeper *k, int32_t message)
 {
-    /* A keeper that somebody killed is a pity, no failure. */
+    /* Errors are ignored: if the keeper was killed, the launch goes on without it. */
     while (k->fd >= 0 && write(k->fd, &message, sizeof message) < 0 && errno == EINTR)
         ;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The launcher: one thread in poll(), woken by signals (through a pipe), output and time.
+ * The launcher: one thread that waits in poll() for signals (through a pipe), output and time-outs.
  *
- * Each node leads a process group, so that what it started can be ended with it. A group is killed while its leader is dead but not reaped:
- * until then the number cannot belong to another process.
+ * Each node leads a process group, so that the processes it has started can be killed with it. A group is killed before its dead leader is
+ * reaped: until then no other process can get the same number.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -25,7 +25,7 @@
 
 static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP, SIGCONT, SIGPIPE};
 #define CAUGHT (sizeof caught / sizeof caught[0])
-static int signal_pipe[2] = {-1, -1}; /* a handler has no argument of ours */
+static int signal_pipe[2] = {-1, -1}; /* global, since a signal handler gets no argument from us */
 
 /* --- messages --- */
 
@@ -45,7 +45,7 @@ static const char *signal_name(int sig, char *buf, size_t len)
     return buf;
 }
 
-/* "node 3", "nodes 1 and 3", "nodes 0, 1 and 4" of those that run. */
+/* List the running nodes, as in "node 3", "nodes 1 and 3", "nodes 0, 1 and 4". */
 static const char *running_names(const struct launcher *s, char *buf, size_t len)
 {
     size_t n = (size_t)snprintf(buf, len, s->running == 1 ? "node" : "nodes");
@@ -66,7 +66,7 @@ static void on_launch_signal(int sig)
 {
     int error = errno;
     uint8_t byte = (uint8_t)sig;
-    ssize_t n = write(signal_pipe[1], &byte, 1); /* full: enough wait there already */
+    ssize_t n = write(signal_pipe[1], &byte, 1); /* fails if the pipe is full; then enough signals are pending */
     (void)n;
     errno = error;
 }
@@ -79,7 +79,7 @@ static int catch_signals(struct launcher *s)
     struct sigaction act = {.sa_handler = on_launch_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     sigfillset(&act.sa_mask);
     base_dispositions_save(&s->before, caught, CAUGHT);
-    /* Under nohup SIGHUP is ignored, in a shell's background SIGINT is: that stays, for the nodes as well. */
+    /* Do not catch signals that are ignored, such as SIGHUP under nohup and SIGINT in a shell's background; the nodes ignore them, too. */
     for (size_t i = 0; i < CAUGHT; i++)
         if (caught[i] != SIGPIPE && (caught[i] == SIGCHLD || caught[i] == SIGCONT || s->before.action[i].sa_handler != SIG_IGN))
             sigaction(caught[i], &act, NULL);
@@ -97,9 +97,9 @@ static void signal_nodes(struct launcher *s, int sig)
         if (!launch_machine(s, i) || (sig == SIGKILL && node->control < 0)) {
             kill(-node->pid, sig);
         } else if (node->control >= 0) {
-            ssize_t n = write(node->control, &byte, 1); /* full: ssh is stuck, and killed in the end */
+            ssize_t n = write(node->control, &byte, 1); /* fails if the pipe is full: ssh hangs then, and is killed in the end */
             (void)n;
-            if (sig == SIGKILL) { /* if that is not heard, the end of the way to it is; handle_time() then kills ssh */
+            if (sig == SIGKILL) { /* closing the pipe also makes the far side end the node; later handle_time() kills ssh */
                 close(node->control);
                 node->control = -1;
             }
@@ -107,11 +107,11 @@ static void signal_nodes(struct launcher *s, int sig)
     }
 }
 
-/* Ask all nodes to end; after the grace they are killed. */
+/* Ask all nodes to end. Those that have not ended after LAUNCH_GRACE_NS are killed. */
 static void end_nodes(struct launcher *s, int sig)
 {
     signal_nodes(s, sig);
-    signal_nodes(s, SIGCONT); /* a stopped node would not hear it */
+    signal_nodes(s, SIGCONT); /* a stopped node does not handle signals */
     if (!s->ending) {
         s->ending = true;
         s->grace = base_deadline(LAUNCH_GRACE_NS);
@@ -140,10 +140,10 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     launch_close(&node->control);
     bool leader = s->l->lead && rank == 0, ending = s->ending;
     if (leader && !ending) {
-        /* The others leave by themselves, as devices like it; unless it could not tell them. */
+        /* The other nodes leave by themselves, and so free their devices. If the leader failed, it may not have told them to. */
         s->ending = true;
         s->grace = base_deadline(LAUNCH_GRACE_NS);
-        if (status) /* it may not even have joined them */
+        if (status)
             end_nodes(s, SIGTERM);
     }
     if (status == 0)
@@ -152,18 +152,19 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
         snprintf(where, sizeof where, "on %s", machine);
     else
         snprintf(where, sizeof where, "pid %d", (int)node->pid);
-    /* What we ended is no news. */
+    /* Do not report nodes that the launcher itself has ended, or that ended because nobody reads the output. */
     bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
-                 (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* so they end when the leader has */
+                 (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
     if (machine && status == SSH_FAILED && !by_us)
-        launch_say(s, "node %u (%s): ssh failed: see what it said; it must need no password (`ssh %s true`)", rank, where, machine);
+        launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
+                   machine);
     else if (machine && status > 128 && !by_us)
         launch_say(s, "node %u (%s) was killed by %s", rank, where, signal_name(status - 128, name, sizeof name));
     else if (WIFSIGNALED(how) && !by_us)
         launch_say(s, "node %u (%s) was killed by %s%s", rank, where, signal_name(WTERMSIG(how), name, sizeof name),
                    WCOREDUMP(how) ? " (core dumped)" : "");
-    else if (!by_us && !leader) /* the leader has said what there is to say */
+    else if (!by_us && !leader) /* the leader has printed its own error */
         launch_say(s, "node %u (%s) exited with %d", rank, where, status);
     if (s->l->lead && !leader) {
         if (!ending && s->nodes[0].running)
@@ -186,14 +187,14 @@ static void reap(struct launcher *s)
         struct node *node = &s->nodes[i];
         if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* what it has started, and before the keeper forgets it */
+        kill(-node->pid, SIGKILL); /* the processes that it has started; before the keeper forgets the group */
         keeper_drop(&s->keeper, node->pid);
         int how = base_process_reap(node->pid);
         node_ended(s, i, how);
     }
 }
 
-/* Every pending signal; false when we are to leave at once. */
+/* Handle all pending signals. False: the launcher must end at once. */
 static bool handle_signals(struct launcher *s)
 {
     uint8_t sigs[64];
@@ -203,7 +204,7 @@ static bool handle_signals(struct launcher *s)
         for (ssize_t i = 0; i < n; i++) {
             int sig = sigs[i];
             switch (sig) {
-            case SIGCHLD: break; /* reap() looks anyway */
+            case SIGCHLD: break; /* the main loop calls reap() in any case */
             case SIGTSTP:
                 signal_nodes(s, SIGTSTP);
                 raise(SIGSTOP);
@@ -212,7 +213,7 @@ static bool handle_signals(struct launcher *s)
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
             default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
-                stay = stay && s->running > 0; /* only output is left, and nobody wants it */
+                stay = stay && s->running > 0; /* if no node runs, only unwritten output is left: drop it */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
                     s->hurried = true;
@@ -227,19 +228,19 @@ static bool handle_signals(struct launcher *s)
     return stay;
 }
 
-/* What time brings; false when nothing more can be done. */
+/* Handle time-outs. False: nodes do not end even after SIGKILL, so the launcher must end without them. */
 static bool handle_time(struct launcher *s)
 {
     char who[256];
     int64_t now = base_now_ns();
     if (s->running && now >= s->deadline && !s->timed_out) {
-        launch_say(s, "time-out of %gs: %s %s still running", (double)s->l->timeout_ns / 1e9, running_names(s, who, sizeof who),
+        launch_say(s, "timed out after %gs: %s %s still running", (double)s->l->timeout_ns / 1e9, running_names(s, who, sizeof who),
                    s->running == 1 ? "was" : "were");
         s->timed_out = true;
         s->deadline = INT64_MAX;
         end_nodes(s, SIGTERM);
     }
-    if (s->running && now >= s->ssh_grace) { /* it has not even connected, or its connection is stuck */
+    if (s->running && now >= s->ssh_grace) { /* ssh has not connected yet, or its connection hangs */
         s->ssh_grace = INT64_MAX;
         signal_nodes(s, SIGKILL);
     }
@@ -247,7 +248,7 @@ static bool handle_time(struct launcher *s)
         return true;
     running_names(s, who, sizeof who);
     if (s->killed) {
-        launch_say(s, "%s cannot be ended, not even by SIGKILL: left to the system", who);
+        launch_say(s, "%s did not end after SIGKILL: left running", who);
         return false;
     }
     launch_say(s, "%s did not end within %ds: killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
@@ -257,8 +258,8 @@ static bool handle_time(struct launcher *s)
 
 /* --- the loop --- */
 
-/* Output that goes nowhere is a failure of ours. Nobody needs to be told that a reader has left, as after `| head`:
- * the status is then what SIGPIPE would have made of us. */
+/* Handle output that could not be written: report it, and make the launch fail. If the reader has gone, as after `| head`, report nothing,
+ * and use the exit status of a process that SIGPIPE has killed. */
 static void look_at_output(struct launcher *s)
 {
     struct relay_out *outs[] = {&s->out, &s->err};
@@ -266,7 +267,7 @@ static void look_at_output(struct launcher *s)
         int error = outs[i]->error;
         if (!error)
             continue;
-        outs[i]->error = 0; /* said once */
+        outs[i]->error = 0; /* report it only once */
         if (error != EPIPE)
             launch_say(s, "standard %s: %s", i ? "error" : "output", base_strerror(error));
         if (!s->status && !s->output_status)
@@ -287,7 +288,7 @@ static int poll_timeout(const struct launcher *s)
     return left <= 0 ? 0 : left >= LAUNCH_LOOK_MS * WEFT_MS ? LAUNCH_LOOK_MS : (int)(left / WEFT_MS) + 1;
 }
 
-/* Whether a stream may be read: what it feeds has room. Closes those that feed what nobody reads. */
+/* Whether a node's output may be read: its destination has room. If the destination is broken, close the output instead. */
 static bool may_read(struct relay_in *in)
 {
     if (in->fd >= 0 && in->to->broken)
@@ -295,8 +296,8 @@ static bool may_read(struct relay_in *in)
     return in->fd >= 0 && relay_waiting(in->to) < RELAY_QUEUE_MAX;
 }
 
-/* After the last node: what its pipes still hold. A process that has fled its node's group may keep one open and
- * write on; no pipe holds more than a megabyte of the time before. */
+/* After the end of all nodes, read the rest of their output. Stop after 1 MiB of each pipe, which is more than a pipe holds: a process that
+ * has left its node's process group may still be writing. */
 static bool launch_drain(struct launcher *s)
 {
     bool more = false;
@@ -356,7 +357,7 @@ static void start_all(struct launcher *s)
     for (uint32_t i = 0; i < s->l->nodes && !s->ending; i++) {
         int status = launch_start_node(s, i);
         if (status) {
-            kill_nodes(s); /* they only wait for those that will not come */
+            kill_nodes(s); /* they would only wait for the nodes that are not started */
             s->status = status;
         }
         handle_signals(s);
@@ -364,7 +365,7 @@ static void start_all(struct launcher *s)
     }
 }
 
-/* Two pipes a node may be more than a process has by default. */
+/* Raise the limit of open files: two pipes for each node may be more than the default. */
 static void raise_limit(struct launcher *s)
 {
     struct rlimit more;
@@ -403,7 +404,7 @@ int launch_cluster(const struct launch *l)
     }
     if ((rc = launch_make_address(&s)) || (rc = launch_make_fabric(&s)) || (rc = launch_make_environment(&s))) {
         handle_signals(&s);
-        if (s.interrupted) /* what was being made was told, too */
+        if (s.interrupted) /* the failure is probably due to the signal */
             status = 128 + s.interrupted;
         else
             launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment" : base_error());
@@ -417,7 +418,7 @@ int launch_cluster(const struct launch *l)
     look_at_output(&s);
     status = s.timed_out ? LAUNCH_TIMED_OUT : s.output_status ? s.output_status : s.status;
     if (!status && (s.started < l->nodes || s.running) && s.interrupted)
-        status = 128 + s.interrupted; /* before there was a node to hear of it, or one does not even hear SIGKILL */
+        status = 128 + s.interrupted; /* not all nodes had been started, or one did not end after SIGKILL */
     else if (!status && s.running && !l->lead)
         status = CLI_FAILED;
 

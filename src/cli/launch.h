@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starting the nodes of a cluster on this host, and ending them. The launcher (launch.c) starts them (start.c), signals and reaps them. The
- * relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that ends the nodes when the launcher is killed.
+ * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes. The relay (relay.c)
+ * forwards tagged output. The keeper (keeper.c) is a process that kills the nodes if the launcher is killed.
  */
 #ifndef WEFT_CLI_LAUNCH_H
 #define WEFT_CLI_LAUNCH_H
@@ -14,86 +14,85 @@
 #include <sys/types.h>
 
 struct launch {
-    const char *sub; /* the start of messages: "run" for "weft run: " */
+    const char *sub; /* the subcommand, for messages: "run" for "weft run: " */
     uint32_t nodes;
     char **argv;   /* the program (looked up in PATH) and its arguments */
-    char **others; /* for all nodes but the first: this command, with these arguments. NULL: as the first */
-    /* The first node leads: its exit status is the launch's, and with its end all is over. A node that fails meanwhile is
-     * its affair: it is told by LAUNCH_TOLD, which is blocked when it starts. */
+    char **others; /* program and arguments of all nodes except the first; NULL: the same */
+    /* The first node leads: its exit status is the launch's, and when it ends the launch ends. If another node fails before that, the
+     * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
     bool tag, kill_on_failure;
     int64_t timeout_ns;    /* 0: none */
-    const char *hostfile;  /* NULL: as the environment has it */
-    const char *pool;      /* likewise */
-    const char *softverbs; /* "switch:8": emulated devices, a host a node; NULL: none */
-    uint32_t gpus;         /* of its machine for each node; 0: the environment stays as it is */
-    bool guard;            /* a process of its own owns each node's devices */
-    const char *self;      /* this command's name here */
-    bool make_secret;      /* the user has set none: one for this cluster alone */
-    /* Nodes on other machines, where there are any. */
-    const char *const *ssh;  /* [nodes]: what to call node k's machine; NULL: it is this one. NULL: all are here */
+    const char *hostfile;  /* NULL: use the environment's */
+    const char *pool;      /* NULL: use the environment's */
+    const char *softverbs; /* as in "switch:8": emulated devices, one emulated host for each node; NULL: none */
+    uint32_t gpus;         /* number of GPUs for each node; 0: do not assign any */
+    bool guard;            /* a separate process for each node owns its devices */
+    const char *self;      /* path of this command here */
+    bool make_secret;      /* create a secret for this cluster, since the user has set none */
+    /* For nodes on other machines. */
+    const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
     const char *const *told; /* NULL-terminated assignments for their environment */
-    const char *weft;        /* this command's name there */
-    const char *coord;       /* where all meet; NULL: at a place of this machine */
+    const char *weft;        /* path of this command there */
+    const char *coord;       /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
-#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* from asking to killing */
-#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)  /* for what was killed behind ssh to end; then ssh is killed */
+#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* time between asking nodes to end and killing them */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)  /* time between telling the far side to kill its node and killing ssh itself */
 #define LAUNCH_TIMED_OUT    124
 #define LAUNCH_NOT_USABLE   126
 #define LAUNCH_NOT_FOUND    127
-/* Start the nodes, stay until all have ended and nothing of them is left. Returns the exit status. */
+/* Start the nodes, and return when all have ended and no process of theirs is left. Returns the exit status. */
 int launch_cluster(const struct launch *l);
 
-/* Who waits for processes looks so often by itself: with the thread sanitizer a signal of a child's end has been seen to come to
- * nothing, and nobody should wait for ever for one. */
+/* Check for ended processes at least this often, without a signal: under the thread sanitizer SIGCHLD has been seen to get lost. */
 #define LAUNCH_LOOK_MS 1000
 
 /* --- keeper.c --- */
 struct keeper {
-    int fd; /* to it; -1: none */
+    int fd; /* pipe to the keeper; -1: none */
     pid_t pid;
-    /* In memory that it shares: the group that is being started, for struct base_process. So the keeper knows it before it runs, and
-     * keeper_add() comes in time even if the launcher is killed before. */
+    /* Process group of the node that is being started (`number` of struct base_process), in memory shared with the keeper. So the keeper
+     * knows the group even if the launcher is killed before keeper_add(). */
     _Atomic int32_t *starting;
 };
-/* `remove_dir`: a directory to remove, with what is in it, if the launcher cannot; may be "". */
+/* `remove_dir`: a directory that the keeper removes, with its files; "": none. */
 int keeper_start(struct keeper *k, const char *remove_dir);
 void keeper_add(struct keeper *k, pid_t group);
 void keeper_drop(struct keeper *k, pid_t group);
 void keeper_stop(struct keeper *k);
-bool keeper_remove_dir(const char *dir); /* false: something is still in it */
+bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
 
 /* --- relay.c --- */
-#define RELAY_LINE_MAX  (1u << 20)   /* a longer line is cut */
-#define RELAY_QUEUE_MAX (256u << 10) /* waiting for the reader: then the nodes wait too */
+#define RELAY_LINE_MAX  (1u << 20)   /* a longer line is split */
+#define RELAY_QUEUE_MAX (256u << 10) /* read no more output of nodes while so many bytes are queued */
 
-/* Where lines go: our stdout or stderr. Never blocks; what cannot be written yet is queued. */
+/* A destination of lines: the launcher's stdout or stderr. Never blocks; lines that cannot be written yet are queued. */
 struct relay_out {
     int fd;
-    bool broken; /* takes nothing any more; `error` says why: EPIPE when nobody reads it */
+    bool broken; /* it cannot be written any more, for the reason in `error`; EPIPE: nobody reads it */
     int error;
     char *data;
     size_t start, end, room;
 };
-/* Where they come from. */
+/* A source of lines: a node's stdout or stderr. */
 struct relay_in {
     int fd; /* -1: closed */
     uint32_t node;
     struct relay_out *to;
-    char *line; /* the beginning of a line whose end has not come */
+    char *line; /* an incomplete line */
     size_t len, room;
-    size_t drained; /* bytes since the node ended */
+    size_t drained; /* bytes read since the node ended */
 };
 static inline size_t relay_waiting(const struct relay_out *o)
 {
     return o->end - o->start;
 }
-void relay_say(struct relay_out *o, const char *text, size_t len); /* a line of our own */
-/* Read what is there: 1 some, 0 nothing now, -1 the end (closed, its last line passed on). */
+void relay_say(struct relay_out *o, const char *text, size_t len); /* write a line of the launcher itself */
+/* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end: it is then closed, and its last line passed on. */
 int relay_read(struct relay_in *in);
 void relay_close(struct relay_in *in); /* passes on an unfinished line */
-void relay_write(struct relay_out *o); /* as much as goes without waiting */
+void relay_write(struct relay_out *o); /* writes as much as possible without blocking */
 void relay_out_free(struct relay_out *o);
 
 #endif

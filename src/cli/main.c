@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The command `weft`: finds the subcommand and calls it.
+ * The command `weft`: calls the subcommand.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -14,15 +14,15 @@ struct command {
     int (*run)(int argc, char **argv);
 };
 
-/* In the order of the help; add a row to add a subcommand. */
+/* The subcommands, in the order in which --help lists them. */
 static const struct command commands[] = {
     {"map", "run a command on pieces of files, on several nodes; print the outputs in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
-    {"devices", "show the RDMA devices of this host, and what weft would do with each", cli_devices},
-    {"gpus", "show the GPUs of this host, and what weft can do with each", cli_gpus},
-    {"plan", "what a traffic pattern needs of a device, in regions and queue pairs", cli_plan},
-    {"doctor", "what prevents RDMA on this host, and what to do about it", cli_doctor},
+    {"devices", "show the RDMA devices of this host, and how weft would use each", cli_devices},
+    {"gpus", "show the GPUs of this host, and how weft can use each", cli_gpus},
+    {"plan", "compute how many regions and queue pairs a traffic pattern needs", cli_plan},
+    {"doctor", "find what prevents RDMA on this host, and say how to repair it", cli_doctor},
     {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
     {"config", "print every setting, its value, and where it comes from", cli_config},
 };
@@ -51,7 +51,7 @@ static void cli_main_print_help(FILE *to)
           to);
 }
 
-/* How many letters to change, add or drop to make `a` into `b` (Levenshtein); for words of up to 31 letters. */
+/* Levenshtein distance of two words of up to 31 letters. */
 static unsigned distance(const char *a, const char *b)
 {
     unsigned row[32];
@@ -81,7 +81,7 @@ static int unknown(const char *word)
     for (size_t i = 0; i < COMMANDS; i++) {
         unsigned d = distance(word, commands[i].name);
         if (strncmp(word, commands[i].name, strlen(word)) == 0)
-            d = 1; /* its beginning */
+            d = 1; /* the word is the beginning of a command's name */
         if (d < best) {
             best = d;
             near = commands[i].name;
@@ -100,8 +100,8 @@ static const struct command *cli_main_find(const char *word)
     return NULL;
 }
 
-/* A file opened later must not become descriptor 0, 1 or 2 by chance. What stands in for a closed one is opened the
- * other way round, so that its use fails (EBADF) as that of the closed one would: lost output must not pass unseen. */
+/* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no file opened later gets this number. Open it in the wrong direction:
+ * its use then fails with EBADF, as that of a closed descriptor does, and lost output is noticed. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft map: its options and its help. The work is in src/map/. With nodes on other hosts the launcher starts this command on
- * each of them with the first argument --as-node: as node 0 with all others behind it, else with none.
+ * weft map: its options and its help; src/map/ does the work. For nodes on other hosts the launcher starts this command on each of them
+ * with
+ * --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -20,15 +21,15 @@ static const char help[] =
     "       weft map [OPTIONS] --kernel NAME[:TEXT] FILE...\n"
     "       weft map [OPTIONS] --kernel-from OBJECT.so:NAME[:TEXT] FILE...\n"
     "\n"
-    "Cuts the FILEs in pieces, runs COMMAND on every piece (the piece is its standard input), several at once on the\n"
+    "Cuts the FILEs into pieces, runs COMMAND on every piece (the piece is its standard input), several at once on the\n"
     "nodes of a cluster made for it, and prints the outputs in the order of the input. FILE - is standard input.\n"
-    "A failed command is tried again, and nothing of the failed attempt is printed. When a node dies, the others do its\n"
-    "pieces again.\n"
+    "A failed command is retried, and nothing of the failed attempt is printed. When a node dies, the others run its pieces\n"
+    "again.\n"
     "\n"
     "Pieces:\n"
-    "  --block SIZE       about how large they are (4M); a piece ends after the first newline from there on\n"
+    "  --block SIZE       nominal size of a piece (4M); it ends after the first newline from there on\n"
     "  --separator TEXT   pieces end after TEXT instead; \\n, \\t, \\r, \\0 and \\\\ are understood\n"
-    "  --exact            pieces have exactly SIZE bytes, wherever that cuts\n"
+    "  --exact            pieces have exactly SIZE bytes, even if that cuts lines\n"
     "  --dry-run          print the pieces, and run nothing\n"
     "\n"
     "Work:\n"
@@ -36,11 +37,11 @@ static const char help[] =
 
 static const char help_more[] =
     "  --kernel-from OBJECT.so:NAME   the same with your own weft_kernel, which a shared object defines\n"
-    "  --nodes N          nodes that share the work, this process included (2 to 4, by the processors)\n"
+    "  --nodes N          nodes that share the work, including this process (2 to 4, depending on the processors)\n"
     "  --slots N          commands at once on a node (processors / nodes)\n"
-    "  --memory SIZE      of all nodes together (1G, at most an eighth of the host's); what does not fit goes\n"
-    "                     through temporary files in $TMPDIR\n"
-    "  --retries N        how often a failed piece is tried again (2), on another node if one takes it soon\n"
+    "  --memory SIZE      memory of all nodes together (1G, but at most an eighth of the host's); data that does not\n"
+    "                     fit goes to temporary files in $TMPDIR\n"
+    "  --retries N        how many times a failed piece is retried (2), if possible on another node\n"
     "  --timeout TIME     a command that takes longer is killed, and fails: 30, 500ms, 5m\n"
     "  --literal          leave {#}, {file}, {offset}, {length}, {node} in the ARGs unchanged; else they become\n"
     "                     the piece's number (from 1), its file, its offset there, its length, the node's number\n"
@@ -49,7 +50,7 @@ static const char help_more[] =
     "  --hostfile FILE    a node on each host of FILE, as `weft run` starts them; the first must be this host\n"
     "  --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
-    "  --guard            let a process beside each node own its Thunderbolt devices, as with `weft run --guard`\n"
+    "  --guard            a separate process owns each node's Thunderbolt devices, as with `weft run --guard`\n"
     "\n"
     "Output:\n"
     "  --output FILE      instead of standard output (-); FILE is created or replaced when the output is complete, and not\n"
@@ -131,7 +132,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"help", no_argument, NULL, HELP},
                                       {0}};
 
-/* A whole number from `least` to `most`; false after a message. */
+/* Parse a whole number from `least` to `most`; false after an error was printed. */
 static bool cli_map_number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *out)
 {
     int64_t n;
@@ -156,7 +157,7 @@ static bool size(const char *option, const char *text, uint64_t *out)
     return true;
 }
 
-/* \n and its like; `to` has room for as much as `text` has. The length, 0 after a message. */
+/* Replace escapes such as \n. `to` has room for as many bytes as `text`. Returns the length; 0 after an error was printed. */
 static size_t unescape(char *to, const char *text)
 {
     char *const start = to;
@@ -171,19 +172,18 @@ static size_t unescape(char *to, const char *text)
         case 'r': *to++ = '\r'; break;
         case '0': *to++ = '\0'; break;
         case '\\': *to++ = '\\'; break;
-        default: cli_usage("map", "--separator: '\\%.1s' is none of \\n, \\t, \\r, \\0, \\\\", p); return 0;
+        default: cli_usage("map", "--separator: '\\%.1s' is not one of \\n, \\t, \\r, \\0, \\\\", p); return 0;
         }
     }
     if (to == start)
-        cli_usage("map", "--separator: expected a text that is not empty; --exact cuts anywhere");
+        cli_usage("map", "--separator: expected a text that is not empty; use --exact to cut anywhere");
     return (size_t)(to - start);
 }
 
-/* One option; 0, or the exit status. `*own` is to be freed. */
-/* OBJECT.so:NAME[:TEXT]. The whole path: nodes on other hosts, and those that are started elsewhere, look for it there. */
+/* Parse OBJECT.so:NAME[:TEXT]. Uses the absolute path, since nodes may run in another directory. */
 static int kernel_from(struct map_options *o, const char *arg)
 {
-    static char path[PATH_MAX]; /* the last one counts */
+    static char path[PATH_MAX]; /* static: the options point to it */
     char file[PATH_MAX];
     size_t n = strcspn(arg, ":");
     if (!arg[n] || n == 0 || n >= sizeof file)
@@ -211,7 +211,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
             return cli_usage("map", "--separator and --exact exclude each other");
         o->cut = MAP_CUT_SEPARATOR;
         free(*own);
-        o->separator = *own = strdup(optarg); /* what was given stays as it is, for the nodes */
+        o->separator = *own = strdup(optarg); /* a copy, since the argument itself is passed on to the nodes */
         o->separator_len = *own ? unescape(*own, optarg) : 0;
         return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
@@ -244,7 +244,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     }
 }
 
-/* Start all nodes, this one's part included, and stay until it is over. */
+/* Start all nodes with the launcher, and wait for their end. Returns the exit status. */
 static int launch(struct map_options *o, struct launch *l, int argc, char **argv)
 {
     struct hosts hosts = {.count = 0};
@@ -265,7 +265,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && (status = hosts_apply(l, &hosts, l->hostfile)) == 0 && l->softverbs && !l->nodes)
         l->nodes = e.hosts;
     if (!status && l->nodes > MAP_NODES_MAX)
-        status = cli_usage("map", "%u nodes: at most %u share a job; see --nodes", l->nodes, MAP_NODES_MAX);
+        status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
         status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
                            l->ssh[0]);
@@ -293,9 +293,9 @@ int cli_map(int argc, char **argv)
     const char *rank = getenv("WEFT_RANK"), *nodes = getenv("WEFT_SIZE");
     if (as_node) {
         if (!rank || !nodes)
-            return cli_usage("map", "--as-node is how the launcher starts the nodes of a job");
+            return cli_usage("map", "only the launcher may use --as-node");
         const char *hostfile = getenv("WEFT_HOSTFILE");
-        if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* the launcher's (hosts.c): of no use to commands */
+        if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* a descriptor of the launcher (hosts.c), which commands must not inherit */
             fcntl((int)strtol(hostfile + 8, NULL, 10), F_SETFD, FD_CLOEXEC);
         if (strcmp(rank, "0") != 0)
             return map_serve();
@@ -304,7 +304,7 @@ int cli_map(int argc, char **argv)
     }
     struct launch l = {.sub = "map"};
     struct map_options o = {.block_bytes = MAP_BLOCK_DEFAULT, .retries = MAP_RETRIES_DEFAULT};
-    /* Ours ends at the first "--"; what follows is the command and none of our business. */
+    /* The options and files of this command end at the first "--"; the command to run follows. */
     int ours = 1;
     while (ours < argc && strcmp(argv[ours], "--"))
         ours++;
@@ -314,7 +314,7 @@ int cli_map(int argc, char **argv)
     int status = 0, c;
     bool started = false, asked = false;
     char *separator = NULL;
-    /* Options may stand behind files; each scan stops at a file. */
+    /* Options may come after files; each scan stops at a file. */
     char *const whole_end = argv[ours];
     argv[ours] = NULL;
     while (!status && !asked) {
@@ -343,12 +343,12 @@ int cli_map(int argc, char **argv)
         else if (o.kernel && o.command)
             status = cli_usage("map", "--kernel and a COMMAND exclude each other");
         else if (!o.kernel && !o.command && !o.dry_run)
-            status = cli_usage("map", "no COMMAND given; it stands after --, as in: weft map FILE -- wc -l");
+            status = cli_usage("map", "no COMMAND given; write it after --, as in: weft map FILE -- wc -l");
         else if (as_node) {
             o.nodes = (uint32_t)strtoul(nodes, NULL, 10);
             o.apart = true;
             o.emulated = l.softverbs != NULL;
-            status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is no number of nodes");
+            status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is not a number of nodes");
         } else if ((l.hostfile || l.softverbs) && !o.dry_run)
             status = launch(&o, &l, argc, argv);
         else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all subcommands print in the same way: messages, options, tables, JSON.
+ * Shared by all subcommands: messages, the parsing of options, tables, JSON.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ static void cli_output_say(const char *sub, const char *format, va_list args, co
 {
     char line[2048];
     vsnprintf(line, sizeof line, format, args);
-    fflush(stdout); /* in order, when both go to one place */
+    fflush(stdout); /* keeps the order if both streams go to the same file or terminal */
     fprintf(stderr, "weft%s%s: %s\n%s", sub[0] ? " " : "", sub, line, after);
 }
 
@@ -42,7 +42,7 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     snprintf(all, sizeof all, "%s:%s", ends ? "+" : "", shorts + ends);
     if (!*started) {
 #if defined(__GLIBC__)
-        optind = 0; /* forgets what an earlier scan left */
+        optind = 0; /* resets glibc's state of an earlier scan */
 #else
         optind = 1;
 #endif
@@ -51,7 +51,8 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     }
     int at = optind < 1 ? 1 : optind;
     int c = getopt_long(argc, argv, all, longs, NULL);
-    /* What was read stands before optind, wherever the scan began; one letter of several does not move it. */
+    /* Find the argument that was read, for error messages. It is the one before optind, except inside a group of letters such as -ab:
+     * getopt advances optind only after the last letter. */
     int last = optind > at ? optind - 1 : at;
     const char *word = last < argc ? argv[last] : "";
     if (c == ':') {
@@ -114,7 +115,7 @@ int cli_table_add(struct cli_table *t, const char *const *cells)
     return 0;
 }
 
-/* Columns on a terminal: bytes that start a character. */
+/* Number of columns on a terminal: counts the bytes that start a UTF-8 character. */
 static int width_of(const char *text)
 {
     int n = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft plan: what a traffic pattern needs of a device, with a region for each buffer and with a pool.
+ * weft plan: computes how many regions and queue pairs a traffic pattern needs, with one region for each buffer and with a pool.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ enum { LIST = 32 };
 struct plan {
     uint64_t peers[LIST], depths[LIST], sizes[LIST];
     unsigned peer_count, depth_count, size_count;
-    uint64_t lanes, regions, qps; /* regions, qps: the budget */
+    uint64_t lanes, regions, qps; /* regions, qps: how many the device has */
     uint64_t segment;
     bool reliable;
     char against[64];
@@ -51,12 +51,13 @@ struct need {
 
 static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
 {
-    /* One set to send from, which all others share, and one to receive from each of them: as JACCL has it. */
+    /* One set of buffers to send from, for all peers, and one set to receive from each peer, as in JACCL. */
     struct need n = {.buffers = p->size_count * depth * peers};
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;
     n.regions = n.buffers;
-    /* As tb registers: the pool's segments, and its own frames as one more. rc has another or two, where there are thousands. */
+    /* The tb transport registers one region for each segment of the pool, and one for its frames. rc registers one or two more, on devices
+     * that have thousands. */
     n.pool_regions = (n.bytes ? (n.bytes - 1) / p->segment + 1 : 0) + 1;
     n.qps = p->reliable ? peers - 1 : (peers - 1) * (1 + p->lanes);
     return n;
@@ -129,7 +130,7 @@ static int plan_print_json(const struct plan *p)
                                             "queue_pairs", (json_int_t)p->qps, "sizes", (int)p->size_count, "plans", rows));
 }
 
-/* "2,3,4" or "4K,64K" into a list; the count, or 0 after a message. */
+/* Parse a list such as "2,3,4" or "4K,64K". Returns its length; 0 after an error was printed. */
 static unsigned read_list(const char *option, const char *text, bool sizes, uint64_t least, uint64_t most, uint64_t *out)
 {
     unsigned n = 0;
@@ -144,7 +145,7 @@ static unsigned read_list(const char *option, const char *text, bool sizes, uint
         if (good)
             good = base_parse_bytes(item, &value) == 0 && value >= least && value <= most;
         if (!good) {
-            cli_usage("plan", "%s '%s': expected %s from %" PRIu64 " to %" PRIu64 ", with commas between them, at most %d", option, text,
+            cli_usage("plan", "%s '%s': expected %s from %" PRIu64 " to %" PRIu64 ", separated by commas, at most %d", option, text,
                       sizes ? "sizes" : "numbers", least, most, LIST);
             return 0;
         }
@@ -165,7 +166,7 @@ static bool read_one(const char *option, const char *text, uint64_t most, uint64
     return n == 1;
 }
 
-/* As many as weft takes, where nothing else was said; 0, or an exit status after a message. */
+/* Set the number of lanes to that of WEFT_TB_LANES. Returns 0, or an exit status after an error was printed. */
 static int default_lanes(uint64_t *lanes)
 {
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
@@ -175,14 +176,14 @@ static int default_lanes(uint64_t *lanes)
     for (int i = 0; i < count; i++) {
         if (strcmp(rows[i].name, "tb_lanes") != 0)
             continue;
-        *lanes = 1; /* it has been checked: a comma between two */
+        *lanes = 1; /* the value is valid: count the commas between lanes */
         for (const char *at = rows[i].value; *at; at++)
             *lanes += *at == ',';
     }
     return 0;
 }
 
-/* What the device has, where nothing else was said. */
+/* Take the limits from a device, except those that options have set. */
 static int read_device(struct plan *p, const char *name, bool regions_said, bool qps_said)
 {
     struct verbs_device *all;
@@ -192,7 +193,7 @@ static int read_device(struct plan *p, const char *name, bool regions_said, bool
     while (i < count && strcmp(all[i].name, name) != 0)
         i++;
     int rc = i == count ? cli_error("plan", "no device %s on this host; `weft devices` lists them", name) : 0;
-    if (rc == 0) { /* its numbers count even when it cannot be used just now */
+    if (rc == 0) { /* the device need not be usable now */
         const struct verbs_traits *t = &all[i].traits;
         snprintf(p->against, sizeof p->against, "%s", name);
         p->reliable = t->rc;
@@ -225,7 +226,7 @@ int cli_plan(int argc, char **argv)
     const char *device = NULL;
     unsigned n = 1;
     int c;
-    verbs_traits_from(&t, 100, &nothing, &no_port, false); /* what is known without one */
+    verbs_traits_from(&t, 100, &nothing, &no_port, false); /* the known limits of Thunderbolt 5 */
     p.regions = t.regions;
     p.qps = t.qps;
     for (unsigned i = 0; i < 8; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe: its options, and what all probes share.
+ * weft probe: parses the options, and runs the probe.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,21 +12,21 @@ static const char help[] =
     "Usage: weft probe regions|pool|memory|queue|link [OPTIONS]\n"
     "\n"
     "Tests what an RDMA device really does, for a report or before a cluster depends on it. Stops at the first sign of\n"
-    "harm, and frees what it allocated, also when it is interrupted.\n"
+    "damage, and frees what it allocated, also when it is interrupted.\n"
     "\n"
     "  regions   register memory regions until one is refused: how many there are, and how it fails\n"
     "  pool      register one region with many buffers, then send, receive, write and read each buffer: check every byte, and\n"
     "            that the neighbouring buffers did not change\n"
     "  memory    which kinds of memory can be registered: malloc, mmap, a file, huge pages, a GPU's, ...\n"
-    "  queue     how many queue pairs and domains there are, what depth is granted, what happens beyond it\n"
-    "  link      bandwidth and losses of a link, by message size and messages under way, and a value for WEFT_TB_LANES\n"
+    "  queue    how many queue pairs and domains there are, what depth is granted, what happens beyond it\n"
+    "  link     bandwidth and losses of a link, by message size and messages in flight, and a value for WEFT_TB_LANES\n"
     "\n"
     "Options:\n"
     "  --device NAME     this device; else the fastest that can be used\n"
     "  --size SIZE       of one region or buffer (512K); link: only messages of this size (4K, 8K, ... to 1M)\n"
     "  --count N         regions: at most this many (10 more than the device claims, at most 1024); pool:\n"
     "                    buffers (256); queue: queue pairs and domains (2 more than it claims, at most 256);\n"
-    "                    link: only this many under way (1, 2, 4, ... to 64)\n"
+    "                    link: only this many messages in flight (1, 2, 4, ... to 64)\n"
     "  --to NAME         pool, link: the other end is this device of the same host; else the same device\n"
     "  --listen ADDRESS  pool, queue, link: be the other end for a probe on another host, at HOST:PORT\n"
     "  --peer ADDRESS    pool, queue, link: the other end listens there\n"
@@ -40,7 +40,7 @@ static const char help[] =
     "  weft probe pool --peer mac2.local:7700    # on the one at the other end of the cable\n"
     "  weft probe link --peer mac2.local:7700    # the other with link --listen\n"
     "\n"
-    "Exit status: 0; 1 if there is no such device, or it did what it should not; 2 if the command line is wrong; 128 + N\n"
+    "Exit status: 0; 1 if there is no such device, or it did not work as it should; 2 if the command line is wrong; 128 + N\n"
     "if signal N ended it.\n";
 
 static int probe_number(const char *option, const char *text, int low, int high, int64_t *out)
@@ -62,7 +62,7 @@ static const struct kind *probe_find(const char *word)
     return NULL;
 }
 
-/* 0, an exit status after a message, or -1 when the help was asked for. `*out`: what is tried. */
+/* Parse the options. Returns 0, an exit status after an error was printed, or -1 if --help was given. `*out`: the probe to run. */
 static int read_options(struct probe *p, const struct kind **out, int argc, char **argv)
 {
     static const struct option longs[] = {{"device", required_argument, NULL, 'd'},
@@ -117,11 +117,11 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     p->kind = k->name;
     bool link = strcmp(p->kind, "link") == 0, pool = link || strcmp(p->kind, "pool") == 0;
     if ((p->to && !pool) || ((p->listen || p->peer) && !pool && strcmp(p->kind, "queue") != 0))
-        return cli_usage("probe", "--to is for `weft probe pool` and `link`, --listen and --peer for these and `queue`");
+        return cli_usage("probe", "--to is only for the probes pool and link; --listen and --peer are only for pool, link and queue");
     if (link && p->size && (p->size < 4096 || p->size > 1 << 20 || (p->size & (p->size - 1))))
-        return cli_usage("probe", "--size: for link expected 4K, 8K, 16K, ... or 1M");
+        return cli_usage("probe", "--size: for the probe link expected 4K, 8K, 16K, ... or 1M");
     if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
-        return cli_usage("probe", "--count: for link expected 1, 2, 4, 8, 16, 32 or 64");
+        return cli_usage("probe", "--count: for the probe link expected 1, 2, 4, 8, 16, 32 or 64");
     if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
         return cli_usage("probe", "--to, --listen and --peer exclude each other");
     if (p->json && p->markdown)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe: what all probes share. A probe opens one device, tries something until it is refused, frees what it allocated, and prints a
- * table, or the same as JSON.
+ * weft probe: shared by all probes. A probe opens one device, tries something until it is refused, frees what it allocated, and prints the
+ * results as a table or as JSON.
  */
 #ifndef WEFT_CLI_PROBE_H
 #define WEFT_CLI_PROBE_H
@@ -10,28 +10,29 @@
 
 struct probe {
     const char *kind;          /* "regions" */
-    const char *name;          /* of the device; NULL: the best one */
-    const char *to;            /* another device of this host as the other end; NULL: the same */
-    const char *listen, *peer; /* the other end is on another host */
-    uint64_t size;             /* bytes of a region or a buffer; 0: the kind's default */
-    uint32_t count;            /* regions, buffers, queue pairs; 0: the kind's default */
+    const char *name;          /* name of the device; NULL: the best one */
+    const char *to;            /* device of this host that is the other end; NULL: the same device */
+    const char *listen, *peer; /* addresses, if the other end is on another host; else NULL */
+    uint64_t size;             /* bytes of a region or a buffer; 0: the probe's default */
+    uint32_t count;            /* number of regions, buffers or queue pairs; 0: the probe's default */
     int gid_index;
     bool json, markdown;
 };
 
-/* Each opens what it needs, prints, and returns the exit status. */
+/* The probes. Each opens the device, tests it, prints the results, and returns the exit status. */
 int probe_regions(const struct probe *p);
 int probe_pool(const struct probe *p);
 int probe_memory(const struct probe *p);
 int probe_queue(const struct probe *p);
 int probe_link(const struct probe *p);
 
-/* The device that was asked for, with its domain; NULL after a message. */
+/* Open the device that the user chose, and its protection domain; NULL after an error was printed. */
 struct verbs_device *probe_open(const struct probe *p);
 int probe_error(const struct probe *p, const char *format, ...) BASE_PRINTF(2, 3);
-/* As a table, as Markdown, or `j` as JSON, by the options. Frees both (either may be NULL: no memory). */
+/* Print `t` as a table or as Markdown, or `j` as JSON, as the options say. Frees both; either may be NULL, which is reported as a lack of
+ * memory. Returns the exit status. */
 int probe_print(const struct probe *p, struct cli_table *t, json_t *j);
-/* Anonymous memory of mmap, touched by nobody; NULL: no memory. */
+/* Map anonymous memory, without touching it; NULL: no memory. */
 void *probe_map(uint64_t bytes);
 
 #endif

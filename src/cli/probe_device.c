@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the probes need and print: the device, memory, tables.
+ * Shared by the probes: opens the device, maps memory, prints tables and errors.
  */
 #include <sys/mman.h>
 

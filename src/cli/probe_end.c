@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One end of a connection: made, connected, destroyed.
+ * One end of a connection: creates, connects, uses and destroys it. See probe_end.h.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -13,17 +13,17 @@
 #include "cluster/cluster.h"
 
 #define MAGIC    UINT32_C(0x77707262)
-#define PATIENCE INT64_C(30000000000) /* for what the other end is to say or do */
+#define PATIENCE INT64_C(30000000000) /* ns to wait for the other end */
 #define SECOND   INT64_C(1000000000)
 
-/* All little-endian; checked by read_hello(). */
+/* The first message of both ends. Integers are little-endian; read_hello() checks it. */
 struct hello {
     uint32_t magic, count;
     uint64_t size, base;
     uint32_t rkey;
     uint8_t can_write, can_read, reliable, failed;
     struct verbs_address address;
-    char error[512]; /* why there is no such end */
+    char error[512]; /* if `failed`: why this end could not be created */
 };
 
 /* --- the stream --- */
@@ -103,7 +103,7 @@ int probe_end_trade(struct probe_end *e, int64_t say, int64_t *hear)
     return rc ? rc : probe_end_hear(e, hear);
 }
 
-/* --- making it --- */
+/* --- creating an end --- */
 #define LANE_DEPTH 4095u
 #define LANE_CQE   1024
 
@@ -118,8 +118,8 @@ static int probe_end_make(struct probe_end *e)
     char a[32], b[32];
     e->bytes = e->count * e->size;
     if (e->bytes > t->region_bytes)
-        return base_fail(-ENOSPC, "%u buffers of %s are more than one region of %s holds", e->count,
-                         base_format_bytes(e->size, a, sizeof a), e->d->name);
+        return base_fail(-ENOSPC, "%u buffers of %s do not fit into one region of %s", e->count, base_format_bytes(e->size, a, sizeof a),
+                         e->d->name);
     if (e->size > t->message_bytes)
         return base_fail(-EMSGSIZE, "%s: a message has at most %s", e->d->name, base_format_bytes(t->message_bytes, b, sizeof b));
     if (e->bytes > base_memory_available() / 2 || !(e->base = probe_map(e->bytes)))
@@ -143,12 +143,12 @@ static int probe_end_make(struct probe_end *e)
     if ((rc = verbs_qp_create(&e->q, e->d, &o)))
         return rc;
     if (!e->lane && (e->q.send_depth < depth || e->q.recv_depth < depth))
-        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, and %u is granted: make it smaller (--size)", e->d->name, depth,
+        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, but only %u is granted: use a smaller --size", e->d->name, depth,
                          e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
     return 0;
 }
 
-/* What the two say to each other then differs. */
+/* The probes pool and link have different protocols, so they use different numbers. */
 static uint32_t magic(const struct probe_end *e)
 {
     return e->lane ? MAGIC + 2 : MAGIC;
@@ -176,7 +176,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     if (rc)
         return rc;
     if (h->magic != magic(e))
-        return base_fail(-EPROTO, "the other end is no `weft probe %s` of this version", e->p->kind);
+        return base_fail(-EPROTO, "the other end is not a `weft probe %s` of this version", e->p->kind);
     h->error[sizeof h->error - 1] = '\0';
     for (char *c = h->error; *c; c++)
         if (*c < ' ' || *c > '~')
@@ -188,7 +188,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     return 0;
 }
 
-/* The one that a user has in mind when each end took the best of its devices. */
+/* If the two devices cannot reach each other, make an error that names them: each end may have chosen a device on its own. */
 static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 {
     char why[768];
@@ -197,8 +197,8 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
         return rc;
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, base_error());
     return base_fail(rc,
-                     "%s here and %s there may not be joined by a cable: --device chooses, at each end, one that is (`weft devices` "
-                     "lists them). %s",
+                     "%s here and %s there may not be connected by a cable: use --device at both ends to choose devices that are "
+                     "(`weft devices` lists them). %s",
                      e->d->name, e->theirs, why);
 }
 
@@ -237,7 +237,7 @@ int probe_end_open(struct probe_end *e, struct verbs_device *d)
     if (e->leads && (rc = read_hello(e, &h)))
         return rc;
     rc = connect_to(e, &h);
-    /* Neither begins before both can: an early send would meet a queue pair that is not ready. */
+    /* Start only when both ends are connected: a send to a queue pair that is not ready would be lost. */
     if ((said = probe_end_trade(e, rc, &their)))
         return rc ? rc : said;
     if (rc == 0 && their)
@@ -261,7 +261,7 @@ void probe_end_close(struct probe_end *e)
     *e = (struct probe_end){.fd = -1};
 }
 
-/* --- using it --- */
+/* --- using an end --- */
 static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
 {
     struct ibv_wc wc;
@@ -275,7 +275,7 @@ static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
             base_sleep_ns(50000);
     }
     if (n < 0)
-        return base_fail(-EIO, "%s: the completion queue cannot be read", e->d->name);
+        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
     if (wc.status != IBV_WC_SUCCESS)
         return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc.status), (int)wc.status);
     return 0;
@@ -296,7 +296,7 @@ int probe_end_do(struct probe_end *e, enum ibv_wr_opcode opcode, uint32_t mine, 
     int rc = ibv_post_send(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: a request is refused: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: posting a request failed: %s", e->d->name, base_strerror(rc));
     }
     return probe_end_complete(e, 10 * SECOND);
 }
@@ -308,7 +308,7 @@ int probe_end_post_receive(struct probe_end *e, uint32_t mine)
     int rc = ibv_post_recv(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: a receive is refused: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc));
     }
     return 0;
 }

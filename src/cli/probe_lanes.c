@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * What follows from the measurements of a link: their table, and the lanes that the tb transport should have (WEFT_TB_LANES). Pure
- * functions of the measurements.
+ * Computes, from the measurements of a link, their table and a proposal for the lanes of the tb transport (WEFT_TB_LANES). The functions do
+ * nothing else.
  */
 #include <stdio.h>
 
 #include "cli/probe_link.h"
 
-#define SMALL (32u << 10) /* from here on data goes over lanes: one of them takes that */
+#define SMALL (32u << 10) /* the smallest transfer that goes over a lane */
 
 const uint32_t link_depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
 
-/* Both ways: a lane has one size and depth. Where only one was tried, that one. */
+/* Combine the results of both directions, since a lane has the same size and depth in both. If only one was measured, use that. */
 static struct link_result both_ways(const struct link_result of[WAYS])
 {
     const struct link_result *a = &of[THERE], *b = &of[BACK];
@@ -27,7 +27,8 @@ static struct link_result both_ways(const struct link_result of[WAYS])
     };
 }
 
-/* The least under way of those that are nearly as fast as the fastest that lost least. */
+/* Choose size and depth with the fewest bytes in flight among the results that reach 95 % of the best bandwidth. Results with losses count
+ * only if all had losses. Returns the best bandwidth. */
 static uint64_t lanes_choose(const struct link_measures *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
 {
     uint64_t best = 0, least = UINT64_MAX;

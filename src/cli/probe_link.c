@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe link: bandwidth and losses of a link, with messages of several sizes and several of each under way. probe_lanes.c derives the
- * lanes of the tb transport (WEFT_TB_LANES) from it.
+ * weft probe link: measures bandwidth and losses of a link, for several message sizes and several numbers of messages in flight.
+ * probe_lanes.c derives the lanes of the tb transport (WEFT_TB_LANES) from the results.
  *
- * One end sends over an unreliable queue pair, and the other receives, with as many receives posted as sends may be under way. A
- * Thunderbolt port holds a send until there is a receive; elsewhere the receiver reports over the stream how many it has posted. A lost
- * message leaves its receive behind, which must not meet a message of another size. So after each measurement the sender sends until all
- * receives are used. Then the other direction: the end that leads asks the other to send.
+ * One end sends over an unreliable queue pair, and the other receives, with a receive posted for every message in flight. A Thunderbolt
+ * port holds a send until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a
+ * lost message a receive is left over, which must not receive a message of another size. So after each measurement the sender sends until
+ * all receives are used. Then the leading end asks the other end to send, for the other direction.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -18,24 +18,24 @@
 #include "cli/probe_link.h"
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u       /* under way in a queue that there is */
-#define MEMORY      (32u << 20) /* of each end */
+#define FRAMES_MOST 4095u       /* the most frames in a queue */
+#define MEMORY      (32u << 20) /* bytes of buffers at each end */
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000) /* so long nothing comes: what is missing is lost, or the other end is gone */
+#define QUIET       INT64_C(300000000) /* if nothing arrives for so long, missing messages are lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
-#define LOOK        INT64_C(5000000) /* the port is looked at no more often, which may be a call into the system; ... */
-#define PAUSE       INT64_C(500000)  /* ... but always when nothing came for so long */
-#define DONE        INT64_C(-1)      /* on the stream, between what the receiver has posted and its report */
-#define GIVEN_UP    INT64_C(-1)      /* there, instead of a size and a depth; these negative: send the like */
+#define LOOK        INT64_C(5000000) /* check the port's state at most this often, since a check may be a system call, ... */
+#define PAUSE       INT64_C(500000)  /* ... except after so long without a message */
+#define DONE        INT64_C(-1)      /* on the stream: no more reports of posted receives; the results follow */
+#define GIVEN_UP    INT64_C(-1)      /* on the stream: instead of a size and a depth. A negated size and depth ask the other end to send */
 #define FILL_ROUNDS 50u
-#define LOSS_MOST   100u /* one in so many lost: no deeper */
+#define LOSS_MOST   100u /* if one in so many messages is lost, try no greater depth */
 enum { POLL = 16 };
 
 struct link_probe {
     struct probe_end end;
-    uint32_t granted; /* of both ends, in the device's unit */
+    uint32_t granted; /* the depth that both ends have, in the device's unit */
     struct link_measures m;
     char harm[256];
     int rc;
@@ -55,11 +55,11 @@ static uint32_t link_units(const struct probe_end *e, uint32_t size)
 
 static int harm(struct link_probe *l, int code, const char *what, uint32_t size, uint32_t depth)
 {
-    snprintf(l->harm, sizeof l->harm, "%s, with messages of %u KiB, %u under way", what, size >> 10, depth);
+    snprintf(l->harm, sizeof l->harm, "%s, with messages of %u KiB, %u in flight", what, size >> 10, depth);
     return code;
 }
 
-/* Asked where nothing moves. Of all reasons for that the likeliest is a cable that was pulled. */
+/* Called when nothing arrives: the most likely reason is an unplugged cable. */
 static int port_up(const struct probe_end *e)
 {
     return verbs_port_up(e->d)
@@ -67,7 +67,7 @@ static int port_up(const struct probe_end *e)
                : base_fail(-ENETDOWN, "port %u of %s is down: check the cable at both ends, and probe again", e->d->port, e->d->name);
 }
 
-/* Every frame begins with the message's number and its own. */
+/* Write the numbers of the message and of the frame to the start of each frame. */
 static void stamp(uint8_t *at, uint32_t size, uint64_t number)
 {
     for (uint32_t frame = 0; frame < size / FRAME; frame++) {
@@ -99,13 +99,13 @@ static int link_post(struct probe_end *e, bool send, uint32_t slot, uint32_t siz
     return rc ? verbs_code(rc, holds_sends(e), NULL) : 0;
 }
 
-/* Completions, into `slots`: how many, or negative: one has failed. */
+/* Poll for completions and put their slots into `slots`. Returns their number; a negative errno if one has failed. */
 static int completions(struct probe_end *e, uint32_t slots[POLL])
 {
     struct ibv_wc wc[POLL];
     int n = ibv_poll_cq(e->cq, POLL, wc);
     if (n < 0)
-        return base_fail(-EIO, "%s: the completion queue cannot be read", e->d->name);
+        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
     for (int i = 0; i < n; i++) {
         if (wc[i].status != IBV_WC_SUCCESS)
             return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc[i].status), (int)wc[i].status);
@@ -129,12 +129,12 @@ static int given_up(void)
 
 struct intake {
     uint32_t size, receives, posted, slots_used;
-    uint64_t received, damaged, credit; /* credit: receives the sender has not been told of */
-    int64_t first, last, looked;        /* looked: at the port */
+    uint64_t received, damaged, credit; /* credit: posted receives that have not been reported to the sender */
+    int64_t first, last, looked;        /* times of the first and the last message, and of the last check of the port */
 };
 
-/* What has come; true when something has. Receives are posted again while `more`, but not on a port that is down: a driver of
- * Thunderbolt crashes then. */
+/* Handle received messages, and return their number or a negative errno. If `more`, post their receives again, but not on a port that is
+ * down: that crashes a Thunderbolt driver. If `counts`, count and check the messages. */
 static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
@@ -160,13 +160,13 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
         in->first = in->first ? in->first : now;
         in->last = now;
     }
-    return n < 0 ? n : rc ? base_fail(rc, "%s: a receive is refused: %s", e->d->name, base_strerror(rc)) : n;
+    return n < 0 ? n : rc ? base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc)) : n;
 }
 
-/* One measure. */
+/* Receive the messages of one measurement. */
 static int receive_all(struct probe_end *e, struct intake *in)
 {
-    int64_t sent = -1, word, asked = 0; /* asked: when the port was */
+    int64_t sent = -1, word, asked = 0; /* asked: time of the last check of the port */
     int rc = 0, n;
     in->last = base_now_ns();
     while (sent < 0 || (in->received < (uint64_t)sent && base_now_ns() - in->last < QUIET)) {
@@ -184,7 +184,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
                 return rc;
             if (sent < 0)
                 return given_up();
-            in->last = base_now_ns(); /* what is quiet from here on */
+            in->last = base_now_ns(); /* QUIET counts from here on */
         }
         if (n == 0 && base_now_ns() - (asked > in->last ? asked : in->last) > QUIET) {
             if ((rc = port_up(e)))
@@ -192,7 +192,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "nothing arrives any more, and the other end does not report why");
+            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why");
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->last - in->first, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -216,7 +216,7 @@ static bool sensible(const struct probe_end *e, uint32_t size, uint32_t depth)
            (uint64_t)depth * size <= e->bytes;
 }
 
-/* What the other end sends, as it has just said: size and depth. */
+/* Receive what the other end sends. `word`: the message size and the depth that it has announced. */
 static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 {
     struct probe_end *e = &l->end;
@@ -244,13 +244,14 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 
 /* --- the end that sends --- */
 
-/* `count` messages or, if that is 0, as many as go in the time. `*under_way` at most `depth`. */
+/* Send `count` messages or, if that is 0, messages for the time of a measurement; at most `depth` are in flight. `credit`: receives that
+ * the other end has posted. *sent: the number of messages. */
 static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r,
                     uint64_t *sent)
 {
     struct probe_end *e = &l->end;
     uint32_t slots[POLL], free_slots[64] = {0}, left = depth;
-    int64_t start = base_now_ns(), alive = start, asked = 0, more; /* asked: when the port was */
+    int64_t start = base_now_ns(), alive = start, asked = 0, more; /* asked: time of the last check of the port */
     bool over = false;
     for (uint32_t i = 0; i < depth; i++)
         free_slots[i] = i;
@@ -260,12 +261,12 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             uint32_t slot = free_slots[left - 1];
             stamp(e->base + (uint64_t)slot * size, size, *sent);
             int rc = link_post(e, true, slot, size);
-            if (rc == -ENOMEM && left < depth) { /* full before it should be: others have met that, too */
+            if (rc == -ENOMEM && left < depth) { /* the queue is full below its depth; known of Thunderbolt devices */
                 r->refused = true;
                 break;
             }
             if (rc)
-                return base_fail(rc, "%s: a send is refused: %s", e->d->name, base_strerror(rc));
+                return base_fail(rc, "%s: posting a send failed: %s", e->d->name, base_strerror(rc));
             left--;
             over = ++*sent == count;
         }
@@ -293,7 +294,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
                 return rc;
             asked = now;
         }
-        if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* which has nothing to say now, but that it ends */
+        if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* the other end sends something now only if it gives up */
             int rc = probe_end_hear(e, &more);
             return rc ? rc : given_up();
         }
@@ -303,14 +304,14 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
     return 0;
 }
 
-/* The receives that are left get messages until there are none. */
+/* Send messages until the other end has no posted receives left. */
 static int link_fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_t left)
 {
     struct link_result ignored = {0};
     uint64_t sent;
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
-            return harm(l, base_fail(-EIO, "receives never complete"), "nothing arrives any more", size, depth);
+            return harm(l, base_fail(-EIO, "receives never complete"), "no more messages arrive", size, depth);
         int rc = round ? port_up(&l->end) : 0;
         if (!rc)
             rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
@@ -350,7 +351,7 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     return link_fill(l, size, depth, report[3]);
 }
 
-/* The same from the other end. */
+/* Measure the other direction: the other end sends. */
 static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct link_result *r)
 {
     struct probe_end *e = &l->end;
@@ -362,7 +363,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     for (unsigned i = 0; i < 4 && !rc; i++)
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
-    if (damaged && (!rc || rc == -ECONNABORTED)) /* of which it was told */
+    if (damaged && (!rc || rc == -ECONNABORTED)) /* the other end gives up when it learns of damaged messages */
         return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
@@ -376,7 +377,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     return 0;
 }
 
-/* Say so; the reason stays. */
+/* Tell the other end that this one gives up, and keep the error text in `why`. */
 static int link_give_up(struct link_probe *l, int rc)
 {
     snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());
@@ -384,7 +385,7 @@ static int link_give_up(struct link_probe *l, int rc)
     return rc;
 }
 
-/* The other end leads. */
+/* Do what the leading end asks for. */
 static int follow(struct link_probe *l)
 {
     struct probe_end *e = &l->end;
@@ -433,7 +434,7 @@ static int link_lead(struct link_probe *l)
             if (!rc)
                 rc = one_back(l, size, depth, &r[BACK]);
             if (too_much(&r[THERE]) || too_much(&r[BACK]))
-                break; /* more would only lose more */
+                break; /* a greater depth would only lose more messages */
         }
     }
     if (rc)
@@ -442,7 +443,7 @@ static int link_lead(struct link_probe *l)
     return 0;
 }
 
-/* --- what it comes to --- */
+/* --- reporting --- */
 
 static json_t *json_of(const struct link_probe *l, const char *lanes)
 {
@@ -464,12 +465,12 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
                      l->harm[0] ? json_string(l->harm) : json_null());
 }
 
-/* With what speaks against it. */
+/* Print the proposal, with its reservations. */
 static int print_proposal(const struct link_probe *l, const char *lanes)
 {
-    printf("\nWEFT_TB_LANES=%s    # %.2f GB/s either way with the least under way", lanes, (double)l->m.best / 1e9);
+    printf("\nWEFT_TB_LANES=%s  # %.2f GB/s in each direction, with the fewest bytes in flight", lanes, (double)l->m.best / 1e9);
     if (l->m.lane_lost)
-        printf("; but nothing as good lost none, and these lost %llu of %llu messages: repair the link and probe again",
+        printf("; but with these lanes %llu of %llu messages were lost: repair the link and probe again",
                (unsigned long long)l->m.lane_lost, (unsigned long long)l->m.lane_sent);
     if (l->end.d->traits.rc)
         printf("; for the tb transport only: rc, which weft uses on %s, ignores it", l->end.d->name);
@@ -480,17 +481,17 @@ static int print_proposal(const struct link_probe *l, const char *lanes)
 static int link_report(const struct probe *p, struct link_probe *l)
 {
     char lanes[96];
-    if (!l->harm[0]) /* else what was not measured might have been better, and what was may be wrong */
+    if (!l->harm[0]) /* without a complete measurement a proposal would be misleading */
         link_propose(&l->m);
     link_lanes_text(&l->m, lanes, sizeof lanes);
     if (!p->json)
-        printf("%s to %s and back, GB/s, with so many messages under way (a queue takes %u %s)\n%s", l->end.d->name, l->end.theirs,
+        printf("%s to %s and back, GB/s, by the number of messages in flight (a queue holds %u %s)\n%s", l->end.d->name, l->end.theirs,
                l->granted, l->end.d->traits.depth_unit_bytes ? "frames" : "requests", p->markdown ? "\n" : "");
     int status = probe_print(p, link_table(&l->m), json_of(l, lanes));
     if (!status && !p->json && lanes[0])
         status = print_proposal(l, lanes);
     if (!status && l->harm[0])
-        status = probe_error(p, "stopped: %s; nothing is proposed for WEFT_TB_LANES, because not all was measured", l->harm);
+        status = probe_error(p, "stopped: %s; no value for WEFT_TB_LANES is proposed, because the measurements are incomplete", l->harm);
     return status;
 }
 
@@ -511,7 +512,7 @@ static void link_work(struct link_probe *l, struct verbs_device *d)
     if (!l->rc) {
         l->granted = theirs > 0 && theirs < (int64_t)mine ? (uint32_t)theirs : mine;
         l->rc = e->leads ? link_lead(l) : follow(l);
-        /* Whatever it looked like, and whichever end saw it first. */
+        /* If the port is down now, that is the cause of the error, whatever the error says. */
         if (l->rc && !cli_stopped() && port_up(e)) {
             l->rc = -ENETDOWN;
             snprintf(l->harm, sizeof l->harm, "%.*s", (int)sizeof l->harm - 1, base_error());
@@ -539,13 +540,14 @@ static int link_finish(const struct probe *p, struct link_probe *l, struct verbs
         return probe_error(p, "%s: see its messages", l->why);
     if (l->rc && (!l->harm[0] || !l->end.leads))
         return probe_error(p, "%s%s", l->why,
-                           l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to ? " (--listen and --peer do it with another host)" : "");
+                           l->rc == -ETIMEDOUT && !p->listen && !p->peer && !p->to ? " (use --listen and --peer for a link to another host)"
+                                                                                   : "");
     return l->end.leads ? link_report(p, l) : 0;
 }
 
 int probe_link(const struct probe *p)
 {
-    struct link_probe *l = calloc(2, sizeof *l); /* this end's, and the other's if that is here */
+    struct link_probe *l = calloc(2, sizeof *l); /* [0]: this end; [1]: the other end, if it is on this host */
     struct probe there = *p;
     struct verbs_device *d = NULL;
     pthread_t thread;
@@ -555,7 +557,7 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory");
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    if (!(d = probe_open(p))) { /* first: who has none need not wait for the other end */
+    if (!(d = probe_open(p))) { /* before the other end is contacted: without a device there is no reason to wait for it */
         free(l);
         return CLI_FAILED;
     }
@@ -572,7 +574,7 @@ int probe_link(const struct probe *p)
         probe_error(p, "%s", base_error());
         verbs_device_close(d);
     } else {
-        char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */
+        char name[sizeof d->name]; /* a copy: this end may close its device before the other end has opened its own */
         snprintf(name, sizeof name, "%s", d->name);
         there.name = p->to ? p->to : name;
         l[0].end.fd = fds[0];
@@ -580,13 +582,13 @@ int probe_link(const struct probe *p)
         threaded = pthread_create(&thread, NULL, link_other_end, &l[1]) == 0;
         if (!threaded)
             close(fds[1]);
-        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "no thread for the other end");
+        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end");
         if (!threaded)
             l[0].end.d = d;
-        probe_end_close(&l[0].end); /* the other may wait for a word from here */
+        probe_end_close(&l[0].end); /* closes the stream, for which the other end may be waiting */
         if (threaded)
             pthread_join(thread, NULL);
-        if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* which has more to say */
+        if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* the other end's error is the cause */
             probe_error(p, "the other end: %s", l[1].why);
     }
     free(l);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The measurements of weft probe link (probe_link.c), and the lanes that follow from them (probe_lanes.c).
+ * The measurements of `weft probe link` (probe_link.c), and the lanes that are proposed from them (probe_lanes.c).
  */
 #ifndef WEFT_CLI_PROBE_LINK_H
 #define WEFT_CLI_PROBE_LINK_H
@@ -12,19 +12,21 @@ enum { THERE, BACK, WAYS };
 extern const uint32_t link_depths[DEPTHS];
 
 struct link_result {
-    bool tried, refused; /* refused: the queue took fewer than that */
+    bool tried, refused; /* refused: the queue was full before it had so many messages */
     uint64_t sent, lost, damaged, bytes_per_second;
 };
 
 struct link_measures {
     uint32_t sizes[SIZES];
     struct link_result results[SIZES][DEPTHS][WAYS];
-    uint32_t lane_size[3], lane_depth[3]; /* proposed: the largest, two of it; between; for what is not large. 0: none */
-    uint64_t best, lane_sent, lane_lost;  /* of what is proposed: the largest's speed; messages in all */
+    /* The proposal, made by link_propose(). Message size and depth of the lanes: [0] for large transfers (WEFT_TB_LANES gets two of these),
+     * [1] for middle-sized ones, [2] for small ones; size 0: no such lane. */
+    uint32_t lane_size[3], lane_depth[3];
+    uint64_t best, lane_sent, lane_lost; /* bandwidth of lane [0]; messages sent and lost in the measurements of all three */
 };
 
-void link_propose(struct link_measures *l); /* fills in what is proposed */
-/* The proposal as WEFT_TB_LANES has it, into out; returns out. */
+void link_propose(struct link_measures *l);
+/* Write the proposal to `out` as a value for WEFT_TB_LANES, and return `out`. */
 const char *link_lanes_text(const struct link_measures *l, char *out, size_t len);
 struct cli_table *link_table(const struct link_measures *l); /* NULL: no memory */
 

@@ -10,7 +10,7 @@
 #include "cli/probe.h"
 #include "cli/probe_gpu.h"
 
-#define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc gives it from its heap */
+#define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc() takes it from the heap and not from mmap() */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
 static int of_malloc(struct piece *m)
@@ -59,7 +59,7 @@ static int of_memfd(struct piece *m)
     return m->fd < 0 ? m->fd : mapped(m, PROT_READ | PROT_WRITE, MAP_SHARED);
 }
 
-/* The same memory, by the descriptor that stands for it: as the memory of a GPU comes. */
+/* A memfd as a dmabuf, the form in which GPU memory is registered. */
 static int of_udmabuf(struct piece *m)
 {
     int rc = of_memfd(m);
@@ -72,12 +72,12 @@ static int of_huge_pages(struct piece *m)
 {
 #if defined(MAP_HUGETLB)
     if (base_memory_huge() < HUGE_BYTES)
-        return base_fail(-ENODATA, "no huge pages are free (sysctl vm.nr_hugepages)");
+        return base_fail(-ENODATA, "no huge pages are free (see sysctl vm.nr_hugepages)");
     m->bytes = HUGE_BYTES;
     return mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_HUGETLB);
 #else
     (void)m;
-    return base_fail(-ENODATA, "this system has none");
+    return base_fail(-ENODATA, "this system does not have them");
 #endif
 }
 
@@ -132,7 +132,7 @@ static void probe_memory_give_back(struct piece *m)
 
 static const struct kind {
     const char *name;
-    int (*make)(struct piece *m); /* `bytes` is a wish; negative: there is none here, with or without a sentence */
+    int (*make)(struct piece *m); /* may change `bytes`; a negative errno, with or without base_fail(): there is no such memory here */
 } kinds[] = {
     {"malloc", of_malloc},
     {"posix_memalign, a page's start", of_memalign},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe pool: one region, many buffers, and data moved with addresses inside it. At each moment every word of both regions has one
- * right value, which shows to which buffer it belongs; so a byte that went elsewhere is found.
+ * weft probe pool: moves data between many buffers of one region at each end. At any time there is one right value for every word of both
+ * regions, and it is different for every word. So a byte that was written to a wrong place is found.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum { BUFFERS = 256, ROUNDS = 6, EDGE = 8, RESENDS = 20 };
 #define NOTHING INT64_C(-1) /* "no word is wrong" */
 #define LOST    INT64_C(-2) /* "nothing came" */
 
-/* What is done in a round, as the end that starts it says, and as the other one has it. */
+/* The rounds. A leading end that does not start a round has the operation done to it ("receive", "be written", "be read"). */
 static const struct round {
     enum ibv_wr_opcode opcode;
     bool leader_starts;
@@ -31,18 +31,18 @@ static const struct round {
 struct result {
     bool tried;
     uint32_t good;
-    int64_t lost, bad; /* bad: offset of the first wrong word, NOTHING, ... */
+    int64_t lost, bad; /* lost: number of lost messages; bad: offset of the first wrong word, or NOTHING */
     bool bad_is_theirs;
 };
 
 struct pool {
     struct probe_end end;
     struct result results[ROUNDS];
-    int rc; /* and the sentence, for the thread that asks */
+    int rc; /* the error and its text, for the main thread */
     char why[1024];
 };
 
-/* --- what the words are to be --- */
+/* --- the right values of words --- */
 static uint64_t word(uint64_t seed, uint64_t index)
 {
     return ((index + 1) * UINT64_C(0x9e3779b97f4a7c15)) ^ (seed * UINT64_C(0xd1b54a32d192ed03));
@@ -65,8 +65,8 @@ static void probe_pool_fill(struct probe_end *e, uint64_t seed)
         at[i] = word(seed, i);
 }
 
-/* Whether the words [first, first + n) of my region are those of `seed` from `as` on; the offset of the first that is
- * not, or NOTHING. */
+/* Compare words [first, first + n) of this end's region with words `as` and on of `seed`. Returns the offset of the first wrong word, or
+ * NOTHING. */
 static int64_t probe_pool_wrong(const struct probe_end *e, uint64_t first, uint64_t n, uint64_t seed, uint64_t as)
 {
     const uint64_t *at = (const uint64_t *)(const void *)e->base;
@@ -76,7 +76,7 @@ static int64_t probe_pool_wrong(const struct probe_end *e, uint64_t first, uint6
     return NOTHING;
 }
 
-/* Buffer b when [low, high) have been received, each from the other end's buffer with the number counted from the end. */
+/* Check words of buffer b, when buffers [low, high) have received data. Buffer b gets the data of the other end's buffer count - 1 - b. */
 static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b, uint32_t low, uint32_t high, uint64_t from, uint64_t n)
 {
     uint64_t words = e->size / 8, first = b * words + from;
@@ -85,7 +85,7 @@ static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b
     return probe_pool_wrong(e, first, n, guard_seed(round), first);
 }
 
-/* Buffer b, which has just come, and the edges of its neighbours. */
+/* Check buffer b, which has just received data, and the adjacent edges of its neighbours. */
 static int64_t check_arrival(const struct probe_end *e, unsigned round, uint32_t b, uint32_t low, uint32_t high)
 {
     uint64_t words = e->size / 8;
@@ -105,14 +105,14 @@ static int64_t check_all(const struct probe_end *e, unsigned round, uint32_t low
     return bad;
 }
 
-/* --- one round, from both sides --- */
+/* --- one round, at both ends --- */
 
-/* Sends or writes each buffer i to their buffer count - 1 - i. They look, and say what they see. */
+/* Send or write each buffer i to the other end's buffer count - 1 - i. The other end checks its buffers and reports the result. */
 static int start_out(struct probe_end *e, unsigned round, struct result *r)
 {
     for (uint32_t i = 0; i < e->count && r->bad == NOTHING; i++) {
         int64_t said = LOST;
-        int rc = rounds[round].opcode == IBV_WR_SEND ? probe_end_hear(e, &said) : 0; /* their receive is posted */
+        int rc = rounds[round].opcode == IBV_WR_SEND ? probe_end_hear(e, &said) : 0; /* wait until the other end has posted its receive */
         said = LOST;
         for (unsigned turn = 0; rc == 0 && said == LOST; turn++) {
             rc = turn > RESENDS ? base_fail(-EIO, "buffer %u was lost %u times", i, turn)
@@ -180,14 +180,14 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     probe_pool_fill(e, destination ? guard_seed(round) : source_seed(round));
     int rc = probe_end_trade(e, round, &theirs);
     if (rc == 0 && theirs != (int64_t)round)
-        rc = base_fail(-EPROTO, "the two ends do not do the same operation");
+        rc = base_fail(-EPROTO, "the two ends are not in the same round");
     if (rc == 0 && !reads)
         rc = starts ? start_out(e, round, r) : take_in(e, round, r);
     else if (rc == 0 && starts)
         rc = start_read(e, round, r);
     if (rc)
         return rc;
-    /* All of both regions: what came, and that what was sent is as it was. */
+    /* Check both regions completely: the received data, and that the sent data has not changed. */
     if (destination)
         all = r->bad == NOTHING ? check_all(e, round, 0, e->count) : r->bad;
     else
@@ -198,7 +198,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
         r->bad = all != NOTHING ? all : theirs;
         r->bad_is_theirs = all == NOTHING;
     }
-    /* Of a READ only who started it counts. */
+    /* In a READ only the end that started it counts the good buffers. */
     if ((rc = probe_end_trade(e, r->good, &theirs)))
         return rc;
     if (theirs > r->good && theirs <= e->count)
@@ -221,7 +221,7 @@ static int all_rounds(struct pool *pool)
         if (rc)
             return base_context(rc, "%s", rounds[i].name);
         if (pool->results[i].bad != NOTHING)
-            break; /* harm was done: no more of it */
+            break; /* data was damaged: stop before more is */
     }
     return 0;
 }
@@ -255,7 +255,7 @@ static json_t *result_json(const struct pool *pool, unsigned i)
                      r->tried && r->bad == NOTHING && r->good == pool->end.count);
 }
 
-/* Of a round that was not. */
+/* Why a round was not run. */
 static void why_not(const struct pool *pool, unsigned round, char *out, size_t len)
 {
     const struct verbs_traits *t = &pool->end.d->traits;
@@ -268,7 +268,7 @@ static void why_not(const struct pool *pool, unsigned round, char *out, size_t l
     while (before-- > 0)
         if (pool->results[before].tried && pool->results[before].bad != NOTHING)
             break;
-    snprintf(out, len, "not tried: %s failed, and more might do harm", before < round ? rounds[before].name : "what was before");
+    snprintf(out, len, "not tried: %s failed, and going on might do damage", before < round ? rounds[before].name : "an earlier operation");
 }
 
 static int probe_pool_add_row(struct cli_table *t, const struct pool *pool, unsigned i)
@@ -313,7 +313,7 @@ static int probe_pool_report(const struct probe *p, const struct pool *pool)
     return rc ? rc : good ? 0 : CLI_FAILED;
 }
 
-/* --- with the other end, there or here --- */
+/* --- running, with the other end on another host or in a thread --- */
 static int probe_pool_lead(const struct probe *p, struct pool *pool, struct verbs_device *d)
 {
     probe_pool_work(pool, d);
@@ -326,7 +326,7 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     struct pool other = {.end = {.p = &there}};
     pthread_t thread;
     int fds[2];
-    char name[sizeof d->name]; /* this end may have closed the device before the other has opened its own */
+    char name[sizeof d->name]; /* a copy: this end may close its device before the other end has opened its own */
     snprintf(name, sizeof name, "%s", d->name);
     there.name = p->to ? p->to : name;
     if (base_socketpair(fds)) {
@@ -338,10 +338,10 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     if (pthread_create(&thread, NULL, probe_pool_other_end, &other)) {
         close(fds[1]);
         verbs_device_close(d);
-        return probe_error(p, "no thread for the other end");
+        return probe_error(p, "cannot start a thread for the other end");
     }
     int rc = probe_pool_lead(p, pool, d);
-    probe_end_close(&pool->end); /* the other may wait for a word from here */
+    probe_end_close(&pool->end); /* closes the stream, for which the other end may be waiting */
     pthread_join(thread, NULL);
     return rc;
 }
@@ -353,7 +353,7 @@ int probe_pool(const struct probe *p)
                                 .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    struct verbs_device *d = probe_open(p); /* first: who has none need not wait for the other end */
+    struct verbs_device *d = probe_open(p); /* before the other end is contacted: without a device there is no reason to wait for it */
     if (!d)
         return CLI_FAILED;
     int fd = probe_end_reach(p);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe queue: how many queue pairs and domains there are, what depth is granted, and what happens to a request beyond it.
+ * weft probe queue: tests how many queue pairs and protection domains there are, which depth is granted, and what happens to a request
+ * beyond the depth.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { TRY_MOST = 256, DEPTHS = 8, FRAMES = 4 };
 
-/* How many of something could be made, and the refusal of the next; 0: none was refused. */
+/* How many objects were to be created (`tried`), how many were (`made`), and the errno for the next one; 0: none was refused. */
 struct count {
     uint32_t tried, made;
     int code;
@@ -21,10 +22,10 @@ struct depth {
     int code;
 };
 
-/* Requests posted on a connected queue pair until one is refused, at the latest the first beyond the depth. */
+/* Requests that were posted on a connected queue pair until one was refused, at most one more than the depth. */
 struct past {
     bool tried;
-    uint32_t depth, taken; /* in the device's unit */
+    uint32_t depth, taken; /* granted depth, and what was accepted, in the device's unit */
     int code;
 };
 
@@ -34,7 +35,7 @@ struct queue_report {
     struct depth depths[DEPTHS];
     unsigned depth_count;
     struct past sends, receives;
-    char why_not[1024]; /* the past was not tried */
+    char why_not[1024]; /* why `sends` and `receives` were not tried */
 };
 
 static enum ibv_qp_type probe_queue_kind_of(const struct verbs_device *d)
@@ -47,7 +48,7 @@ static int last_code(const struct verbs_device *d)
     return verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, NULL);
 }
 
-/* Asks for exactly this depth, unlike verbs_qp_create(), which asks for no more than there is. */
+/* Create a queue pair of exactly this depth. verbs_qp_create() would reduce it to the device's limit. */
 static struct ibv_qp *probe_queue_make(const struct verbs_device *d, struct ibv_cq *cq, struct ibv_qp_init_attr *init, uint32_t depth)
 {
     *init = (struct ibv_qp_init_attr){.send_cq = cq,
@@ -124,9 +125,10 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
             ask_depth(r, cq, asks[i]);
 }
 
-/* --- past the depth --- */
+/* --- posting beyond the depth --- */
 
-/* What a request takes of the depth: where frames are counted it has several, so that the two can be told apart. */
+/* Units of the depth that a request takes. If the device counts frames, a request has several, to see whether it counts frames or requests.
+ */
 static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;
@@ -137,7 +139,7 @@ static uint32_t request_bytes(const struct verbs_device *d)
     return d->traits.depth_unit_bytes ? FRAMES * d->traits.depth_unit_bytes : 64;
 }
 
-/* One more than was granted, and no further: what is taken beyond the depth may do harm. */
+/* Post requests up to one beyond the granted depth. Stop there: a device that accepts such requests may overwrite memory. */
 static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_t depth, bool sends, const struct ibv_sge *sge)
 {
     struct past past = {.tried = true, .depth = depth};
@@ -156,8 +158,8 @@ static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp 
     return past;
 }
 
-/* Two queue pairs of the device with each other. The other one posts no receive, so that sends stay where they are; on a
- * device where they do not wait for one their completions are not taken, which holds their places as well. */
+/* Test with two connected queue pairs of this device. The second one posts no receives, so sends stay in the queue. On a device whose sends
+ * do not wait for receives, their completions are not polled, so they still take their places. */
 static int past_here(struct queue_report *r, struct ibv_cq *cq)
 {
     struct verbs_device *d = r->d;
@@ -182,7 +184,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     return rc;
 }
 
-/* The same with a queue pair of another host, which stands still meanwhile. */
+/* The same with a queue pair of another host, which does nothing meanwhile. */
 static int past_there(struct queue_report *r, const struct probe *p, int fd)
 {
     struct probe_end e = {.p = p, .fd = fd, .leads = !p->listen, .count = 1, .size = request_bytes(r->d)};
@@ -257,8 +259,9 @@ static int add_past(struct cli_table *t, const char *what, const struct queue_re
         return cli_table_add(t, cells);
     }
     snprintf(taken, sizeof taken, "%u", x->taken);
-    return probe_queue_add(t, what, x->depth + probe_queue_units(r->d), taken, x->code,
-                           x->taken > x->depth ? "accepted beyond the depth: never rely on that, it may be lost or do harm" : "");
+    return probe_queue_add(
+        t, what, x->depth + probe_queue_units(r->d), taken, x->code,
+        x->taken > x->depth ? "accepted beyond the depth: do not rely on that; such requests may be lost or overwrite memory" : "");
 }
 
 static struct cli_table *report_table(const struct queue_report *r)
@@ -291,7 +294,7 @@ static struct cli_table *report_table(const struct queue_report *r)
     return t;
 }
 
-/* Two more than there should be, so that a refusal is seen. */
+/* How many to create: by default two more than the device claims, to see the refusal. */
 static uint32_t how_many(const struct probe *p, uint32_t said)
 {
     if (p->count)
@@ -304,9 +307,9 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
     int rc = fd >= 0 ? past_there(r, p, fd) : past_here(r, cq);
     if (rc)
         snprintf(r->why_not, sizeof r->why_not, "not tried: %.*s%s", (int)sizeof r->why_not - 80, base_error(),
-                 fd >= 0 || rc != -ETIMEDOUT ? "" : " (--listen and --peer do it with another host)");
+                 fd >= 0 || rc != -ETIMEDOUT ? "" : " (use --listen and --peer for a link to another host)");
     if (p->listen)
-        return; /* only here for the other end */
+        return; /* this end only serves the other one */
     count_qps(r, cq, how_many(p, r->d->traits.qps));
     ask_depths(r, cq);
     count_pds(r, how_many(p, r->d->traits.pds));
@@ -315,7 +318,7 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    r.d = probe_open(p); /* first: who has none need not wait for the other end */
+    r.d = probe_open(p); /* before the other end is contacted: without a device there is no reason to wait for it */
     if (!r.d)
         return CLI_FAILED;
     int fd = probe_end_reach(p), rc = CLI_FAILED;

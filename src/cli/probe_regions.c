@@ -13,18 +13,18 @@
 
 struct trial {
     struct verbs_device *d;
-    uint64_t bytes; /* of one */
+    uint64_t bytes; /* bytes of one region */
     uint32_t most, count;
     struct verbs_regions *regions;
     uint8_t **memory;
     uint64_t *keys;
-    int code;       /* of the refusal; 0: there was none */
-    int64_t ns;     /* spent in registering */
-    bool again;     /* one could be registered after the last was given back */
-    char harm[128]; /* what made it stop; "" */
+    int code;       /* errno of the refusal; 0: none was refused */
+    int64_t ns;     /* total time spent in registering */
+    bool again;     /* a region could be registered after one was freed */
+    char harm[128]; /* the problem that ended the probe; "": none */
 };
 
-/* Keys must be new each time. A table of those that were seen, twice as large as they can be many; 0 is free. */
+/* Whether the key is new, as it must be. Records it in a hash table with twice as many places as there can be keys; 0: free place. */
 static bool key_is_new(struct trial *t, uint32_t lkey)
 {
     uint64_t key = (uint64_t)lkey + 1, size = 2 * (uint64_t)t->most, i = key * UINT64_C(0x9e3779b97f4a7c15) % size;
@@ -43,7 +43,7 @@ static void probe_regions_give_back(struct trial *t, uint32_t down_to)
     }
 }
 
-/* One more: 0, or why there is none. `first`: nothing was given back yet, so its key must be new. */
+/* Register one more region: 0 or a negative errno. `first`: no region has been freed yet, so the key must be new. */
 static int more(struct trial *t, bool first)
 {
     struct verbs_regions r;
@@ -62,7 +62,7 @@ static int more(struct trial *t, bool first)
         return rc;
     }
     if (first && !key_is_new(t, r.mr[0]->lkey)) {
-        snprintf(t->harm, sizeof t->harm, "region %u got the key of another", t->count + 1);
+        snprintf(t->harm, sizeof t->harm, "region %u got the key of another region", t->count + 1);
         verbs_unregister(&r);
         munmap(at, t->bytes);
         return -EIO;
@@ -77,7 +77,7 @@ static void try_all(struct trial *t)
     uint64_t available = base_memory_available() / 2;
     while (t->count < t->most && !cli_stopped()) {
         if ((t->count + 1) * t->bytes > available) {
-            snprintf(t->harm, sizeof t->harm, "more would take over half of the memory that is free");
+            snprintf(t->harm, sizeof t->harm, "more regions would take over half of the free memory");
             return;
         }
         if (more(t, true))
@@ -85,7 +85,7 @@ static void try_all(struct trial *t)
     }
     if (!t->code || !t->count || cli_stopped())
         return;
-    /* What is given back must be there again. */
+    /* After freeing a region, another one must be possible. */
     int code = t->code;
     int64_t ns = t->ns;
     probe_regions_give_back(t, t->count - 1);
@@ -110,7 +110,7 @@ static int probe_regions_report(const struct probe *p, const struct trial *t)
     else if (t->code)
         snprintf(then, sizeof then, "errno %d (%s); a freed one can be registered again", -t->code, base_strerror(t->code));
     else
-        snprintf(then, sizeof then, "not refused: %u were to be tried (--count)", t->most);
+        snprintf(then, sizeof then, "none of %u was refused (--count tries more)", t->most);
     const char *cells[] = {t->d->name, count, said, base_format_bytes(t->bytes, each, sizeof each), time, then};
     if (table && cli_table_add(table, cells)) {
         cli_table_free(table);
@@ -129,7 +129,7 @@ int probe_regions(const struct probe *p)
     t.d = probe_open(p);
     if (!t.d)
         return CLI_FAILED;
-    if (t.most == 0) /* before macOS 26.3 the driver crashed near 128 */
+    if (t.most == 0) /* not many more than the device claims: before macOS 26.3 the driver crashed near 128 regions */
         t.most = t.d->traits.regions < 1014 ? t.d->traits.regions + 10 : 1024;
     t.regions = calloc(t.most, sizeof *t.regions);
     t.memory = calloc(t.most, sizeof(uint8_t *));
@@ -137,7 +137,7 @@ int probe_regions(const struct probe *p)
     if (t.regions && t.memory && t.keys) {
         try_all(&t);
         if (t.count == 0 && t.code)
-            rc = probe_error(p, "%s", base_error()); /* not one */
+            rc = probe_error(p, "%s", base_error()); /* not even one */
         else if (!cli_stopped())
             rc = probe_regions_report(p, &t);
     } else {

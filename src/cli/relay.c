@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tagged output: "[k] " before each line of node k, whole lines kept whole.
+ * Tagged output: writes "[k] " before each line of node k. Lines of different nodes are never mixed.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -11,13 +11,13 @@
 #include "base/base.h"
 #include "cli/launch.h"
 
-/* The most that a pipe takes without blocking when poll() says that it can be written. The descriptor is not ours
- * alone, so it must not be made non-blocking. */
+/* If poll() reports a pipe as writable, a write of so many bytes does not block. The descriptor cannot be made non-blocking, because other
+ * processes share it. */
 #define WRITE_MAX 4096u
 
 static void relay_give_up(struct relay_out *o, int error)
 {
-    o->broken = true; /* the launcher closes what feeds it, so that the nodes see it too */
+    o->broken = true; /* the launcher then closes the nodes' pipes, so that they notice it, too */
     o->error = error;
     o->start = o->end = 0;
 }

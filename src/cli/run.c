@@ -28,12 +28,13 @@ static const char help[] =
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
-    "      --gpus K           give each node K of its machine's GPUs (sets CUDA_VISIBLE_DEVICES), in turn: they share what is few\n"
-    "      --guard            let a process beside each node own its Thunderbolt devices, and free them even when the\n"
-    "                         node is killed (sets WEFT_GUARD)\n"
+    "      --gpus K           give each node K GPUs of its machine, in turn (sets CUDA_VISIBLE_DEVICES); nodes share them if\n"
+    "                         there are not enough\n"
+    "      --guard            a separate process owns each node's Thunderbolt devices, and frees them even if the node is\n"
+    "                         killed (sets WEFT_GUARD)\n"
     "  -t, --tag              put \"[K] \" before each line of node K's output\n"
     "      --timeout TIME     end all nodes after this time: 10 (seconds), 500ms, 2m\n"
-    "  -k, --kill-on-failure  when a node fails, end the others; else they go on\n"
+    "  -k, --kill-on-failure  when a node fails, end the others, too\n"
     "  -h, --help             this text\n"
     "\n"
     "Node 0 reads the standard input of `weft run`, unless that is a terminal or node 0 is on another host; the others read\n"
@@ -41,7 +42,7 @@ static const char help[] =
     "passed to all nodes; nodes that have not ended after 5 seconds, or at a second signal (Ctrl-C twice), are killed.\n"
     "\n"
     "Exit status: that of the first node that failed (128 + signal if it was killed), else 0; 124 after --timeout;\n"
-    "127 PROGRAM not found, 126 not usable; 2 wrong command line; 1 another failure of `weft run`.\n"
+    "127 if PROGRAM is not found, 126 if it cannot be executed; 2 for a wrong command line; 1 for another failure.\n"
     "\n"
     "  weft run -n 4 -- ./program        four nodes\n"
     "  weft run -n 4 -t -- hostname      show which node prints what\n";
@@ -89,7 +90,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
         case 'G': l->guard = true; break;
         case 'U':
             if (base_parse_number(optarg, 1, 64, &gpus))
-                return cli_usage("run", "--gpus '%s': expected how many GPUs each node gets, 1 to 64", optarg);
+                return cli_usage("run", "--gpus '%s': expected a number of GPUs for each node, from 1 to 64", optarg);
             l->gpus = (uint32_t)gpus;
             break;
         case 't': l->tag = true; break;
@@ -110,7 +111,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
     return 0;
 }
 
-/* What the program has open is not to be kept open by its guard. */
+/* Close all descriptors that the guard process has inherited from the program. */
 static int serve_as_guard(void)
 {
     DIR *open_files = opendir("/dev/fd");

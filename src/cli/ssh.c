@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on other hosts. The launcher starts ssh as it starts a node. ssh runs `weft run --as-node` there, which reads from its standard
- * input what to start and with which environment, because no argument may have the cluster's secret. It starts the node, and then reads
- * signals to pass on, a byte each. When that input ends, for whatever reason, it ends the node: so nothing is left there when the launcher
- * or the connection is gone.
+ * Starts nodes on other hosts. The launcher starts ssh as it starts a node. ssh runs `weft run --as-node` on the other host. That command
+ * reads the program and its environment from standard input, not from arguments, which would show the cluster secret to other users. It
+ * starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node: so nothing is left on the other
+ * host when the launcher or the connection is gone.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -22,14 +22,14 @@
 
 extern char **environ;
 
-/* What goes over the pipe first: this, and then zero-terminated strings: folder, arguments, assignments. */
+/* The start of what the launcher sends. After it come zero-terminated strings: directory, arguments, environment assignments. */
 struct order {
     char magic[8];
     uint32_t argc, envc, bytes, reserved;
 };
 static const char order_magic[8] = {'w', 'e', 'f', 't', 'n', 'o', 'd', '1'};
 
-/* --- here --- */
+/* --- on the launcher's host --- */
 
 static void put_string(char **at, const char *text)
 {
@@ -53,7 +53,7 @@ int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const
     o.bytes = (uint32_t)bytes;
     char *at = *out = malloc(sizeof o + bytes);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for what a node is told");
+        return base_fail(-ENOMEM, "no memory for the order to a node");
     memcpy(at, &o, sizeof o);
     at += sizeof o;
     put_string(&at, dir);
@@ -65,7 +65,7 @@ int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const
     return 0;
 }
 
-/* Within single quotes every shell takes every character for itself. */
+/* Quote a text for any shell: no character is special within single quotes. */
 static void quote(char *out, const char *text)
 {
     *out++ = '\'';
@@ -97,7 +97,7 @@ int ssh_command(struct ssh_command *c, const char *host, const char *weft)
         c->argv[n++] = word;
     }
     if (n == 0)
-        return base_fail(-EINVAL, "WEFT_SSH is blank");
+        return base_fail(-EINVAL, "WEFT_SSH has only blanks");
     for (unsigned i = 0; i < sizeof options / sizeof options[0]; i++)
         c->argv[n++] = options[i];
     memcpy(c->remote, "exec ", 5);
@@ -116,7 +116,7 @@ void ssh_command_free(struct ssh_command *c)
     *c = (struct ssh_command){0};
 }
 
-/* --- there --- */
+/* --- on the other host --- */
 
 static int signal_pipe[2] = {-1, -1};
 
@@ -144,12 +144,12 @@ static int ssh_read_all(void *buf, size_t len)
 }
 
 struct job {
-    char *text; /* the strings */
+    char *text; /* all strings of the order */
     char *dir, **argv, **env;
-    char gpus[GPUS_ROOM]; /* instead of what was asked */
+    char gpus[GPUS_ROOM]; /* assignment that replaces GPUS_ASKED */
 };
 
-/* Strings from `at` into a list that ends with NULL. */
+/* Put `count` strings that start at `at` into a list, and NULL after them. Returns the end of the last string. */
 static char *take_strings(char *at, char **list, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -165,8 +165,9 @@ static int read_job(struct job *job)
     int rc = ssh_read_all(&o, sizeof o);
     if (rc || memcmp(o.magic, order_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_ORDER_MAX || o.argc == 0 ||
         o.argc > o.bytes || o.envc > o.bytes)
-        return base_fail(rc ? rc : -EPROTO, "no order came over standard input (--as-node is how weft run starts nodes over ssh; "
-                                            "both sides must have the same version)");
+        return base_fail(rc ? rc : -EPROTO,
+                         "no valid order on standard input (only the launcher may use --as-node; both hosts must have the same version of "
+                         "weft)");
     job->text = malloc(o.bytes);
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the order");
@@ -194,13 +195,13 @@ static int read_job(struct job *job)
             return rc;
         job->env[i] = gpus ? job->gpus : job->env[i];
     }
-    for (size_t i = 0; i < own; i++) /* what this host's own environment says about clusters is about others */
+    for (size_t i = 0; i < own; i++) /* add this host's environment, without WEFT_ variables: they would be for other clusters */
         if (strncmp(environ[i], "WEFT_", 5) != 0 && !(gpus && strncmp(environ[i], GPUS_VISIBLE, strlen(GPUS_VISIBLE)) == 0))
             job->env[n++] = environ[i];
     return 0;
 }
 
-/* 0, or a negative errno without a sentence. `before`: what signals did before any was caught here. */
+/* Start the program. Returns 0, or a negative errno without base_fail(). `before`: signal dispositions that the program gets. */
 static int start_program(const struct job *job, const struct base_dispositions *before, struct keeper *keeper, pid_t *pid)
 {
     static const int fds[3] = {BASE_FD_NULL, BASE_FD_OURS, BASE_FD_OURS};
@@ -217,10 +218,10 @@ static int start_program(const struct job *job, const struct base_dispositions *
                                      .mask = &none,
                                      .number = keeper->starting};
     int rc = base_process_find(job->argv[0], path, sizeof path);
-    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* a folder: as the system says it */
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* EACCES is what execve() returns for a directory */
 }
 
-/* Pass on what the launcher says until the program has ended. Its exit status, as a shell has it. */
+/* Pass on the launcher's signals until the program has ended. Returns its exit status, as a shell would. */
 static int stay_with(pid_t pid)
 {
     bool connected = true;
@@ -228,7 +229,7 @@ static int stay_with(pid_t pid)
         struct pollfd p[2] = {{.fd = signal_pipe[0], .events = POLLIN}, {.fd = connected ? STDIN_FILENO : -1, .events = POLLIN}};
         uint8_t bytes[64];
         if (base_process_ended(pid, NULL))
-            return base_process_status(base_process_kill_group(pid)); /* with what it has started */
+            return base_process_status(base_process_kill_group(pid)); /* kills the processes that it has started, too */
         if (poll(p, 2, LAUNCH_LOOK_MS) < 0)
             continue;
         for (ssize_t i = 0, n = p[0].revents ? read(signal_pipe[0], bytes, sizeof bytes) : 0; i < n; i++)
@@ -261,7 +262,7 @@ int ssh_serve(void)
         int error = errno;
         gethostname(host, sizeof host - 1);
         status = LAUNCH_NOT_USABLE;
-        cli_error("run", "on %s the directory %s cannot be entered: %s", host, job.dir, base_strerror(error));
+        cli_error("run", "on %s: cannot change to directory %s: %s", host, job.dir, base_strerror(error));
         goto out;
     }
     struct sigaction act = {.sa_handler = on_ssh_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};

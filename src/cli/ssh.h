@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on other hosts, by ssh: see ssh.c.
+ * Starts nodes on other hosts over ssh: see ssh.c.
  */
 #ifndef WEFT_CLI_SSH_H
 #define WEFT_CLI_SSH_H
 
 #include <stddef.h>
 
-#define SSH_FAILED    255         /* its exit status when it could not do what it should */
-#define SSH_ORDER_MAX (60u << 10) /* what a pipe takes at once */
+#define SSH_FAILED    255         /* exit status of ssh for its own failures */
+#define SSH_ORDER_MAX (60u << 10) /* fits into an empty pipe */
 
-/* What a node is told: folder, program, environment. `*out` is to be freed. */
+/* Serialize the order for a node: directory, program, environment. The caller frees `*out`. */
 int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env);
 
 struct ssh_command {
-    const char *argv[32]; /* strings of it and of `host` */
+    const char *argv[32]; /* points to strings of this struct, to `host`, and to constants */
     char *words, *remote;
 };
-/* The command line that runs `weft run --as-node` on a host: ssh, or what WEFT_SSH says. */
+/* Make the command line that runs `weft run --as-node` on a host: with ssh, or the command in WEFT_SSH. */
 int ssh_command(struct ssh_command *c, const char *host, const char *weft);
 void ssh_command_free(struct ssh_command *c);
 
-/* `weft run --as-node`: its exit status. */
+/* Run `weft run --as-node`. Returns the exit status. */
 int ssh_serve(void);
 
 #endif

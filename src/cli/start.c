@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starting the nodes: the program, the meeting point, the environment, and a process for each node, here or behind ssh.
+ * Starts the nodes: finds the program, chooses the address of node 0, makes the environment, and starts a process for each node, here or
+ * over ssh.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -37,11 +38,11 @@ int launch_find_program(struct launcher *s)
     bool here = false;
     for (uint32_t i = 0; i < s->l->nodes && !here; i++)
         here = !launch_machine(s, i);
-    int rc = here ? base_process_find(program, s->path, sizeof s->path) : 0; /* each other machine looks for itself */
+    int rc = here ? base_process_find(program, s->path, sizeof s->path) : 0; /* other machines search for it themselves */
     if (!rc)
         return 0;
     bool there = rc == -EACCES || rc == -EISDIR;
-    launch_say(s, "could not start %s: %s", program, there ? "it is no program that you may run" : "No such file or directory");
+    launch_say(s, "could not start %s: %s", program, there ? "it is not a program that you may execute" : "No such file or directory");
     return there ? LAUNCH_NOT_USABLE : LAUNCH_NOT_FOUND;
 }
 
@@ -51,10 +52,10 @@ int launch_name_dir(struct launcher *s)
     int rc = base_random(&k, sizeof k);
     const char *where = NULL;
 #if !defined(__linux__)
-    const char *tmp = getenv("TMPDIR"); /* for the socket: its name must be short */
+    const char *tmp = getenv("TMPDIR"); /* for the socket, whose path must be short */
     where = tmp && tmp[0] && strlen(tmp) < 64 ? tmp : "/tmp";
 #endif
-    if (s->l->softverbs && !where) /* the fabric is a file of mostly nothing, and belongs in memory */
+    if (s->l->softverbs && !where) /* for the emulated fabric: a large sparse file that should be in memory */
         where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     if (where && !rc)
         snprintf(s->dir, sizeof s->dir, "%s/weft-%016llx", where, (unsigned long long)k);
@@ -93,8 +94,8 @@ int launch_make_fabric(struct launcher *s)
     return emulate_start(&s->emulation, s->dir, launch_argv(s, 0), launch_argv(s, 1));
 }
 
-/* What becoming a node on an emulated host changes in the environment. A node that starts programs of the user's puts it
- * back for them: they are no part of the emulation. */
+/* Store the variables that softverbs changes for a node on an emulated host. A node that starts the user's programs, as weft map does,
+ * restores them, because those programs are not part of the emulation. */
 static int keep_outer(struct launcher *s, size_t *n)
 {
     static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD",       "LD_LIBRARY_PATH", "ASAN_OPTIONS",  "SOFTVERBS_DIR",
@@ -164,11 +165,11 @@ int launch_make_environment(struct launcher *s)
 
 struct node_files {
     int out[2], err[2]; /* pipes; the second end is the node's */
-    int control[2];     /* to a node over ssh: the first end is its */
+    int control[2];     /* pipe to a node over ssh; the first end is the node's */
     struct ssh_command ssh;
 };
 
-/* Which of the nodes of its machine it is. */
+/* Index of a node among the nodes of its machine. */
 static uint32_t place_there(const struct launcher *s, uint32_t rank)
 {
     const char *machine = launch_machine(s, rank);
@@ -180,7 +181,7 @@ static uint32_t place_there(const struct launcher *s, uint32_t rank)
     return place;
 }
 
-/* 0, or a negative errno without a sentence; `step`: what of it failed. */
+/* Start the process of a node, or its ssh. Returns 0, or a negative errno without base_fail(); `step`: which step failed. */
 static int start_process(struct launcher *s, uint32_t rank, const struct node_files *f, pid_t *pid, enum base_process_step *step)
 {
     const bool remote = launch_machine(s, rank), emulated = !remote && s->l->softverbs;
@@ -214,10 +215,10 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
     *step = BASE_STEP_PROGRAM;
     int rc = remote ? base_process_find(f->ssh.argv[0], ssh, sizeof ssh) : 0;
-    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* a folder: as the system says it */
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* EACCES is what execve() returns for a directory */
 }
 
-/* What a node on another machine needs before it is started: ssh's command line, and its order in the pipe. */
+/* Prepare a node on another machine: make the command line of ssh, and write the order to the pipe. */
 static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
     char dir[4096], number[32], gpus[64], guard[FAB_GUARD_MAX + 16], *order = NULL;
@@ -239,9 +240,9 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     for (const char *const *t = s->l->told; t && *t && n < sizeof env / sizeof env[0] - 1; t++)
         env[n++] = *t;
     if (!getcwd(dir, sizeof dir))
-        return base_fail(-errno, "the current directory: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the current directory: %s", base_strerror(errno));
     char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
-    if (rank && s->l->others) { /* this command: there it is elsewhere */
+    if (rank && s->l->others) { /* the program is weft itself: use its path on that machine */
         for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)
             ;
         argv = words;
@@ -261,7 +262,6 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     return rc;
 }
 
-/* 0, or the exit status of a launch that failed. */
 int launch_start_node(struct launcher *s, uint32_t rank)
 {
     struct node_files f = {{-1, -1}, {-1, -1}, {-1, -1}, {.words = NULL}};
@@ -278,7 +278,7 @@ int launch_start_node(struct launcher *s, uint32_t rank)
         goto cleanup;
     }
     if ((rc = start_process(s, rank, &f, &node->pid, &step))) {
-        /* ssh is not the program that was asked for, and what we lack says nothing about it. */
+        /* These exit statuses are about the user's program: not for failures of ssh, and not for a lack of resources. */
         if (!machine && step != BASE_STEP_PROCESS && rc != -EMFILE && rc != -ENFILE && rc != -ENOMEM && rc != -EAGAIN)
             status = rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
         goto failed;
@@ -302,7 +302,7 @@ int launch_start_node(struct launcher *s, uint32_t rank)
 
 failed:
     if (machine && f.ssh.argv[0])
-        launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to what takes its place", rank, machine,
+        launch_say(s, "node %u (on %s): could not start %s: %s; install ssh, or set WEFT_SSH to another command", rank, machine,
                    f.ssh.argv[0], base_strerror(rc));
     else if (rc == -ENOENT && base_check_interpreter(s->path))
         launch_say(s, "could not start node %u: %s", rank, base_error());

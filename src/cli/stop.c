@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Signals that ask a command to stop that uses RDMA devices. A domain that a killed process leaves on a Thunderbolt device is lost until
- * the host restarts, so a signal only ends loops, and the command exits normally. A second signal of the same kind ends the process, in
- * case it hangs.
+ * Catches the signals that ask a command to end, for commands that use RDMA devices. A Thunderbolt device loses the protection domain of a
+ * killed process until the host restarts. So a signal only ends the command's loops, and the command then exits normally. A second signal
+ * of the same kind ends the process, in case it hangs.
  */
 #include <signal.h>
 

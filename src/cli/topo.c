@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo: its options, and the start of the nodes that measure, as `weft run` starts those of a program: each is
- * `weft topo --as-node`.
+ * weft topo: parses the options and starts the nodes that measure, in the way of `weft run`. Each node runs `weft topo --as-node`.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,7 @@ static const char help[] =
     "Shows how the nodes of a cluster reach each other. Starts a node on each host, as `weft run` does; every node measures\n"
     "its route to every other, one pair after another. Prints a line for each direction: the transport, whether the route\n"
     "is direct or which node is next on it, the devices, the round trip of an 8-byte put, the bandwidth of puts of 1 MiB,\n"
-    "and what was sent again or repaired meanwhile.\n"
+    "and the retransmits and repairs meanwhile.\n"
     "\n"
     "  -n, --nodes N          how many nodes, 2 to 256; required if all are on this host\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
@@ -123,7 +122,7 @@ int cli_topo(int argc, char **argv)
     bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
     int c, status;
     if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
-        return cli_usage("topo", "--as-node is how the nodes are started");
+        return cli_usage("topo", "only the launcher may use --as-node");
     argv += as_node;
     argc -= as_node;
     while ((c = cli_option("topo", argc, argv, "n:h", longs, &started)) != -1) {

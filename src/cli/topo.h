@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo: topo.c has the command line and starts the nodes, topo_node.c is what each of them does, topo_print.c and
- * topo_matrix.c print.
+ * weft topo: topo.c parses the command line and starts the nodes, topo_node.c measures in each node, topo_print.c and topo_matrix.c print
+ * the results.
  */
 #ifndef WEFT_CLI_TOPO_H
 #define WEFT_CLI_TOPO_H
@@ -15,25 +15,25 @@
 
 enum topo_format { TOPO_TABLE, TOPO_JSON, TOPO_DOT, TOPO_SVG, TOPO_MATRIX };
 
-/* What the nodes put into node 0's pool. */
+/* The nodes put struct topo_node and struct topo_link into node 0's pool. */
 struct topo_device {
     char name[64], interface[32], link[16], state[16];
-    char reason[24]; /* why weft does not use it, as `weft devices --json` has it; "": it can */
+    char reason[24]; /* why weft does not use it, in the words of `weft devices --json`; "": weft can use it */
     double gbits;
 };
 struct topo_node {
     char host[64];
-    bool reported; /* this is all there, and its links */
+    bool reported; /* set last: this record and the node's links are complete */
     uint64_t pool_bytes;
     uint32_t device_count;
     struct topo_device devices[TOPO_DEVICES];
 };
 struct topo_link {
-    weft_link_stats stats; /* of the node it goes from, after measuring */
+    weft_link_stats stats; /* statistics of the sending node after the measurement */
     int64_t round_trip_ns; /* median */
     uint64_t bytes_per_second;
     bool measured;
-    char why[160]; /* not measured, or only in part */
+    char why[160]; /* why it was not measured completely; "" if it was */
 };
 
 struct topo {
@@ -42,8 +42,8 @@ struct topo {
     const struct topo_link *links; /* [size][size]: from, to */
 };
 
-/* One node of the cluster that is looked at; its environment says which. Node 0 says how long a measure takes, and prints. `hostfile`:
- * which the nodes were started by, NULL: none. */
+/* Run one node; the environment gives its number. Node 0 chooses the length of a measurement, and prints. `hostfile`: the one that the
+ * launcher used; NULL: none. */
 int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
 int topo_print(const struct topo *t, enum topo_format format);
 int topo_matrix(const struct topo *t, const char *hostfile);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo --matrix: MLX's hostfile, a list of hosts. Each has its row of the device matrix: for every host the device that leads there,
- * or null. Both ends of a pair must name the same cable. The transports list a pair's cables in the same order at both ends, so the first
- * of each list is one cable.
+ * weft topo --matrix: prints MLX's hostfile, a list of hosts. Each host has a row of the device matrix: for every other host, its device
+ * that is connected to that host, or null. Both ends of a pair must name the same cable. The transports list a pair's cables in the same
+ * order at both ends, so the first device of each list belongs to the same cable.
  */
 #include <jansson.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static const struct topo_link *topo_matrix_link_of(const struct topo *t, uint32_
     return &t->links[(uint64_t)from * t->size + to];
 }
 
-/* Length of the device's name that leads directly from one node to another; 0: none does, or only the memory of the machine. */
+/* Length of the name of the first device that connects a node directly to another. 0: no device does; they may still share memory. */
 static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     const weft_link_stats *there = &topo_matrix_link_of(t, from, to)->stats, *back = &topo_matrix_link_of(t, to, from)->stats;
@@ -28,7 +28,7 @@ static bool several(const struct topo *t, uint32_t from, uint32_t to)
     return device_of(t, from, to) && strchr(topo_matrix_link_of(t, from, to)->stats.devices, ',');
 }
 
-/* Is there a matrix, and the same at both ends? Says where it had to choose. */
+/* Check that there is a device matrix, and that both ends of each pair agree. Prints which pairs have several devices. */
 static int topo_matrix_look(const struct topo *t)
 {
     uint32_t pairs = 0, a = 0, b = 0;
@@ -38,7 +38,9 @@ static int topo_matrix_look(const struct topo *t)
             const weft_link_stats *there = &topo_matrix_link_of(t, i, k)->stats, *back = &topo_matrix_link_of(t, k, i)->stats;
             if (there->cables != back->cables || !device_of(t, i, k) != !device_of(t, k, i))
                 return cli_error(
-                    "topo", "a cable between nodes %u and %u was unplugged or plugged in meanwhile: there is no matrix; try again", i, k);
+                    "topo",
+                    "a cable between nodes %u and %u was plugged in or unplugged during the measurement, so there is no matrix; try again",
+                    i, k);
             any = any || device_of(t, i, k);
             if ((several(t, i, k) || several(t, k, i)) && pairs++ == 0) {
                 a = i;
@@ -46,19 +48,20 @@ static int topo_matrix_look(const struct topo *t)
             }
         }
     if (!any)
-        return cli_error("topo", "no RDMA device leads from one node to another: there is no matrix; `weft doctor` says what is wrong "
-                                 "with devices");
+        return cli_error("topo", "no RDMA device connects one node to another, so there is no matrix; `weft doctor` finds problems of "
+                                 "devices");
     if (pairs)
         fprintf(stderr,
-                "weft topo: several devices lead from one node to the other in %u pair%s, nodes %u (%s) and %u (%s) first; MLX's hostfile "
-                "has one for a pair: the first is taken\n",
+                "weft topo: several devices connect the nodes of %u pair%s, first nodes %u (%s) and %u (%s); MLX's hostfile has one device "
+                "for a "
+                "pair, so the first is used\n",
                 pairs, pairs == 1 ? "" : "s", a, topo_matrix_link_of(t, a, b)->stats.devices, b,
                 topo_matrix_link_of(t, b, a)->stats.devices);
     return 0;
 }
 
-/* What hosts reach this one by over IP: MLX's processes meet at the first host's. Where the nodes met tells for node 0; at an address
- * that no other machine reaches, all are on this one. */
+/* IP address of a node's host, if known. MLX's processes connect to that of the first host. For node 0 it is the address in WEFT_COORD. If
+ * that is a Unix socket, all nodes are on this host. */
 static json_t *address(uint32_t node)
 {
     char text[128];
@@ -69,7 +72,7 @@ static json_t *address(uint32_t node)
     size_t n = colon ? (size_t)(colon - coord) : 0;
     if (node > 0 || n == 0 || n >= sizeof text)
         return NULL;
-    bool bare = coord[0] == '[' && coord[n - 1] == ']'; /* [fe80::1]:7654 */
+    bool bare = coord[0] == '[' && coord[n - 1] == ']'; /* remove the brackets, as of [fe80::1]:7654 */
     snprintf(text, sizeof text, "%.*s", (int)(bare ? n - 2 : n), bare ? coord + 1 : coord);
     return json_string(text);
 }
@@ -86,7 +89,7 @@ static json_t *host_json(const struct topo *t, const struct cluster_hostfile *h,
     for (uint32_t i = 0; i < t->size; i++) {
         size_t n = device_of(t, node, i);
         json_t *device = n ? json_stringn(topo_matrix_link_of(t, node, i)->stats.devices, n) : json_null();
-        json_array_append_new(rdma, device ? device : json_string("?")); /* bytes of another machine's: JSON takes only UTF-8 */
+        json_array_append_new(rdma, device ? device : json_string("?")); /* jansson refuses text of another host that is not UTF-8 */
     }
     json_t *ssh = json_string(said && said->ssh ? said->ssh : t->nodes[node].host[0] ? t->nodes[node].host : "localhost");
     return json_pack("{s:o, s:o, s:o}", "ssh", ssh ? ssh : json_string("?"), "ips", ips, "rdma", rdma);
@@ -99,7 +102,7 @@ int topo_matrix(const struct topo *t, const char *hostfile)
     if (!status && hostfile && cluster_hostfile_read(&h, hostfile))
         status = cli_error("topo", "%s", base_error());
     if (!status && h && h->count != t->size)
-        status = cli_error("topo", "hostfile %s has %u nodes now, and there are %u", hostfile, h->count, t->size);
+        status = cli_error("topo", "hostfile %s has %u nodes now, but there are %u", hostfile, h->count, t->size);
     for (uint32_t i = 0; i < t->size && !status; i++) {
         json_t *host = host_json(t, h, i);
         char *text = host ? json_dumps(host, 0) : NULL;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that measures. All nodes go through the same list of pairs, with a barrier before each, so that no measurement disturbs another.
- * One node of a pair leads: it puts a number into a word of the other, which puts it back; then it puts large blocks; then the number that
- * ends the measurement. Each node puts its results into the pool of node 0, which prints them.
+ * A node that measures. All nodes go through the same list of pairs, with a barrier before each, so that only one measurement runs at a
+ * time. One node of a pair leads. For round trips it puts a number into a word of the other node, which puts it back. For the bandwidth it
+ * puts large blocks. Then it puts the number that ends the measurement. Each node puts its results into the pool of node 0, which prints
+ * them.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -17,20 +18,20 @@
 #include "weft/sync.h"
 
 #define BLOCK    (1u << 20)
-#define WINDOW   4u             /* blocks under way */
-#define SAMPLES  4096u          /* round trips that are kept */
-#define WARM     16u            /* that do not count: connections are made at the first use */
-#define FLOOR    64u            /* round trips at least, however slow */
-#define NUMBERS  16u            /* on their way at a time; one is, but that it is complete may be known later than that it came */
-#define SPIN     (20 * WEFT_US) /* then the processor is for whoever the answer waits for */
+#define WINDOW   4u             /* blocks in flight */
+#define SAMPLES  4096u          /* the most round trips that are recorded */
+#define WARM     16u            /* round trips that do not count, since connections are made at first use */
+#define FLOOR    64u            /* the fewest round trips */
+#define NUMBERS  16u            /* the most incomplete puts of numbers: a number's answer may arrive before its put completes */
+#define SPIN     (20 * WEFT_US) /* spin for so long, then yield the processor, which the peer may need */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
-#define AWAY     (5 * WEFT_SECOND) /* so long a cable may be pulled between two measures */
+#define AWAY     (5 * WEFT_SECOND) /* how long to wait between two measurements for a route that is gone */
 
 /* In every node's pool. */
 struct desk {
-    uint64_t word;         /* the peer's number */
-    uint64_t out[NUMBERS]; /* ours, on their way there */
+    uint64_t word;         /* the peer puts its number here */
+    uint64_t out[NUMBERS]; /* this node's numbers, sources of puts */
     uint8_t pad[BASE_PAGE - 8 - 8 * NUMBERS];
     uint8_t from[WINDOW * BLOCK], to[WINDOW * BLOCK];
 };
@@ -39,13 +40,13 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;    /* of the whole cluster: when somebody has gone all is over */
+    uint64_t epoch;    /* the epoch with all nodes: if a node goes, the measurement fails */
     weft_gaddr *desks; /* [size] */
-    struct desk *desk; /* ours */
-    weft_gaddr report; /* in node 0's pool: its nodes, then its links */
+    struct desk *desk; /* this node's */
+    weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
     int64_t *samples;
     weft_op ops[NUMBERS];
-    uint32_t told; /* numbers in this measure */
+    uint32_t told; /* number of numbers put in this measurement */
 };
 
 static int by_value(const void *a, const void *b)
@@ -54,7 +55,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Numbers of a pair are of this one alone, so that nothing has to be reset. */
+/* The k-th number of a pair. Different pairs have different numbers, so that words need not be reset between measurements. */
 static uint64_t topo_node_number(const struct measurer *m, uint32_t from, uint32_t to, uint32_t k)
 {
     return ((uint64_t)from * m->size + to + 1) << 32 | k;
@@ -70,16 +71,16 @@ static int whole(const struct measurer *m)
     return 0;
 }
 
-/* Does a way lead to that node? One that was pulled may come back; a measure during which it was is none. */
+/* Fail if there is no route to a node now. The route may come back, but a measurement during which it was gone fails. */
 static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
     if (weft_link_stat(m->w, node, &s, sizeof s) == 0 && s.via == UINT32_MAX)
-        return base_fail(-ENETDOWN, "no route leads to node %u: its cables are unplugged, or their ports down", node);
+        return base_fail(-ENETDOWN, "no route leads to node %u: its cables are unplugged, or their ports are down", node);
     return 0;
 }
 
-/* A barrier needs all of them. */
+/* Wait until there is a route to every node: a barrier needs that. */
 static int ways(const struct measurer *m)
 {
     int64_t deadline = base_deadline(AWAY);
@@ -105,7 +106,7 @@ static int topo_node_tell(struct measurer *m, uint32_t peer, uint64_t value)
     return rc;
 }
 
-/* All numbers have gone. */
+/* Wait for the completion of all puts of numbers. */
 static int told(struct measurer *m)
 {
     int rc = 0;
@@ -117,7 +118,7 @@ static int told(struct measurer *m)
     return rc;
 }
 
-/* One turn of a wait for `peer` that has lasted since then: 0, or why there is nothing to wait for any more. */
+/* One turn of a wait for `peer` that began at `since`. Returns 0, or an error if the wait is over or hopeless. */
 static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t since, int64_t deadline)
 {
     weft_progress(m->w);
@@ -184,7 +185,7 @@ static int blocks(struct measurer *m, uint32_t peer, uint64_t *bytes_per_second)
     return rc;
 }
 
-/* The other end of a measure. */
+/* The other end of a measurement: puts each number back to the leader. */
 static int topo_node_answer(struct measurer *m, uint32_t leader)
 {
     uint64_t seen = 0, last = topo_node_number(m, leader, m->rank, LAST);
@@ -204,7 +205,7 @@ static int topo_node_answer(struct measurer *m, uint32_t leader)
             rc = pass(m, &turns, leader, since, deadline);
     }
     told(m);
-    return rc == -ENETDOWN ? 0 : rc; /* this measure is over; who leads says why */
+    return rc == -ENETDOWN ? 0 : rc; /* only this measurement failed; the leader reports it */
 }
 
 static void topo_node_lead(struct measurer *m, uint32_t peer, struct topo_link *link)
@@ -240,7 +241,7 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
     return 0;
 }
 
-/* --- what this node is --- */
+/* --- describing this node --- */
 
 static void topo_node_describe(struct topo_node *n)
 {
@@ -249,7 +250,7 @@ static void topo_node_describe(struct topo_node *n)
     int gid_index;
     if (gethostname(n->host, sizeof n->host - 1))
         n->host[0] = '\0';
-    /* Without a library there are no devices, which is no failure: shared memory needs none. */
+    /* Without a verbs library there are no devices. That is no error: shared memory needs none. */
     if (cli_gid_index(&gid_index) || verbs_devices(&all, &count, gid_index)) {
         base_error_clear();
         return;
@@ -267,7 +268,7 @@ static void topo_node_describe(struct topo_node *n)
     verbs_devices_close(all, count);
 }
 
-/* --- what has come from the others; their bytes are looked at before they are used --- */
+/* --- results of other nodes: check them before use --- */
 
 static void topo_node_check(struct topo_node *nodes, struct topo_link *links, uint32_t size)
 {
@@ -304,7 +305,7 @@ static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link 
     return rc ? rc : weft_put_blocking(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
 }
 
-/* Not all could be measured, because somebody cannot be reached: those that can say what they have. */
+/* Some node cannot be reached: wait for the reports of the others. */
 static void gather(struct measurer *m)
 {
     int64_t deadline = base_deadline(2 * AWAY);
@@ -334,13 +335,13 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
     for (uint64_t i = 0; i < (uint64_t)m->size * m->size; i++)
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
     const struct topo t = {m->size, nodes, links};
-    if (format == TOPO_MATRIX) /* programs go by it: one that lacks what is there would mislead them */
+    if (format == TOPO_MATRIX) /* a program that reads the matrix would take missing links for absent cables */
         return whole ? topo_matrix(&t, hostfile) : cli_error("topo", "not every pair could be measured: there is no matrix");
     int status = topo_print(&t, format);
     return status ? status : whole ? 0 : cli_error("topo", "not every pair could be measured");
 }
 
-/* Where everything is: each gives its desk, node 0 the report and the time, too. */
+/* Exchange addresses: every node gives that of its desk; node 0 also gives that of the report, and the time of a measurement. */
 static int meet(struct measurer *m)
 {
     uint64_t *words = calloc(m->size, sizeof *words);
@@ -368,7 +369,7 @@ static int meet(struct measurer *m)
     return rc;
 }
 
-/* After a failure: whoever was interrupted with us may be heard of before the signal is. */
+/* After a failure, wait a little for a signal: if all nodes are interrupted together, another node's end may be noticed first. */
 static int stopped_with_others(void)
 {
     for (int i = 0; i < 200 && !cli_stopped(); i++)
@@ -402,7 +403,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();
     if (cut_off) {
         cli_error("topo", "node %u: %s", m.rank, base_error());
-        (void)hand_in(&m, &node, links); /* else node 0 says that this one has not reported */
+        (void)hand_in(&m, &node, links); /* otherwise node 0 would print that this node has not reported */
         if (m.rank == 0)
             gather(&m);
         rc = 0;
@@ -410,7 +411,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
         rc = hand_in(&m, &node, links);
         rc = rc ? rc : weft_barrier(m.w, PATIENCE);
     }
-    if (rc && stopped_with_others()) /* whoever stopped us knows; and who was told of our end before was told by us */
+    if (rc && stopped_with_others()) /* print no error: the user has interrupted the command */
         status = 128 + cli_stopped();
     else if (rc)
         cli_error("topo", "node %u: %s", m.rank, base_error());

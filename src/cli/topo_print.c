@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The results of weft topo: as tables, as JSON, in Graphviz' language, as a drawing. The drawing has the nodes on a circle, a line for each
- * direct link, and a dashed one for a route through other nodes.
+ * Prints the results of weft topo as tables, as JSON, in Graphviz' language, or as an SVG drawing. The drawing has the nodes on a circle, a
+ * line for each direct link, and a dashed line for a route through other nodes.
  */
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static bool direct(const struct topo_link *l, uint32_t to)
     return l->stats.via == to;
 }
 
-/* --- words --- */
+/* --- values as text --- */
 
 static const char *time_text(const struct topo_link *l, char *out, size_t len)
 {
@@ -60,7 +60,8 @@ static const char *dash(const char *text)
     return text[0] ? text : "-";
 }
 
-/* What lies between two ends: of the bandwidth both directions, that from the lower number first, if they differ. */
+/* Describe the link between two nodes: its round-trip time, and its bandwidth. If the bandwidths of the two directions differ, it prints
+ * both, first that from a to b. */
 static void middle_text(const struct topo *t, uint32_t a, uint32_t b, char *time, char *rate, size_t len)
 {
     char there[32], back[32];
@@ -160,7 +161,7 @@ static int print_tables(const struct topo *t)
 
 /* --- JSON --- */
 
-/* Of bytes that another machine sent: JSON takes only UTF-8. */
+/* Convert text of another host, which may not be valid UTF-8; jansson refuses that. */
 static json_t *text_json(const char *text)
 {
     json_t *j = text[0] ? json_string(text) : json_null();
@@ -292,7 +293,7 @@ static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radiu
     puts("</title></line>");
     if (!way && l->measured)
         return;
-    /* Lines across the circle meet in its middle: nearer to one end they are apart. */
+    /* Lines across the circle cross in its middle, so put their labels nearer to one end. */
     double at = b - a == 1 || b - a == t->size - 1 ? 0.5 : 0.34, x = p.x + (q.x - p.x) * at, y = p.y + (q.y - p.y) * at;
     printf("<text x=\"%.1f\" y=\"%.1f\">%s</text><text x=\"%.1f\" y=\"%.1f\">", x, y - 3, time, x, y + 10);
     xml_text(rate);
@@ -316,7 +317,7 @@ static int print_svg(const struct topo *t)
          "text{font:11px sans-serif;text-anchor:middle;paint-order:stroke;stroke:#fff;stroke-width:3px}"
          "text.device{font-size:9px;fill:#666}text.node{font-size:16px;font-weight:bold;stroke:none}text.host{stroke:none;fill:#444}"
          "</style>\n<rect width=\"100%\" height=\"100%\"/>");
-    for (int pass = 0; pass < 2; pass++) /* dashed ones below */
+    for (int pass = 0; pass < 2; pass++) /* first the dashed lines, below the others */
         for (uint32_t a = 0; a < t->size; a++)
             for (uint32_t b = a + 1; b < t->size; b++)
                 if (direct(topo_print_link_of(t, a, b), b) == (pass == 1))

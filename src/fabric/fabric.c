@@ -325,6 +325,17 @@ int weft_fence(weft_node *w, uint32_t node)
     return 0;
 }
 
+int fab_fence_look(struct weft_node *w, uint32_t node, struct fab_flush *f)
+{
+    struct fab_link *l = living(w, node);
+    if (!l)
+        return fab_refuse_node(w, node);
+    if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, node, f))
+        return -EAGAIN;
+    l->transport->fence(w, l);
+    return 0;
+}
+
 int weft_test(weft_node *w, weft_op *op)
 {
     (void)w;

@@ -185,7 +185,9 @@ struct fab_hook {
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
-    void (*close)(struct weft_node *w, void *arg); /* called last, when no thread of weft runs any more: frees what the room has */
+    void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the room has */
+    /* Called last, when the links are closed: frees what operations that were under way wrote to until then, their ops for example. */
+    void (*free)(struct weft_node *w, void *arg);
     void *arg;
 };
 #define FAB_HOOKS_MAX 16u
@@ -338,6 +340,8 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
 /* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call again; else the flush's result, without a sentence.
  */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
+/* One step of weft_fence(), without waiting; `f` is all zeros at first. -EAGAIN: call again. Errors come without a sentence. */
+int fab_fence_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
 /* Mark an op pending, before a transport may complete it. */

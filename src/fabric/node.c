@@ -183,6 +183,9 @@ void fab_destroy(struct weft_node *w)
     }
     for (const struct fab_transport **t = w->transports; *t; t++)
         (*t)->close(w);
+    for (uint32_t i = atomic_load_explicit(&w->hook_count, memory_order_acquire); i-- > 0;)
+        if (w->hooks[i].free)
+            w->hooks[i].free(w, w->hooks[i].arg);
     fab_now_free(w);
     mem_pool_destroy(w->pool);
     for (int i = 0; i < 2; i++)
@@ -219,7 +222,6 @@ void fab_run_close(struct weft_node *w)
     for (uint32_t i = atomic_load_explicit(&w->hook_count, memory_order_acquire); i-- > 0;)
         if (w->hooks[i].close)
             w->hooks[i].close(w, w->hooks[i].arg);
-    atomic_store_explicit(&w->hook_count, 0, memory_order_relaxed);
 }
 
 int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)

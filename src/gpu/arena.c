@@ -282,26 +282,46 @@ bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     return true;
 }
 
-static void close_own(struct arenas *c, uint32_t space, int64_t deadline)
+static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
 {
-    struct gpu_arena *a = c->own[space];
     tell_all(c, a, 0, deadline);
     if (!arena_unused(c, a, deadline)) {
-        base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the process ends");
-        return;
+        base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the node is closed");
+        return false;
     }
     arena_hide(a);
     pthread_rwlock_wrlock(&c->table_lock);
-    c->own[space] = NULL;
+    c->own[a->space] = NULL;
     pthread_rwlock_unlock(&c->table_lock);
     dispose(a);
+    return true;
 }
 
-void arena_close_all(struct arenas *c, const void *where, int64_t deadline)
+/* The arena in a space, if it is of that GPU: then the calling thread alone closes it. */
+static struct gpu_arena *own_of(struct arenas *c, uint32_t space, const void *where)
+{
+    pthread_rwlock_rdlock(&c->table_lock);
+    struct gpu_arena *a = own_open(c, space);
+    bool is = a && a->place.table == where;
+    pthread_rwlock_unlock(&c->table_lock);
+    return is ? a : NULL;
+}
+
+bool arena_close_all(struct arenas *c, const void *where, int64_t deadline)
+{
+    bool all = true;
+    for (uint32_t s = 1; s < ARENA_SPACES; s++) {
+        struct gpu_arena *a = own_of(c, s, where);
+        all &= !a || close_own(c, a, deadline);
+    }
+    return all;
+}
+
+void arena_free_all(struct arenas *c)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++)
-        if (c->own[s] && c->own[s]->place.table == where)
-            close_own(c, s, deadline);
+        if (c->own[s])
+            dispose(c->own[s]);
 }
 
 int arena_copy(struct arena_copy *copy, const struct gpu_place *p, void *to, const void *from, uint64_t bytes)

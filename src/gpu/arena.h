@@ -87,7 +87,7 @@ struct arena_other {
     _Atomic uint32_t owed; /* so often its node has told of a change, and has no answer yet */
     int64_t until;         /* its memory is awaited until then; 0: it is not */
     bool ask;              /* and is still to be asked for */
-    bool lost;             /* it was in use when its GPU was closed: it stays as it is */
+    bool lost;             /* it was in use when its GPU was closed: it stays as it is, until the node is closed */
     uint64_t secret;
     bool wanted; /* under `lock`, as the next one */
     struct arena_share wants;
@@ -176,8 +176,9 @@ void arena_leave(struct gpu_arena *a);
 bool arena_owns(struct arenas *c, const void *p);
 void arena_show(const struct gpu_arena *a); /* kernels of its GPU find it from now on */
 void arena_hide(const struct gpu_arena *a); /* and no more */
-/* No own arena of that device is used any more, or the deadline is over. */
-void arena_close_all(struct arenas *c, const void *device, int64_t deadline);
+/* Those of a GPU, named by its table. False: operations are under way at the deadline; these stay, until arena_free_all(). */
+bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
+void arena_free_all(struct arenas *c);
 void arena_refuse(struct arenas *c, struct gpu_arena *a);                   /* nothing new begins with it */
 bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline); /* and nothing is under way any more */
 
@@ -190,7 +191,7 @@ void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len
 bool share_step(struct arenas *c);                                                 /* the thread's: did anything move? */
 /* A GPU was opened: arenas of others of this host are mapped for it, where no other GPU has them. Waits for it. */
 void share_open(struct arenas *c, const struct gpu_place *place);
-void share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
+bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* false: as arena_close_all() */
 /* How memory of that node's GPUs is reached, and why so. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
 void share_free(struct arenas *c);

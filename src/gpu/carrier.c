@@ -66,7 +66,9 @@ static int carrier_start(struct arenas *c)
         return 0;
     int rc = 0;
     pthread_mutex_lock(&c->start_lock);
-    if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
+    if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* somebody asks for what there never was, or is no more */
+        rc = base_fail(-ECONNRESET, "this node is being closed");
+    } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
         if (!c->piece && !(c->piece = job_table()))
             rc = base_fail(-ENOMEM, "no memory for operations on GPUs' memory");
         if (!rc && (rc = base_thread(&c->thread, carrier_run, c)))
@@ -298,17 +300,20 @@ int gpu_arenas_share(struct arenas *c, const struct gpu_place *place)
     return rc;
 }
 
-void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
-    share_close(c, place, deadline);
-    arena_close_all(c, place->table, deadline);
+    bool others = share_close(c, place, deadline);
+    return arena_close_all(c, place->table, deadline) && others;
 }
 
 void gpu_arenas_end(struct arenas *c)
 {
+    pthread_mutex_lock(&c->start_lock);
     atomic_store_explicit(&c->stop, true, memory_order_release);
+    bool started = atomic_load_explicit(&c->started, memory_order_relaxed);
+    pthread_mutex_unlock(&c->start_lock);
     arena_ring(c);
-    if (atomic_load_explicit(&c->started, memory_order_acquire))
+    if (started)
         pthread_join(c->thread, NULL);
 }
 
@@ -320,6 +325,7 @@ void gpu_arenas_free(struct arenas *c)
     owner_free(c);
     job_free(c);
     share_free(c);
+    arena_free_all(c);
     pthread_rwlock_destroy(&c->table_lock);
     pthread_mutex_destroy(&c->start_lock);
     pthread_mutex_destroy(&c->share_lock);

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
 
@@ -22,8 +24,12 @@ struct weft_gpu {
     weft_device here; /* as kernels have it */
     void *own;        /* the kernels' memory: `there`, its tables, and what only they write */
     weft_device *there;
-    bool *pool_attached; /* [size] */
-    uint64_t *pool_at;   /* [size]: their addresses there */
+    _Atomic uint64_t *notice; /* host memory: weft_device.notice */
+    size_t notice_bytes;
+    bool notice_attached;
+    void **pool_attached;     /* [size]: pools that the device reaches, or NULL */
+    uint64_t *pool_at;        /* [size]: their addresses there */
+    _Atomic uint32_t running; /* kernels of weft_gpu_run(); begins under open_lock */
     struct gpu_place place;
     weft_gpu *next;
 };
@@ -34,52 +40,89 @@ static weft_gpu *open_gpus;
 
 /* --- closing --- */
 
-static void dismantle(weft_gpu *g)
+static void gpu_detach(weft_gpu *g)
 {
-    for (uint32_t i = 0; g->ring && i < g->rings; i++)
-        gpu_ring_close(&g->ring[i]);
-    free(g->ring);
-    free(g->pool_attached);
-    free(g->pool_at);
-    pthread_mutex_destroy(&g->workers.lock);
-    free(g);
-}
-
-/* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings. */
-static bool gpu_shut(weft_gpu *g, int64_t deadline)
-{
-    gpu_work_end(&g->workers);
-    bool done = !g->server || gpu_serve_end(g->server, deadline);
-    g->server = NULL;
-    gpu_tasks_end(&g->workers);
-    if (g->place.table)
-        gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
-    gpu_work_free(&g->workers);
     for (uint32_t i = 0; i < g->attached; i++)
         g->backend->detach(g->device, g->ring[i].memory);
     g->attached = 0;
     for (uint32_t i = 0; g->pool_attached && i < g->w->size; i++)
         if (g->pool_attached[i])
-            g->backend->detach(g->device, g->w->links[i].transport->pointer(g->w, &g->w->links[i], 0));
+            g->backend->detach(g->device, g->pool_attached[i]);
     free(g->pool_attached);
     g->pool_attached = NULL;
+    if (g->notice_attached)
+        g->backend->detach(g->device, g->notice);
+    g->notice_attached = false;
+}
+
+static void gpu_close_device(weft_gpu *g)
+{
     if (g->own)
         g->backend->free(g->device, g->own);
     g->own = NULL;
     if (g->opened)
         g->backend->close(g->device);
     g->opened = false;
-    return done;
 }
 
-static void close_one(weft_gpu *g)
+static void dismantle(weft_gpu *g)
+{
+    if (atomic_load_explicit(&g->running, memory_order_acquire)) {
+        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs when its node is closed: what it uses stays in memory");
+        return;
+    }
+    gpu_work_free(&g->workers);
+    gpu_detach(g);
+    gpu_close_device(g);
+    for (uint32_t i = 0; g->ring && i < g->rings; i++)
+        gpu_ring_close(&g->ring[i]);
+    free(g->ring);
+    free(g->pool_at);
+    if (g->notice)
+        munmap(g->notice, g->notice_bytes);
+    pthread_mutex_destroy(&g->workers.lock);
+    free(g);
+}
+
+/* Have its kernels ended? Those of a persistent worker do so now, since it is closed. */
+static bool gpu_ended(weft_gpu *g, int64_t deadline)
+{
+    while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
+        if (base_now_ns() >= deadline)
+            return false;
+        base_sleep_ns(100 * WEFT_US);
+    }
+    return true;
+}
+
+/* Kernels, the thread and the device have done with it. False: operations are under way, which write to its rings or need the device; or
+ * a kernel is. */
+static bool gpu_shut(weft_gpu *g, int64_t deadline)
+{
+    gpu_work_end(&g->workers);
+    if (g->notice)
+        atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
+    bool ended = gpu_ended(g, deadline), done = !g->server || gpu_serve_end(g->server, deadline);
+    g->server = NULL;
+    gpu_tasks_end(&g->workers);
+    bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
+    if (ended) {
+        gpu_work_free(&g->workers);
+        gpu_detach(g);
+    }
+    if (ended && arenas)
+        gpu_close_device(g);
+    return ended && done && arenas;
+}
+
+static void close_one(weft_gpu *g, int64_t deadline)
 {
     struct gpus *all = g->w->gpus;
-    if (gpu_shut(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT))) {
+    if (gpu_shut(g, deadline)) {
         dismantle(g);
         return;
     }
-    base_log(BASE_LOG_WARN, "a GPU is closed while requests of its kernels are under way: how they end nobody will learn");
+    base_log(BASE_LOG_WARN, "a GPU is closed while it is in use: how the requests of its kernels end nobody will learn");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -127,23 +170,26 @@ int weft_gpu_close(weft_gpu *g)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler");
-    return gpu_delist(g) ? close_one(g), 0 : base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already");
+    if (!gpu_delist(g))
+        return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already");
+    close_one(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT));
+    return 0;
 }
 
 void gpu_leave(struct weft_node *w)
 {
     for (weft_gpu *g; (g = gpu_take(w));)
-        close_one(g);
+        close_one(g, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
 }
 
 static void free_all(struct weft_node *w, void *arg)
 {
     struct gpus *all = arg;
+    gpu_arenas_free(all->arenas);
     for (weft_gpu *g; (g = all->left);) {
         all->left = g->next;
         dismantle(g);
     }
-    gpu_arenas_free(all->arenas);
     pthread_mutex_destroy(&all->lock);
     free(all);
     w->gpus = NULL;
@@ -164,7 +210,7 @@ int gpu_open(struct weft_node *w)
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.close = free_all, .arg = all});
+        rc = fab_hook(w, &(struct fab_hook){.free = free_all, .arg = all});
     if (rc)
         free_all(w, all);
     return rc;
@@ -228,11 +274,27 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
         if (rc)
             return base_context(rc, "the pool of node %u", i);
-        g->pool_attached[i] = true;
+        g->pool_attached[i] = base;
         bytes[i] = l->pool_bytes;
         g->pool_at[i] = pools[i];
     }
     return 0;
+}
+
+/* What the node tells kernels beside answers. */
+static int make_notice(weft_gpu *g, const uint64_t **there)
+{
+    uint64_t at;
+    g->notice_bytes = base_round_up((2 + g->w->size / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
+    void *memory = mmap(NULL, g->notice_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return base_fail(-ENOMEM, "no memory for what a GPU's kernels are told");
+    g->notice = memory;
+    int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
+    g->notice_attached = rc == 0;
+    if (!rc)
+        *there = (const uint64_t *)(uintptr_t)at;
+    return rc;
 }
 
 static int fill_device(weft_gpu *g, uint32_t slots)
@@ -246,6 +308,9 @@ static int fill_device(weft_gpu *g, uint32_t slots)
         rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
     if (!rc)
         rc = attach_pools(g, (uint64_t *)(void *)(image + l.pools), (uint64_t *)(void *)(image + l.pool_bytes));
+    const uint64_t *notice = NULL;
+    if (!rc)
+        rc = make_notice(g, &notice);
     if (!rc) {
         g->here = (weft_device){
             .rank = g->w->rank,
@@ -256,6 +321,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
             .pool = (const uint64_t *)(void *)(own + l.pools),
             .pool_bytes = (const uint64_t *)(void *)(own + l.pool_bytes),
             .arena = (const uint64_t *)(void *)(own + l.arenas),
+            .notice = notice,
         };
         memcpy(image, &g->here, sizeof g->here);
         g->there = g->own;
@@ -301,7 +367,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
-    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings);
+    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice);
 }
 
 int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
@@ -322,8 +388,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     pthread_mutex_init(&g->workers.lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
-        (void)gpu_shut(g, 0);
-        dismantle(g);
+        close_one(g, 0);
         return rc;
     }
     gpu_enlist(g);
@@ -336,15 +401,31 @@ const weft_device *weft_gpu_device(weft_gpu *g)
     return g->there;
 }
 
+/* A kernel begins: closing the GPU waits for its end. False: the GPU is not open. */
+static bool gpu_enter(weft_gpu *g)
+{
+    pthread_mutex_lock(&open_lock);
+    const weft_gpu *at = open_gpus;
+    while (at && at != g)
+        at = at->next;
+    if (at)
+        atomic_fetch_add_explicit(&g->running, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&open_lock);
+    return at;
+}
+
 int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
 {
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
-    if (!g->backend->run)
-        return base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`: start kernels of %s yourself", g->backend->name);
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
-    return g->backend->run(g->device, &g->here, kernel, blocks, arg);
+    if (!gpu_enter(g))
+        return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
+    int rc = g->backend->run ? g->backend->run(g->device, &g->here, kernel, blocks, arg)
+                             : base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`: start kernels of %s yourself", g->backend->name);
+    atomic_fetch_sub_explicit(&g->running, 1, memory_order_release); /* pairs with gpu_ended() */
+    return rc;
 }
 
 int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
@@ -391,6 +472,8 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     *out = NULL;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
+    if (!q)
+        return base_fail(-EINVAL, "weft_gpu_worker_open(): no queue");
     return gpu_work_open(&g->workers, q, config, out);
 }
 

@@ -10,7 +10,7 @@
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
- *   tasks.c  what kernels themselves ask of queues: submit, claim, complete
+ *   tasks.c  what kernels themselves ask of queues: submit, claim, renew, complete
  *   serve.c  the thread that does what kernels ask for
  *   gpu.c    opening and closing
  */
@@ -123,10 +123,11 @@ int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t byt
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
 void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes); /* the GPU's address; NULL: this process does not reach it */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes); /* by kernels of that GPU */
-int gpu_arenas_share(struct arenas *c, const struct gpu_place *place);                    /* a GPU was opened; others' of this host */
-void gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* those of that GPU */
-void gpu_arenas_end(struct arenas *c);                                                    /* no job is under way; ends the thread */
-void gpu_arenas_free(struct arenas *c);                                                   /* no thread of weft's runs any more */
+int gpu_arenas_share(struct arenas *c, const struct gpu_place *place); /* a GPU was opened; others' of this host */
+/* Those of that GPU. False: operations on some are under way, which need the GPU until gpu_arenas_free(). */
+bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
+void gpu_arenas_end(struct arenas *c);  /* ends the thread */
+void gpu_arenas_free(struct arenas *c); /* no thread of weft's runs any more, and the links are closed */
 
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
@@ -162,8 +163,9 @@ void gpu_tasks_end(struct gpu_workers *all);                       /* the servin
 
 /* --- serve.c --- */
 struct gpu_server;
-/* The back end's check(), where there is one, is asked from time to time while no request comes, and what it says is logged once. */
-int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count);
+/* The back end's check(), where there is one, is asked from time to time while no request comes, and what it says is logged once.
+   `notice` is what kernels read (weft_device.notice): the thread writes there which nodes are gone. */
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);

@@ -317,7 +317,7 @@ static void piece_look(struct arenas *c, struct arena_piece *p)
 void job_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len)
 {
     struct arena_answer a;
-    if (header_len != sizeof a || !c->piece)
+    if (header_len != sizeof a || !atomic_load_explicit(&c->started, memory_order_acquire)) /* pairs with carrier_start(): the table */
         return;
     memcpy(&a, header, sizeof a);
     struct arena_piece *p = &c->piece[(a.id & 255) % ARENA_PIECES];

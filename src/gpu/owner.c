@@ -186,7 +186,8 @@ static bool request_end(struct arenas *c, struct arena_request *r)
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
     struct arena_answer a = {.id = r->m.id, .status = r->status, .value = r->value};
-    return fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL) != -EAGAIN;
+    int rc = fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL);
+    return rc == 0 || rc == -ECONNRESET; /* else it is tried again: who asked waits for it as long as this node lives */
 }
 
 /* One look. True: it is over. */

@@ -34,9 +34,11 @@ struct gpu_ring {
     uint32_t spares;
     struct gpu_request **under_way; /* by first slot: those from `done` to `head` */
     uint32_t nodes;
-    int *errors;  /* [nodes + 1]: the first one of a request to a node, without an answer, since the last flush of that node; the last: to
-                     none */
-    void *memory; /* of slots, answers and taken */
+    int *errors; /* [nodes + 1]: the first one of a request to a node, without an answer, since the last flush of that node; the last: to
+                    none */
+    uint64_t fenced;        /* the request at `head` = this - 1 is a fence, which waits: */
+    struct fab_flush fence; /* for these */
+    void *memory;           /* of slots, answers and taken */
     size_t bytes;
 };
 

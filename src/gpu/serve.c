@@ -27,6 +27,8 @@ struct gpu_server {
     int (*check)(void *device); /* NULL: there is none, or it has failed already */
     void *device;
     uint32_t failed_now; /* since they were counted last */
+    _Atomic uint64_t *notice;
+    uint64_t epoch; /* that `notice` tells of */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -77,9 +79,15 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-static int start_fence(struct weft_node *w, const struct gpu_request *q)
+/* What began before the first look has to be complete: others go on beginning more. */
+static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
-    return q->low[0] > UINT32_MAX ? -EFAULT : weft_fence(w, (uint32_t)q->low[0]);
+    if (q->low[0] > UINT32_MAX)
+        return -EFAULT;
+    if (r->fenced != r->head + 1)
+        r->fence = (struct fab_flush){0};
+    r->fenced = r->head + 1;
+    return fab_fence_look(w, (uint32_t)q->low[0], &r->fence);
 }
 
 /* A service's, from now on: it may answer before this returns. */
@@ -111,7 +119,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
 }
 
 /* Start it. -EAGAIN: there is no room towards its node now. */
-static int server_start(struct gpu_server *s, struct gpu_request *q)
+static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     struct weft_node *w = s->w;
     switch (q->kind) {
@@ -123,12 +131,13 @@ static int server_start(struct gpu_server *s, struct gpu_request *q)
     case WEFT_DEVICE_SWAP: return weft_swap(w, q->low[0], q->low[1], &q->value, &q->op);
     case WEFT_DEVICE_COMPARE_SWAP: return weft_compare_swap(w, q->low[0], q->low[1], q->low[2], &q->value, &q->op);
     case WEFT_DEVICE_SEND: return start_send(w, q);
-    case WEFT_DEVICE_FENCE: return start_fence(w, q);
+    case WEFT_DEVICE_FENCE: return start_fence(w, r, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
     case WEFT_DEVICE_SUBMIT:
     case WEFT_DEVICE_CLAIM:
-    case WEFT_DEVICE_COMPLETE: return gpu_tasks_ask(s->workers, q);
+    case WEFT_DEVICE_COMPLETE:
+    case WEFT_DEVICE_RENEW: return gpu_tasks_ask(s->workers, q);
     default: return 0; /* nothing; a flush begins when it is the oldest */
     }
 }
@@ -153,7 +162,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;
-    int rc = server_start(s, q);
+    int rc = server_start(s, r, q);
     if (rc == -EAGAIN)
         return rc;
     if (q->kind == WEFT_DEVICE_FLUSH) {
@@ -249,12 +258,25 @@ static bool server_spin(struct gpu_server *s)
     return false;
 }
 
+/* Kernels are told who is gone. */
+static void server_notice(struct gpu_server *s)
+{
+    uint64_t epoch = weft_epoch(s->w);
+    if (epoch == s->epoch)
+        return;
+    s->epoch = epoch;
+    for (uint32_t i = 0; i < s->w->size; i++)
+        if (!fab_alive(s->w, i))
+            atomic_fetch_or_explicit(&s->notice[1 + i / 64], 1ull << i % 64, memory_order_release); /* pairs with weft_device_gone() */
+}
+
 static void *server_run(void *arg)
 {
     struct gpu_server *s = arg;
     int64_t last = 0, nap = 0, checked = 0, spin = s->w->options.spin_ns;
     (void)fab_nowait(true);
     for (;;) {
+        server_notice(s);
         if (server_spin(s)) {
             last = 0;
             nap = 0;
@@ -286,7 +308,7 @@ static void *server_run(void *arg)
     }
 }
 
-int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n)
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n, _Atomic uint64_t *notice)
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
@@ -295,6 +317,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
     s->workers = workers;
     s->rings = rings;
     s->count = n;
+    s->notice = notice;
     s->check = workers->backend->check;
     s->device = workers->device;
     s->until = INT64_MAX;

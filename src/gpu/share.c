@@ -128,9 +128,12 @@ static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, in
     fab_wake_here(c->w);
 }
 
-static void share_unmap(struct arena_other *o)
+/* Under table_lock, for writing, as share_map(): who has looked at `mapped` may be about to enter. */
+static void share_unmap(struct arenas *c, struct arena_other *o)
 {
+    pthread_rwlock_wrlock(&c->table_lock);
     atomic_store_explicit(&o->mapped, false, memory_order_relaxed);
+    pthread_rwlock_unlock(&c->table_lock);
     o->arena.place.backend->memory_close(o->arena.place.device, &o->arena.memory);
 }
 
@@ -183,7 +186,7 @@ static void share_await(struct arenas *c, struct arena_other *o, uint32_t node, 
     else if (mapped && atomic_load_explicit(&o->arena.users, memory_order_acquire)) /* pairs with arena_leave() */
         return;                                                                     /* the one before is in use */
     else if (mapped)
-        share_unmap(o);
+        share_unmap(c, o);
     else if (o->ask)
         share_ask(c, o, node, space);
 }
@@ -198,8 +201,10 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
     int rc = place->backend->memory_import(place->device, fd, gift->bytes, &memory);
     if (rc)
         return rc;
+    pthread_rwlock_wrlock(&c->table_lock);
     o->arena = (struct gpu_arena){.place = *place, .memory = memory, .node = node, .space = space};
     atomic_store_explicit(&o->mapped, true, memory_order_release); /* pairs with the acquire in other_open() */
+    pthread_rwlock_unlock(&c->table_lock);
     arena_show(&o->arena);
     return 0;
 }
@@ -327,19 +332,21 @@ void share_open(struct arenas *c, const struct gpu_place *place)
     }
 }
 
-static void share_leave(struct arenas *c, struct arena_other *o, int64_t deadline)
+/* False: it is in use. */
+static bool share_leave(struct arenas *c, struct arena_other *o, int64_t deadline)
 {
     if (!atomic_load_explicit(&o->mapped, memory_order_acquire) || o->lost)
-        return;
+        return true;
     o->lost = !arena_unused(c, &o->arena, deadline);
     arena_hide(&o->arena);
     if (o->lost)
         base_log(BASE_LOG_WARN, "a GPU is closed while operations on another node's arena are under way: it stays mapped");
     else
-        share_unmap(o);
+        share_unmap(c, o);
+    return !o->lost;
 }
 
-void share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
     pthread_mutex_lock(&c->share_lock);
@@ -350,13 +357,15 @@ void share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
     if (!is)
-        return;
+        return true;
+    bool free = true;
     for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++) /* what waits for a step must not wait for us */
-        share_leave(c, &all[i], deadline);
+        free &= share_leave(c, &all[i], deadline);
     pthread_mutex_lock(&c->share_lock);
     c->sharer = (struct gpu_place){0};
     c->share_ends = false;
     pthread_mutex_unlock(&c->share_lock);
+    return free;
 }
 
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
@@ -387,5 +396,9 @@ void share_free(struct arenas *c)
         close(c->share_place);
     if (c->share_came >= 0)
         close(c->share_came);
-    free(atomic_load_explicit(&c->other, memory_order_relaxed));
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
+    for (uint32_t i = 0; all && i < c->w->size * ARENA_SPACES; i++)
+        if (all[i].lost)
+            all[i].arena.place.backend->memory_close(all[i].arena.place.device, &all[i].arena.memory);
+    free(all);
 }

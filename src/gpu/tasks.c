@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What kernels ask of queues: submit, claim, complete. A thread of the GPU does it, since a shard on another host is waited for, and the
- * thread that serves the rings waits for nothing. It looks once for each request: who wants to wait, asks again, so that no block's wait
- * keeps another's submission from being done.
+ * What kernels ask of queues: submit, claim, renew, complete. A thread of the GPU does it, since a shard on another host is waited for, and
+ * the thread that serves the rings waits for nothing. It looks once for each request: who wants to wait, asks again, so that no block's
+ * wait keeps another's submission from being done.
  *
  * A kernel may change its memory meanwhile: what stands there is copied once. A claim that it made up is one that the queue refuses.
  */
@@ -34,7 +34,7 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 static void tasks_answer(struct gpu_request *q, int rc)
 {
     int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: nothing ready, or no room, now */
-    q->value = rc > 0 && q->kind != WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
+    q->value = rc > 0 && q->kind < WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_look(): what was written comes before */
 }
 
@@ -87,6 +87,23 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
     return rc;
 }
 
+/* A home that does not answer costs a while: the rest is left to the next time. */
+static int tasks_renew(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
+{
+    weft_lease leases[WEFT_DEVICE_TASKS];
+    void *at;
+    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &at);
+    if (rc)
+        return rc;
+    memcpy(leases, at, count * sizeof *leases);
+    for (uint32_t i = 0; i < count && (rc == 0 || rc == -ESTALE); i++) {
+        rc = weft_renew(queue, &leases[i]);
+        q->value |= (uint64_t)(rc == 0) << i;
+    }
+    memcpy(at, leases, count * sizeof *leases);
+    return rc == -EBADF ? rc : 0;
+}
+
 static int tasks_do(struct gpu_tasks *t, struct gpu_request *q)
 {
     struct weft_node *w = t->all->w;
@@ -95,6 +112,7 @@ static int tasks_do(struct gpu_tasks *t, struct gpu_request *q)
     switch (q->kind) {
     case WEFT_DEVICE_SUBMIT: return tasks_submit(w, queue, q, count);
     case WEFT_DEVICE_CLAIM: return tasks_claim(w, queue, q, count);
+    case WEFT_DEVICE_RENEW: return tasks_renew(w, queue, q, count);
     default: return tasks_complete(w, queue, q, count);
     }
 }

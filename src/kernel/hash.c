@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The XXH64 hash of each piece.
+ * Prints the XXH64 hash of each piece.
  */
 #include "kernel/kernel.h"
 

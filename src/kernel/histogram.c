@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * How often each byte value occurs.
+ * Counts how often each byte value occurs.
  */
 #include "kernel/kernel.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define LANES 4 /* tables: neighbouring equal bytes then do not wait for each other's store */
+#define LANES 4 /* number of tables: equal bytes in a row use different ones, so that an increment need not wait for the previous store */
 
 static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
 {
@@ -16,7 +16,7 @@ static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
     const uint8_t *p = in->bytes;
     size_t left = in->len;
     while (left) {
-        /* 32-bit counters keep the tables in the first cache; a round is short enough for none to overflow. */
+        /* With 32-bit counters the tables fit into the L1 cache. A round is at most 1 GiB, so they cannot overflow. */
         uint32_t table[LANES][256] = {{0}};
         size_t round = left < ((size_t)1 << 30) ? left : (size_t)1 << 30, i = 0;
         for (; i + 8 <= round; i += 8) {

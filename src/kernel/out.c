@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where a kernel's output goes.
+ * Passes on a kernel's output.
  */
 #include "kernel/kernel.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The kernels by name: built-in ones, those that the program added, and those of shared objects.
+ * Finds kernels by name: built-in ones, those that the program has added, and those in shared objects.
  */
 #include "kernel/kernel.h"
 
@@ -11,14 +11,14 @@
 #include <string.h>
 
 #define ADDED_MAX 64u
-#define BYTES_MAX 4096u /* more is no weft_kernel of any version: a function by that name, for example */
+#define BYTES_MAX 4096u /* a larger size means that the symbol is not a weft_kernel but a function, for example */
 
 static const weft_kernel *const built_in[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
 #define BUILT_IN (sizeof built_in / sizeof built_in[0])
 
 static base_spin adding;
 static const weft_kernel *added[ADDED_MAX];
-static _Atomic uint32_t added_count; /* release when one was added: who sees the count sees the kernel */
+static _Atomic uint32_t added_count; /* stored with release after a kernel was added: a load with acquire then sees the kernel, too */
 
 static const weft_kernel *at(size_t i)
 {
@@ -26,7 +26,7 @@ static const weft_kernel *at(size_t i)
     return i < BUILT_IN ? built_in[i] : i - BUILT_IN < more ? added[i - BUILT_IN] : NULL;
 }
 
-/* Fields of the first version are all there; of what a later one has, a kernel built earlier has none. */
+/* Check a kernel's fields. It must have all fields of the first version; a kernel that was built with an old version lacks later ones. */
 static int kernel_check(const weft_kernel *k)
 {
     if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish || k->bytes > BYTES_MAX)
@@ -34,7 +34,7 @@ static int kernel_check(const weft_kernel *k)
     if (!k->name || !k->name[0] || strchr(k->name, ':'))
         return base_fail(-EINVAL, "a kernel's name must not be empty, nor have a colon");
     if (!k->help || !k->run || (k->fold && (!k->finish || !k->state_bytes)) || (!k->fold && k->finish))
-        return base_fail(-EINVAL, "kernel %s: it needs help and run, and of fold, finish and state_bytes all or none", k->name);
+        return base_fail(-EINVAL, "kernel %s: set help and run, and either all of fold, finish and state_bytes or none", k->name);
     return 0;
 }
 
@@ -48,7 +48,7 @@ int weft_kernel_register(const weft_kernel *kernel)
     if (weft_kernel_find(kernel->name)) {
         rc = base_fail(-EEXIST, "kernel %s: that name is taken: choose another", kernel->name);
     } else if (n == ADDED_MAX) {
-        rc = base_fail(-ENOSPC, "kernel %s: %u kernels were added already, which is the most", kernel->name, ADDED_MAX);
+        rc = base_fail(-ENOSPC, "kernel %s: %u kernels have been added already, and more are not possible", kernel->name, ADDED_MAX);
     } else {
         added[n] = kernel;
         atomic_store_explicit(&added_count, n + 1, memory_order_release);
@@ -60,7 +60,7 @@ int weft_kernel_register(const weft_kernel *kernel)
 int weft_kernel_load(const char *file, const char *name, const weft_kernel **out)
 {
     char path[4096];
-    /* Without a slash the loader would look in its own folders. */
+    /* For a name without a slash dlopen() would search the system's library directories. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
         return base_fail(-ENAMETOOLONG, "kernel %s: the name of its file is too long", name);
@@ -69,7 +69,7 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());
     const weft_kernel *k = dlsym(object, name);
     int rc = k ? kernel_check(k)
-               : base_fail(-ENOENT, "%s defines no kernel of that name that can be seen: WEFT_API extern const weft_kernel %s", file, name);
+               : base_fail(-ENOENT, "%s exports no kernel of that name: declare it as WEFT_API extern const weft_kernel %s", file, name);
     if (rc) {
         dlclose(object);
         return k ? base_context(rc, "%s", file) : rc;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lines, words and bytes, as `LC_ALL=C wc` counts them, many bytes at a time.
+ * Counts lines, words and bytes, as `LC_ALL=C wc` does, many bytes at a time.
  *
- * A word is a run of bytes that are not white space: so POSIX has it, and GNU wc since 9.5. GNU wc up to 9.4 takes a
- * run for a word only when it holds a printable byte, and in the C locale only ASCII has those. Results are compared
- * with those of wc, so the rule is that of the machine's own one when this is built (option wc_words).
+ * In POSIX, and in GNU wc since 9.5, a word is a run of bytes that are not white space. In GNU wc up to 9.4 the run must also contain a
+ * printable byte, which in the C locale means a printable ASCII byte. Users compare the results with those of wc, so this kernel uses the
+ * rule of the wc on the machine where it is built (option wc_words).
  *
- * Both rules are counted 64 bytes at a time by one addition. With `run` the mask of
- * bytes that are not white space and `mark` the mask of those that make a run a word (a subset of it), each run
- * that holds a mark carries, in run + mark, into the place just behind its end, and no other place behind a run
- * becomes 1. So popcount((run + mark) & ~run) is the number of words that end here, and the addition's own carry
- * says whether the last run goes on with a mark in it: it is the carry-in of the next 64 bytes.
+ * One addition counts the words in 64 bytes, with either rule. `run` is the mask of the bytes that are not white space. `mark` is a subset
+ * of it: the bytes that make their run a word. In run + mark, a run that contains a mark carries into the bit after its end; the bits after
+ * other runs stay 0. So popcount((run + mark) & ~run) is the number of words that end in these 64 bytes. The carry of the addition is 1 if
+ * the last run contains a mark and may continue; it is added to the next 64 bytes.
  *
  *      run   ..111.11   (bit 0 at the right)
  *      mark  ....1..1
@@ -32,7 +31,7 @@ struct wc_state {
 
 struct wc_count {
     uint64_t lines, ended;
-    unsigned char carry; /* the run at the end has a mark */
+    unsigned char carry; /* the run at the end so far contains a mark */
 };
 
 static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)
@@ -145,14 +144,14 @@ static int wc_fold(void *state, const void *output, size_t len)
     if (len != sizeof piece)
         return base_fail(-EPROTO, "kernel wc: a piece's result has %zu bytes, not %zu", len, sizeof piece);
     memcpy(&piece, output, sizeof piece);
-    if (piece.start) { /* no word spans two inputs */
+    if (piece.start) { /* a word does not continue in the next input */
         s->words += s->open;
         s->open = 0;
     }
     s->lines += piece.lines;
     s->bytes += piece.bytes;
     if (piece.space) {
-        /* The run at the piece's start belongs to the open one: count the two once. */
+        /* The run at the piece's start continues the open word: count both together as one word. */
         s->words += piece.ended - piece.head + (s->open | piece.head);
         s->open = piece.tail;
     } else {

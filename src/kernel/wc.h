@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What kernel wc knows of a piece, for all who count: wc.c, and a GPU's kernel (gpu/span_kernels.h), for which this compiles as CUDA.
+ * The result of kernel wc for a piece, shared by wc.c and the GPU's kernel (gpu/span_kernels.h). It also compiles as CUDA.
  */
 #ifndef WEFT_KERNEL_WC_H
 #define WEFT_KERNEL_WC_H
@@ -11,14 +11,14 @@
 #define WEFT_WC_PRINTABLE 0
 #endif
 
-/* What one piece tells. A word may span pieces, so the ends stay open. */
+/* The result of a piece. A word may continue in the next piece, so the runs at both ends are recorded separately. */
 struct kernel_wc_piece {
     uint64_t lines, bytes;
-    uint64_t ended; /* words that a white space of this piece ends, the one it begins with included */
-    uint8_t start;  /* the first piece of its input */
-    uint8_t space;  /* has white space */
-    uint8_t head;   /* the run at its start has a mark; without white space: the piece has */
-    uint8_t tail;   /* the run at its end has a mark */
+    uint64_t ended; /* words that are ended by white space in this piece, including a word that starts before it */
+    uint8_t start;  /* it is the first piece of its input */
+    uint8_t space;  /* it contains white space */
+    uint8_t head;   /* the run at its start contains a mark */
+    uint8_t tail;   /* the run at its end contains a mark */
     uint8_t zero[4];
 };
 

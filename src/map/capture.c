@@ -120,7 +120,7 @@ static void drop_parts(const struct map_capture *c, uint32_t count)
     }
 }
 
-/* Free by the slot's own list: other nodes may have changed the outcome in the pool. */
+/* Frees the parts on the slot's own list, not those in the outcome, which other nodes may have changed. */
 void map_capture_refused(struct map_capture *c, const weft_result *result)
 {
     drop_parts(c, c->given);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PUTS 4u /* puts under way at once */
+#define PUTS 4u /* the most puts in flight at once */
 /* The most requests of one node that can wait here. A node that sends more violates the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
 
@@ -150,7 +150,7 @@ int map_carry_start(struct map_job *job)
 {
     struct map_carry *c = calloc(1, sizeof *c);
     if (!c)
-        return base_fail(-ENOMEM, "no memory for what other nodes ask for");
+        return base_fail(-ENOMEM, "no memory for requests of other nodes");
     c->job = job;
     c->last = &c->first;
     pthread_mutex_init(&c->lock, NULL);
@@ -202,7 +202,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
 {
     uint64_t seen = 0;
     for (;;) {
-        bool there = weft_alive(job->w, node); /* check this first: then bytes put before the death are seen */
+        bool there = weft_alive(job->w, node); /* read before the word: if the node is dead, all bytes that it has put are then visible */
         int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
         if (rc == 0)
             return map_answer(seen);
@@ -295,7 +295,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(rc, "the input ends before the piece does: it was truncated meanwhile");
+        return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
     if (rc)
         return base_fail(rc, "cannot read the piece: %s", base_strerror(rc));
     if (whole)

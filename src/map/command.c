@@ -64,7 +64,7 @@ static int open_pipes(struct running *r)
     return 0;
 }
 
-/* Write as much input as the pipe takes now. 0: the pipe is full, or all is written and the pipe closed. */
+/* Write as much input as the pipe takes now. Returns 0 if the pipe is full, or if everything is written and the pipe closed. */
 static int feed(struct running *r)
 {
     struct map_span *in = &r->in;
@@ -106,7 +106,7 @@ static int feed(struct running *r)
             return base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
         } else {
             r->failed = MAP_NO_INPUT;
-            return base_fail(-EIO, "the input ends %llu bytes before the piece does: it was truncated meanwhile",
+            return base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
                              (unsigned long long)in->length);
         }
     }
@@ -114,7 +114,7 @@ static int feed(struct running *r)
     return 0;
 }
 
-/* Read the output that is there now. 0: no more now, or the end of the output, with the pipe closed. */
+/* Read the output that is available. Returns 0 if there is no more now, or if the output has ended and the pipe is closed. */
 static int take_output(struct running *r, bool may_wait)
 {
     for (;;) {
@@ -132,7 +132,7 @@ static int take_output(struct running *r, bool may_wait)
         if (n > 0) {
             map_capture_commit(&r->slot->capture, (size_t)n);
             if ((size_t)n < room)
-                return 0; /* most likely empty now; poll will tell */
+                return 0; /* the pipe is most likely empty; if not, poll() reports it again */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN)) {
             command_shut(&r->fds[OUR_OUT]);
             return 0;
@@ -225,7 +225,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         }
         now = base_now_ns();
         if (!killed && now >= deadline) {
-            /* Not while the job is stopped, nor for as long as it was. Acquire: pairs with on_continue(), which adds the time first. */
+            /* The time for which the job is or was stopped does not count. Acquire: pairs with on_continue(), which adds the time first. */
             bool held = atomic_load_explicit(stopped, memory_order_acquire);
             int64_t more = atomic_load_explicit(stopped_ns, memory_order_relaxed) - not_counted;
             not_counted += more;

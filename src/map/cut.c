@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The inputs, and where their pieces end. Reads only the few bytes around a piece's nominal end.
+ * Opens the inputs, and finds the ends of their pieces. It reads only the few bytes around a piece's nominal end.
  */
 #include "map/job.h"
 
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Files of /sys and /proc do not have the size that stat() reports, so they are read as streams. So are files of reported size 0. */
+/* Whether a file is as large as stat() reports. Files of /sys and /proc are not, and are read as streams. */
 static bool size_is_true(int fd, off_t end)
 {
     char last;
@@ -70,7 +70,7 @@ int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *hel
                          errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
         close(fd);
-        return base_fail(-ESTALE, "%s: another file has taken its place since the job began", in->name);
+        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job", in->name);
     }
     *held = (struct map_held){input, fd};
     return fd;
@@ -131,7 +131,7 @@ void map_inputs_close(struct map_job *job)
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan)
 {
     size_t n = job->separator_len;
-    if (n == 0) { /* exact */
+    if (n == 0) { /* --exact: pieces need not end at a separator */
         *scan = len;
         return len >= nominal ? (size_t)nominal : 0;
     }

@@ -19,7 +19,7 @@ static int emit_refused(const struct map_emit *e, int error, const char *what)
     return base_fail(-error, "cannot %s %s: %s", what, e->name, base_strerror(error));
 }
 
-/* A file in the directory of the final one, without a name where the system can do that. */
+/* Create a file in the directory of the final one. It has no name if the system supports that. */
 static int open_nameless(struct map_emit *e)
 {
     char *slash = strrchr(e->final_path, '/');

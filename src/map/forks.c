@@ -17,7 +17,7 @@
 /* The signal that a worker gets when the owner dies: the whole job ends then. SIGTERM ends only this node. */
 #define OWNER_DIED SIGUSR1
 
-static struct map_job *forked; /* a signal handler has no argument of ours */
+static struct map_job *forked; /* global, since a signal handler gets no argument from us */
 
 static void on_worker_signal(int sig)
 {

@@ -15,7 +15,7 @@
 
 #define MOVES   16u
 #define BOUNCES 4u /* bounce buffers: chunks of the pool, set aside for bytes on their way to the spill file */
-_Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "as prepare() counts");
+_Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "the pool's size is computed with MAP_HOME_BYTES");
 #define WAIT_NS (2 * WEFT_MS)
 #define NO_PART UINT32_MAX
 
@@ -27,19 +27,19 @@ struct coming {             /* a piece that is being fetched */
     bool planned;   /* the outcome has arrived, and its parts are being fetched */
     uint32_t part;  /* index in `oc` of the part to fetch next */
     uint64_t from;  /* offset in that part, or in the outcome itself, of the next bytes */
-    uint32_t moves; /* number of moves under way */
+    uint32_t moves; /* number of moves in flight */
     int failed;     /* error: nothing more is fetched; 0: none */
 };
 
 struct move {
     struct record *r;
     bool asked;      /* the node's carrier (carry.c) reads the bytes for us; false: a get fetches them */
-    bool held_up;    /* not under way: the node had no route when the move started, or lost it meanwhile */
+    bool held_up;    /* not in flight: the node had no route when the move was to start, or has lost it since */
     bool unsure;     /* requested, and then the node had no route: request or answer may be lost or late */
     uint64_t source; /* position of the bytes at the node */
     weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;
-    uint8_t *to, *copy_to; /* copy_to: where the bytes are copied from the bounce buffer; NULL: nowhere */
+    uint8_t *to, *copy_to; /* copy_to: destination to which the bytes are copied from the bounce buffer; NULL: none */
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
     weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
@@ -265,9 +265,10 @@ static int move_result(struct map_owner *o, struct move *m)
         m->held_up = rc == -ENETDOWN;
         return m->held_up ? -EINPROGRESS : rc;
     }
-    bool there = weft_alive(o->job->w, m->r->worker); /* check this first: then bytes put before the death are seen */
+    bool there =
+        weft_alive(o->job->w, m->r->worker); /* read before the word: if the node is dead, all bytes that it has put are then visible */
     const _Atomic uint64_t *word = weft_ptr(o->job->w, home_word_of(o->home, m), sizeof *word);
-    /* acquire: pairs with the signal of the node's carrier; whoever sees the word sees the bytes. */
+    /* acquire: pairs with the signal of the node's carrier: when the word is seen, so are the bytes. */
     int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
 }
@@ -302,7 +303,7 @@ static struct map_outcome *outcome_at_home(const struct coming *c)
 static void drop_there(struct map_owner *o, uint32_t node, uint64_t at, uint64_t len)
 {
     struct map_ask ask = {.what = MAP_ASK_DROP, .offset = at, .len = len};
-    map_ask(o->job, node, &ask); /* or it is gone */
+    map_ask(o->job, node, &ask); /* an error means that the node is gone */
 }
 
 /* The oldest move has ended. */
@@ -357,7 +358,7 @@ static int run_again(struct map_owner *o, struct record *r)
     return owner_submit(o, r);
 }
 
-/* Go on with a piece that has no move under way. Returns 1 if something was done. */
+/* Continue with a piece that has no move in flight. Returns 1 if something was done, 0 if not, or an error. */
 static int home_look_at(struct map_owner *o, struct record *r, int *status)
 {
     struct coming *c = r->coming;

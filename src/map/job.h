@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share. Each calls only those before it:
+ * Shared by the files of this room. Each file calls only those listed before it:
  *
  *   scratch.c       unlinked files for what does not fit in memory
- *   cut.c           inputs, and where their pieces end
- *   mapped.c        a piece of a file as memory
- *   spawn.c         the start of one command
- *   order.c         what the owner tells nodes that are apart, as bytes (order.h)
- *   progress_bar.c  the bar
- *   report.c        what is said on stderr, and the summary
+ *   cut.c           opens the inputs, and finds the ends of pieces
+ *   mapped.c        maps a piece of a file into memory
+ *   spawn.c         starts one command
+ *   order.c         serializes the order: what the owner tells nodes that are apart (order.h)
+ *   progress_bar.c  the progress bar
+ *   report.c        messages on stderr, and the summary
  *   emit.c          the output
  *   stream.c        inputs that can only be read from front to back
- *   tally.c         what a node that is apart has done, told to the owner
+ *   tally.c         reports the work of a node that is apart to the owner
  *   capture.c       the output of one piece
  *   carry.c         bytes that only another node can read
- *   command.c       one command on one piece
+ *   command.c       runs one command on one piece
  *   worker.c        the slots of a node
  *   nodes.c         the board, signals, ending all nodes and commands
  *   forks.c         nodes on this machine
- *   guardian.c      who ends commands when a node that is apart has ended
+ *   guardian.c      a process that kills the commands of a node that is apart when that node has ended
  *   apart.c         nodes on hosts of their own, the owner's side
  *   window.c        the pieces in work (owner.h)
  *   home.c          outputs from nodes that are apart (owner.h)
@@ -80,7 +80,7 @@ struct map_piece {
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at;             /* where the bytes are. File: offset at which the input starts; pool: address; spool: offset in the spool */
+    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there */
 };
 
 struct map_job;
@@ -90,7 +90,7 @@ void map_inputs_close(struct map_job *job);
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Where the piece that starts at `start` ends. */
+/* Find the end of the piece that starts at `start`. */
 int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end);
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
  * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
@@ -109,7 +109,7 @@ int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, 
 /* Read exactly `len` bytes. Sets no error text; -ENODATA: the file is shorter. */
 int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
-#define MAP_SCRATCH_ALIGN 4096u /* what is dropped must start and end on a block of the file system */
+#define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
 
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
@@ -124,7 +124,7 @@ struct map_board {
     _Atomic int64_t stopped_since, stopped_ns; /* when it was stopped, and for how long in total; time-outs do not count this time */
     _Atomic uint32_t printing;                 /* the owner is writing output, so memory will come free */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
-    _Atomic int32_t pids[MAP_NODES_MAX];                    /* of the nodes; 0: gone */
+    _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint64_t given; /* address of [MAP_WINDOW] words at the owner: how many times each piece was passed on to another node */
     char errors[MAP_NODES_MAX][256]; /* why a node could not start; read after its end */
     struct map_line lines[];         /* [nodes * slots] */
@@ -139,8 +139,7 @@ void map_on_signal(int sig, void (*handler)(int));
  * devices, or the default action. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
-/* weft_open() with the settings of a map node; opens the queue, too. `on_member` is told of nodes that have gone; its argument is the job.
- */
+/* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
 int map_node_open(struct map_job *job, const weft_config *config, weft_member_fn on_member);
 int map_queue_open(struct map_job *job);
 void map_line_kill(struct map_line *line); /* kills the slot's command and all processes in its group */
@@ -171,7 +170,7 @@ struct map_telling { /* the node's side: the copy that it sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Tells whether an answer from the node is outstanding that may be lost. `cut`: the node has no route now. */
+/* Returns whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -206,8 +205,8 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
-    char path[4096];   /* what is executed */
-    char *const *argv; /* as given */
+    char path[4096];   /* path of the program */
+    char *const *argv; /* the command line, as the user gave it */
     bool placeholders; /* some argument contains a placeholder such as {file} */
 };
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
@@ -224,7 +223,7 @@ enum map_kind {
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
-    MAP_NO_INPUT,  /* code: errno; the error text has a sentence, as for the two below */
+    MAP_NO_INPUT,  /* code: errno; the error text says why, also for the next two kinds */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -302,7 +301,7 @@ bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so
 /* --- worker.c --- */
 struct map_slot {
     struct map_job *job;
-    uint32_t index; /* in this node */
+    uint32_t index; /* number of the slot in this node */
     struct map_line *line;
     struct map_capture capture;
     struct map_errors errors;
@@ -327,7 +326,7 @@ struct map_emit {
     const char *name;     /* for messages */
     char *final_path;     /* NULL: written directly */
     char *temporary_path; /* NULL: the file has no name yet */
-    bool exists;          /* there was a file at final_path before */
+    bool exists;          /* a file existed at final_path before the job */
     struct map_job *bar;  /* the job whose progress bar is on the same terminal; the bar ends with the first output */
     uint8_t *buffer;      /* small outputs are gathered */
     size_t used;
@@ -339,7 +338,7 @@ int map_emit_flush(struct map_emit *e);
 int map_emit_close(struct map_emit *e); /* gives the file its name */
 void map_emit_abandon(struct map_emit *e);
 
-/* --- stream.c: what can only be read from front to back --- */
+/* --- stream.c: inputs that can only be read from front to back --- */
 struct map_stream {
     const struct map_input *in;
     int fd;
@@ -355,7 +354,7 @@ void map_stream_reset(struct map_stream *s, const struct map_input *in, int fd);
 void map_stream_close(struct map_stream *s);
 
 /* --- report.c, progress_bar.c --- */
-struct map_counts { /* of the owner */
+struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
     uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
@@ -369,7 +368,7 @@ int map_report_stats(struct map_job *job);
 void map_progress_show(struct map_job *job);
 void map_progress_clear(struct map_job *job);
 
-/* --- the job; every node has one; only the owner uses the part so marked --- */
+/* --- the job. Every node has one; only the owner uses the owner's part --- */
 struct map_apart;
 struct map_carry;
 struct map_job {
@@ -402,7 +401,7 @@ struct map_job {
     weft_queue *queue;
     struct map_slot *slot;     /* [slots] */
     pthread_mutex_t turn_lock; /* guards the next three fields */
-    pthread_cond_t turn;       /* signalled when the slot that waited for the queue waits no longer */
+    pthread_cond_t turn;       /* signalled when the slot that waits for the queue stops waiting */
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;
@@ -424,7 +423,7 @@ struct map_job {
     char feed_text[512];
 };
 
-/* --- run.c: the options' kernel. -EINVAL with a sentence --- */
+/* --- run.c: find the kernel that the options name; -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
 /* --- owner.c: the work of node 0, from the first node's start to the last one's end. Returns the exit status, or a negative errno whose
@@ -432,7 +431,7 @@ int map_choose_kernel(struct map_job *job);
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 
-/* How much of its node's pool a slot needs. */
+/* How many bytes of its node's pool a slot needs. */
 static inline uint64_t map_slot_memory(bool apart)
 {
     return (2 + (apart ? MAP_BRING_DEPTH : 0)) * (uint64_t)MAP_CHUNK_BYTES;

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * map: the main job. Inputs are cut in pieces, the pieces are tasks of the queue, nodes run a command or a kernel on
- * each, and the outputs come back in input order.
+ * map: the engine of `weft map`. Inputs are cut into pieces, each piece is a task of the queue, a node runs a command or a kernel on it,
+ * and the outputs are printed in the order of the input.
  *
- * The process that calls map_run() is node 0, the owner: it cuts, submits, reaps and writes, and its slots work like
- * those of the others. The other nodes are forks of it, made before it has any thread: they inherit the options and the open inputs, and
- * work with the owner through the queue and the pools. Or the nodes are apart: on hosts of their own, started by the launcher. Then they
- * get the options and the inputs' bytes over the fabric, and the owner fetches their outputs before it prints any of them.
+ * The process that calls map_run() is node 0, the owner: it cuts the inputs, submits the pieces, takes the completions and prints the
+ * outputs. Its slots also run pieces, as those of the other nodes do. The other nodes are forks of the owner, made before it has any
+ * thread: they inherit the options and the open inputs, and work with the owner through the queue and the pools. Or the nodes are apart:
+ * the launcher has started them on hosts of their own. Then they get the options and the bytes of the inputs over the fabric, and the owner
+ * fetches a piece's whole output before it prints any of it.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
  *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel -> capture.c -> complete
  *      owner.c   main thread: reap -> retry, or emit.c in order -> release
- *      nodes.c   starting the nodes, who runs what (the board), ending everything at once
- *      apart.c   nodes on other hosts: order.c (what they are told), carry.c (bytes that one node reads for another),
- *                home.c (outputs, brought to the owner)
+ *      nodes.c   opens nodes, records the running commands on the board, and ends everything at once
+ *      apart.c   nodes on other hosts: order.c (command and limits), carry.c (bytes that one node reads for another),
+ *                home.c (outputs that the owner fetches)
  *
- * A piece fails only as a whole: its output is captured before anything of it is printed.
+ * A piece either succeeds or fails as a whole: its output is captured completely before any of it is printed.
  */
 #ifndef WEFT_MAP_ROOM_H
 #define WEFT_MAP_ROOM_H
@@ -33,7 +34,7 @@ struct map_options {
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
     uint32_t nodes, slots;   /* 0: chosen from the number of processors */
     uint64_t memory_bytes;   /* of all pools together; 0: chosen from the machine's memory */
-    const char *memory;      /* the same as it was typed, for messages */
+    const char *memory;      /* the option's text, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;
@@ -44,8 +45,8 @@ struct map_options {
     const char *stats_file;
     bool unordered, literal, stats, json, dry_run;
     enum map_when progress;
-    bool apart;    /* this is node 0 of `nodes` that the launcher has started, each on a host of its own, */
-    bool emulated; /* or as if: on this one */
+    bool apart;    /* the launcher has started this process as node 0, and the other nodes on hosts of their own */
+    bool emulated; /* with `apart`: the hosts are emulated, so all nodes run on this machine */
 };
 
 #define MAP_BLOCK_DEFAULT   (UINT64_C(4) << 20)

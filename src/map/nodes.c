@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all nodes of a job have in common: the board, signals, ending everything at once, and opening a node. The board is plain
- * memory that forks share, because it must be read after a node has died, and by signal handlers. forks.c, apart.c and serve.c start nodes
- * and handle their end.
+ * Used by all nodes of a job: the board, signals, ending everything at once, and opening a node. The board is plain memory that forks
+ * share, because it must be readable after a node has died, and by signal handlers. forks.c, apart.c and serve.c start nodes and handle
+ * their end.
  */
 #include "map/job.h"
 
@@ -217,7 +217,7 @@ static void on_release(weft_node *w, uint32_t from, const void *header, size_t h
     }
 }
 
-/* For a pool that is too large the library's message names WEFT_POOL; the remedy here is the option --memory. */
+/* If the pool is too large, the library's error names WEFT_POOL. Replace that by --memory, the option that sets it here. */
 static int say_memory(int rc)
 {
     char text[512];

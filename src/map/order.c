@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order as bytes: a head, then zero-terminated strings: the kernel (and its file, if it has one) or the command's words,
- * then the inputs' names.
+ * Serializes and parses the order. It is a head, then zero-terminated strings: the kernel, with its file if it has one, or the words of the
+ * command; then the names of the inputs.
  */
 #include "map/order.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order: what the owner tells nodes that are apart: command or kernel, limits, addresses. This file parses bytes of another host and
+ * The order: what the owner tells nodes that are apart (command or kernel, limits, addresses). Its parser gets bytes from another host, and
  * depends on no other file of the room.
  */
 #ifndef WEFT_MAP_ORDER_H
@@ -19,7 +19,7 @@ struct map_order {
     uint32_t inputs, names, argc;
     const char *kernel;      /* NULL: a command */
     const char *kernel_file; /* as in map_options; NULL: a built-in kernel */
-    char **argv;             /* [argc], NULL behind them */
+    char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; none if no argument needs them */
 };
 

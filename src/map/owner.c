@@ -210,7 +210,7 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     r->attempts++;
     if (r->status != 0 && r->status != MAP_STATUS_SPILLED)
         return base_fail(-EIO, "node %u could not keep the outcome of a piece: %s", r->worker,
-                         r->status < 0 && r->status > -MAP_ERRNO_MAX ? base_strerror(r->status) : "it does not say why");
+                         r->status < 0 && r->status > -MAP_ERRNO_MAX ? base_strerror(r->status) : "for an unknown reason");
     if (o->home && r->worker)
         return home_expect(o, r);
     struct map_outcome *oc = NULL;
@@ -276,7 +276,7 @@ static int main_loop(struct map_owner *o, int *status)
         int rc = 0, n = weft_reap(job->queue, done, REAP_MAX, 0), came = o->home ? home_step(o, status) : 0;
         if (came < 0)
             return came;
-        if ((n == -ETIMEDOUT || n == -ENOENT) && came == 0) { /* nothing happened: do the low-priority work */
+        if ((n == -ETIMEDOUT || n == -ENOENT) && came == 0) { /* idle: do the low-priority work */
             rc = map_emit_flush(&job->emit);
             if (rc)
                 return rc;
@@ -371,7 +371,7 @@ int map_owner_run(struct map_job *job)
     }
     map_progress_clear(job);
     if (rc)                          /* threads still use this memory: it is freed at the end of the process */
-        return status ? status : rc; /* with an exit status the error has been printed */
+        return status ? status : rc; /* if there is an exit status, the error has been printed already */
     job->counts.end_ns = base_now_ns();
     job->over = true;
     weft_queue_shutdown(job->queue);
@@ -383,7 +383,7 @@ int map_owner_run(struct map_job *job)
     weft_queue_close(job->queue);
     weft_close(job->w);
     if (kept)
-        map_say(job, "%s is %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output, existed ? "left as it was" : "not made",
+        map_say(job, "%s was not %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output, existed ? "changed" : "created",
                 job->counts.failed, job->counts.pieces);
     else if (job->counts.failed)
         map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed, job->counts.pieces);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the owner share: window.c (the pieces in work), home.c (outputs from nodes that are apart), owner.c (the loop).
+ * Shared by the owner's files: window.c (pieces in work), home.c (outputs from nodes that are apart), owner.c (the main loop).
  */
 #ifndef WEFT_MAP_OWNER_H
 #define WEFT_MAP_OWNER_H
@@ -58,7 +58,7 @@ int home_expect(struct map_owner *o, struct record *r); /* a piece is complete a
 /* Do all fetching that is possible now. Returns the number of steps done, or an error. `*status` is as in owner_take_outcome(). */
 int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
-/* Whether an answer of the node is outstanding that may be lost. `cut`: the node has no route now. */
+/* Whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
 void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
 

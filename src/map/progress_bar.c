@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The progress bar: one line on a terminal, erased before anything else is said and at the end.
+ * The progress bar: one line on a terminal. It is erased before anything else is printed, and at the end.
  */
 #include "map/job.h"
 
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define EVERY_NS (100 * WEFT_MS)
-#define CELLS    20 /* of the bar, at most */
+#define CELLS    20 /* the greatest width of the bar, in characters */
 
 void map_progress_clear(struct map_job *job) /* async-signal-safe */
 {
@@ -19,7 +19,7 @@ void map_progress_clear(struct map_job *job) /* async-signal-safe */
         (void)!write(STDERR_FILENO, "\r\033[K", 4);
 }
 
-/* Who types at the terminal now types to another program. */
+/* Whether another program has the terminal's foreground. */
 static bool in_background(void)
 {
     pid_t group = tcgetpgrp(STDERR_FILENO);
@@ -38,7 +38,7 @@ static void format_left(double seconds, char *text, size_t room)
 void map_progress_show(struct map_job *job)
 {
     int64_t now = base_now_ns();
-    /* While a signal handler ends the job this thread is still at work, and must not draw behind its back. */
+    /* `ending`: a signal handler is ending the job and has erased the bar, while this thread still runs. */
     if (!job->progress || now - job->progress_ns < EVERY_NS || in_background() ||
         atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         return;
@@ -56,7 +56,7 @@ void map_progress_show(struct map_job *job)
         snprintf(retried, sizeof retried, ", %" PRIu64 " retried", c->retried);
     if (c->failed)
         snprintf(failed, sizeof failed, ", %" PRIu64 " failed", c->failed);
-    /* A line that wraps cannot be erased. */
+    /* The line must fit: one that wraps cannot be erased. */
     struct winsize size;
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80, n;
     if (c->bytes_total) {
@@ -67,7 +67,7 @@ void map_progress_show(struct map_job *job)
             format_left((double)(c->bytes_total - c->bytes_done) / rate, left, sizeof left);
         n = snprintf(words, sizeof words, "%3.0f%%  %s of %s  %s/s  %u running%s%s  %s left", part * 100, done, total, a_second, running,
                      retried, failed, left[0] ? left : "-:--");
-        /* The words come first: the bar has what they leave. */
+        /* The bar gets the width that the words leave. */
         int cells = columns - 1 - n - 3;
         cells = cells > CELLS ? CELLS : cells;
         if (cells > 0) {

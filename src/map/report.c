@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the job says: failures as they come, and the summary at its end.
+ * Prints failures as they happen, and the summary at the end of the job.
  */
 #include "map/job.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LAST_LINES 10 /* of a failed command's stderr */
+#define LAST_LINES 10 /* how many lines of a failed command's stderr are printed */
 
 void map_say(struct map_job *job, const char *format, ...)
 {
@@ -29,7 +29,7 @@ void map_say(struct map_job *job, const char *format, ...)
     (void)!write(STDERR_FILENO, line, len);
 }
 
-/* The command as it was given, for messages. */
+/* The command, or the kernel, as the user gave it, for messages. */
 static const char *command_text(const struct map_job *job, char *text, size_t room)
 {
     if (job->kernel) {
@@ -129,7 +129,8 @@ int map_report_stats(struct map_job *job)
     }
     double seconds = (double)(c->end_ns - c->start_ns) / 1e9, start = (double)(c->open_ns - c->start_ns) / 1e9;
     double rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
-    /* What a slot spends on a piece besides waiting for its command, from claim to completion. A kernel is all ours. */
+    /* Average time of a slot for a piece, from claim to completion, without the run time of the command. Not measured for kernels, which
+     * run in the slot itself. */
     double own_us = all.pieces && !job->kernel ? (double)(all.busy_ns - all.command_ns) / 1e3 / (double)all.pieces : 0;
     uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + job->counts.spilled_apart;
     json_t *whole =
@@ -156,18 +157,18 @@ int map_report_stats(struct map_job *job)
         base_format_bytes((uint64_t)rate, a_second, sizeof a_second);
         base_format_bytes(spilled, spill, sizeof spill);
         fprintf(stderr,
-                "pieces    %" PRIu64 " (%" PRIu64 " failed, %" PRIu64 " tried again)\n"
+                "pieces    %" PRIu64 " (%" PRIu64 " failed, %" PRIu64 " retried)\n"
                 "input     %s\n"
                 "output    %s (%s through the disk)\n"
-                "time      %.3f s, of it %.1f ms to start %u node%s of %u slot%s\n"
+                "time      %.3f s, including %.1f ms to start %u node%s of %u slot%s\n"
                 "rate      %s/s\n",
                 c->pieces, c->failed, c->retried, in, out, spill, seconds, start * 1e3, job->nodes, job->nodes == 1 ? "" : "s", job->slots,
                 job->slots == 1 ? "" : "s", a_second);
         if (!job->kernel)
-            fprintf(stderr, "overhead  %.1f us a piece, beyond its command from start to end\n", own_us);
+            fprintf(stderr, "overhead  %.1f us a piece, besides the run time of its command\n", own_us);
         for (uint32_t node = 0; node < job->nodes; node++) {
             struct sums s = node_sums(job, node);
-            fprintf(stderr, "node %-4u %" PRIu64 " pieces, %.3f s of work\n", node, s.pieces, (double)s.busy_ns / 1e9);
+            fprintf(stderr, "node %-4u %" PRIu64 " pieces, busy %.3f s\n", node, s.pieces, (double)s.busy_ns / 1e9);
         }
     }
     json_decref(whole);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A job from its options to its exit status: what can be wrong is found before anything starts, and whatever the end
- * is, nothing is left.
+ * Runs a job from its options to its exit status. Options are checked before anything starts, and no end of the job leaves processes or
+ * temporary files behind.
  */
 #include "map/job.h"
 
@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KERNEL_BLOCK (UINT64_C(256) << 20) /* pieces beyond this may keep a kernel busy for long */
+#define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so claims get a longer lease */
 
-/* Files of /proc say so of themselves, too; only reading tells. */
+/* Whether a file is empty. It must be read, since stat() reports the size 0 for files of /proc as well. */
 static bool empty_file(int fd)
 {
     struct stat st;
@@ -32,7 +32,7 @@ static int dry_run(struct map_job *job)
         if (in->stream && empty_file(map_input_fd(job, i, &held)))
             continue;
         if (in->stream) {
-            printf("-\t-\t-\t%s (a stream: its pieces show only when it is read)\n", in->name);
+            printf("-\t-\t-\t%s (a stream: its pieces are known only when it is read)\n", in->name);
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size; at = end) {
@@ -50,7 +50,7 @@ static int dry_run(struct map_job *job)
     return 0;
 }
 
-/* Whether a file can be written there, without making it. */
+/* Check whether a file can be written at `path`, without creating it. */
 static int check_writable(const char *option, const char *path)
 {
     struct stat st;
@@ -67,12 +67,12 @@ static int check_writable(const char *option, const char *path)
         return base_fail(-ENOMEM, "no memory for a path");
     int rc = 0;
     if (!path[0] || access(directory, W_OK | X_OK))
-        rc = base_fail(-EINVAL, "%s %s: a file cannot be made in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
+        rc = base_fail(-EINVAL, "%s %s: cannot create a file in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
     free(directory);
     return rc;
 }
 
-/* Are two paths one regular file? Both may still have to be made; NULL: a standard file, `fd`. */
+/* Whether two paths name the same regular file. The files need not exist yet. `b` NULL: compare with the open file `fd`. */
 static bool same_file(const char *a, const char *b, int fd)
 {
     struct stat x, y;
@@ -94,7 +94,7 @@ static bool same_file(const char *a, const char *b, int fd)
     return strcmp(name[0], name[1]) == 0 && directory[0].st_dev == directory[1].st_dev && directory[0].st_ino == directory[1].st_ino;
 }
 
-/* The summary takes the place of what was in its file: that must not be what the job reads or writes. */
+/* The summary overwrites its file, which therefore must be neither an input nor the output. */
 static int check_stats_file(const struct map_options *o)
 {
     const char *path = o->stats_file;
@@ -107,28 +107,27 @@ static int check_stats_file(const struct map_options *o)
     return rc;
 }
 
-/* A node that is stopped, or hangs, gives no sign: its pieces run elsewhere when their lease has ended. Short, for so
- * long the job stands; yet what is only slow must not lose its work. */
+/* The lease of a claim. When a node is stopped or hangs, its pieces run elsewhere only after their lease has ended, and the job may wait so
+ * long: the lease must be short. It must be long enough that a slow node does not lose its claims. */
 static void choose_lease(struct map_job *job)
 {
     const struct map_options *o = job->options;
     job->lease_ns = 15 * WEFT_SECOND;
     if (o->kernel && o->block_bytes > KERNEL_BLOCK)
-        job->lease_ns = 60 * WEFT_SECOND; /* nothing is renewed while a kernel runs, only while its piece is read */
+        job->lease_ns = 60 * WEFT_SECOND; /* a claim is renewed while the piece is read, but not while the kernel runs */
     else if (!o->kernel && o->timeout_ns && o->timeout_ns < 12 * WEFT_SECOND)
         job->lease_ns = o->timeout_ns + 3 * WEFT_SECOND;
     job->renew_ns = job->lease_ns / 4;
 }
 
-/* Everything that can be wrong with the options, before anything starts. */
-/* NAME[:TEXT], of weft's own or in a file. */
+/* The kernel is given as NAME[:TEXT]: a built-in one, or with --kernel-from a symbol of that file. */
 int map_choose_kernel(struct map_job *job)
 {
     const struct map_options *o = job->options;
     size_t n = strcspn(o->kernel, ":");
     char name[128], names[256] = "";
     if (n >= sizeof name)
-        return base_fail(-EINVAL, "there is no kernel with so long a name");
+        return base_fail(-EINVAL, "--kernel: the name is too long: there is no such kernel");
     memcpy(name, o->kernel, n);
     name[n] = '\0';
     job->kernel_arg = o->kernel[n] ? o->kernel + n + 1 : NULL;
@@ -143,7 +142,8 @@ int map_choose_kernel(struct map_job *job)
         size_t len = strlen(names);
         snprintf(names + len, sizeof names - len, "%s%s%s", len ? ", " : "", k->name, k->takes_arg ? ":TEXT" : "");
     }
-    return base_fail(-EINVAL, "there is no kernel '%s'; there are %s, and --kernel-from has those of shared objects", name, names);
+    return base_fail(-EINVAL, "there is no kernel '%s'; the built-in ones are %s; use --kernel-from for one in a shared object", name,
+                     names);
 }
 
 static int job_prepare(struct map_job *job)
@@ -167,8 +167,10 @@ static int job_prepare(struct map_job *job)
         char need[32], most[32];
         base_format_bytes(least * job->nodes, need, sizeof need);
         base_format_bytes(base_memory_total(), most, sizeof most);
-        return base_fail(-EINVAL, "--memory %s: expected %s (what %u node%s of %u slot%s need%s) to %s (what there is)", o->memory, need,
-                         job->nodes, job->nodes == 1 ? "" : "s", job->slots, job->slots == 1 ? "" : "s", job->nodes == 1 ? "s" : "", most);
+        return base_fail(-EINVAL,
+                         "--memory %s: expected at least %s (which %u node%s of %u slot%s need%s) and at most %s (the machine's memory)",
+                         o->memory, need, job->nodes, job->nodes == 1 ? "" : "s", job->slots, job->slots == 1 ? "" : "s",
+                         job->nodes == 1 ? "s" : "", most);
     }
     if (o->stats_file) {
         int rc = check_stats_file(o);
@@ -241,7 +243,7 @@ int map_run(const struct map_options *options)
     if (!rc)
         rc = map_emit_open(&job->emit, options->output);
     for (uint32_t i = 0; i < job->input_count && options->progress == MAP_AUTO; i++)
-        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* what is typed there must stay readable */
+        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* the user types the input: a progress bar would disturb that */
             job->progress = false;
     if (!rc && job->progress && isatty(job->emit.fd))
         job->emit.bar = job;
@@ -259,14 +261,14 @@ int map_run(const struct map_options *options)
             rc = 0;
         }
         if (rc < 0 || !job->over) {
-            /* In the middle of things: threads and nodes are at work. Nothing outlives this process. */
+            /* Threads and nodes are still running: kill the commands and the other nodes, then end this process. */
             bool quiet = rc == -EPIPE && !options->output;
             if (rc < 0 && !quiet)
                 map_say(job, "%s", weft_error());
             map_end_all(job);
-            if (job->apart) /* the fabric gives its devices back */
+            if (job->apart) /* exit() lets the fabric free its RDMA devices */
                 exit(quiet ? 128 + SIGPIPE : status);
-            if (quiet) { /* as any filter whose reader has gone */
+            if (quiet) { /* the reader of our standard output is gone: end by SIGPIPE, as other filters do */
                 signal(SIGPIPE, SIG_DFL);
                 raise(SIGPIPE);
             }

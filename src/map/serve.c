@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node on a host of its own. The launcher has started it; the owner sends it the address of the order, and works with it by queue, gaddr
- * and message from then on. It ends when the owner is gone, and when the launcher ends it.
+ * A node on a host of its own. The launcher has started it. The owner sends it the address of the order; after that the two work together
+ * through the queue, pool memory and messages. It ends when the owner is gone, or when the launcher ends it.
  */
 #include "map/job.h"
 #include "map/order.h"
@@ -23,7 +23,7 @@ struct following {
     bool leaving;
 };
 
-static struct map_job *serving; /* a signal handler has no argument of ours */
+static struct map_job *serving; /* global, since a signal handler gets no argument from us */
 
 static int serve_make(struct map_job *job)
 {
@@ -64,7 +64,7 @@ static void on_end(int sig)
     map_signal_pass(sig);
 }
 
-/* Without the owner there is nothing to do. */
+/* Called when a node has gone: if it is the owner, leave. */
 static void on_serve_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)died;
@@ -125,7 +125,7 @@ static int get_order(struct map_job *job)
     return rc ? rc : map_order_read(&f->o, f->order_bytes, len);
 }
 
-/* The job, as the order has it. */
+/* Set up the job as the order says. */
 static int follow_order(struct map_job *job)
 {
     struct following *f = job->following;
@@ -165,7 +165,7 @@ static int follow_order(struct map_job *job)
     }
     if (o->kernel)
         return map_choose_kernel(job);
-    if (map_command_resolve(&job->command, o->argv, o->literal)) /* the pieces will tell */
+    if (map_command_resolve(&job->command, o->argv, o->literal)) /* the command's start will fail, and report why */
         snprintf(job->command.path, sizeof job->command.path, "%s", o->argv[0]);
     return 0;
 }
@@ -181,12 +181,12 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* The owner decides what these mean. */
+    /* Ignore these: the owner decides what they do. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    base_process_null(2); /* else the reader of the output would wait for this node too */
+    base_process_null(2); /* otherwise a reader of our standard output would not see its end before this node has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_node_open(job, &config, on_serve_member)))
@@ -221,18 +221,18 @@ int map_serve(void)
     job->apart = true;
     job->rank = rank ? (uint32_t)strtoul(rank, NULL, 10) : 0;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
-    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "WEFT_RANK is not set: --as-node is how the launcher starts nodes");
+    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "WEFT_RANK is not set: only the launcher may use --as-node");
     if (rc) {
-        /* An owner that has ended says why itself, and whoever started it says so when it was killed. */
+        /* If the owner has ended, its own message says why; if it was killed, the launcher reports that. */
         if (!job->w || weft_alive(job->w, 0))
             map_say(job, "node %u: %s", job->rank, weft_error());
         if (job->w) {
             end_commands(job);
-            exit(1); /* threads may be at work on all of this; the fabric gives its devices back */
+            exit(1); /* free nothing: threads may still use it. exit() lets the fabric free its RDMA devices */
         }
     }
     weft_close(job->w);
-    serving = NULL; /* we are the only thread by now: a signal finds the job, or nothing */
+    serving = NULL; /* no other thread is left, so a signal handler sees the whole job or NULL */
     map_scratch_close(&job->spill);
     serve_unmake(job);
     map_board_destroy(job);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The command: what it is, and its start, with the signals that this program was given.
+ * Finds the command, and starts it with the signal dispositions and the environment that this program was given.
  */
 #include "map/job.h"
 
@@ -9,12 +9,12 @@
 
 extern char **environ;
 
-/* What this program changes for itself and commands must not inherit. */
+/* Signal dispositions at the start of this program. It changes its own; commands get these. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 
-/* The environment of commands. What the launcher told us is not for them: a weft of theirs would take itself for a node of
- * this job. What an emulated host has changed is put back: WEFT_OUTER_NAME says what NAME was. */
+/* The environment of commands. It has no variables of the launcher: otherwise a weft program that a command starts would try to join this
+ * job. Variables that an emulated host has changed get their old values, which the launcher has stored in WEFT_OUTER_NAME. */
 static char **command_env;
 static const char outer[] = "WEFT_OUTER_";
 
@@ -47,7 +47,7 @@ int map_environment_save(bool apart)
         if (!hidden)
             kept[n++] = was ? (char *)(uintptr_t)was : environ[i];
     }
-    command_env = kept; /* as long as the process */
+    command_env = kept; /* never freed */
     return 0;
 }
 
@@ -74,7 +74,7 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
     if (rc == -EACCES || rc == -EISDIR)
         return base_fail(-EACCES, "'%s' cannot be executed: %s", name, base_strerror(rc));
     if (rc && strpbrk(name, " |;&<>$"))
-        return base_fail(-ENOENT, "there is no command '%s'; for a line of shell write: -- sh -c '...'", name);
+        return base_fail(-ENOENT, "there is no command '%s'; to run a shell command line use: -- sh -c '...'", name);
     if (rc)
         return base_fail(-ENOENT, "there is no command '%s'%s", name, strchr(name, '/') ? "" : " in any directory of PATH");
     return base_check_interpreter(c->path);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that can only be read from front to back: pipes, terminals, process substitutions. Their pieces are read
- * into the owner's pool, where every node sees them; a piece too large for that goes to the spool, an unlinked file.
- * At most half of the pool is read ahead.
+ * Inputs that can only be read from front to back: pipes, terminals, process substitutions. The owner reads their pieces into its pool,
+ * where all nodes can read them; a piece that is too large for that goes to the spool, an unlinked file. Pieces that are read ahead take at
+ * most half of the pool.
  */
 #include "map/job.h"
 
@@ -25,7 +25,7 @@ static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_
     return 0;
 }
 
-/* Wait on the owner's condition, but not for ever: memory also comes free where nobody signals it. */
+/* Wait for the owner's condition, at most 20 ms: not everything that frees memory signals it. */
 static void wait_a_little(struct map_job *job)
 {
     struct timespec t;
@@ -38,7 +38,8 @@ static void wait_a_little(struct map_job *job)
     pthread_cond_timedwait(&job->changed, &job->lock, &t);
 }
 
-/* Pool memory for a piece, within the budget for reading ahead. False: it will never fit. */
+/* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may
+ * exceed the budget if no other piece has any. Waits until there is memory. False: the piece cannot fit. */
 static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft_gaddr *at)
 {
     bool got = false;
@@ -48,7 +49,7 @@ static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft
             got = weft_alloc(job->w, bytes, at) == 0;
             if (got)
                 job->input_live += bytes;
-            /* With nothing in work, nothing will come free. */
+            /* If no piece is in work, no memory will be freed: waiting is useless. */
             if (got || job->low == job->submitted)
                 break;
         }
@@ -67,7 +68,7 @@ static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* What a stream piece takes of the pool: known from its length, so that it can be given back. */
+/* The pool memory that a stream piece counts as, computed from its length alone, so that no record of it is needed. */
 static uint64_t piece_memory(uint64_t length)
 {
     return base_round_up(length + 1, MAP_STEP_BYTES);
@@ -86,7 +87,7 @@ void map_piece_release(struct map_job *job, const struct map_piece *piece)
     }
 }
 
-/* A piece that does not fit in memory: what has been read of it, and its rest, go to the spool. */
+/* Write a piece that does not fit in memory to the spool: the bytes read so far (`begun`), and the rest. */
 static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t *begun, size_t begun_len, struct map_piece *piece)
 {
     pthread_mutex_lock(&job->lock);
@@ -95,8 +96,8 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     job->spool_live++;
     pthread_mutex_unlock(&job->lock);
 
-    /* `window` is the end of the piece so far: enough of what was looked at to see a separator that has only half
-     * arrived, then what is new. It is bytes [seen, seen + held) of the piece. */
+    /* `window` holds bytes [seen, seen + held) of the piece. It starts with the last bytes that were searched already, since a separator
+     * may begin in them; then come the new bytes. */
     size_t keep = job->separator_len ? job->separator_len - 1 : 0;
     if (keep > begun_len)
         keep = begun_len;
@@ -111,7 +112,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t held = keep;
     while (!rc) {
         size_t fresh = 0, want = room - held;
-        /* Up to the nominal end in large steps, then in small ones: what is read too much must be carried. */
+        /* Read in large steps up to the nominal end, then in small ones: bytes behind the end must be kept for the next piece. */
         if (seen + held >= block && want > MAP_STEP_BYTES)
             want = MAP_STEP_BYTES;
         else if (seen + held < block && want > block - seen - held)
@@ -183,7 +184,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece 
         end = len >= block ? map_cut_find(job, bytes, len, block, &scan) : 0;
         if (end || s->ended)
             break;
-        if (len == room) { /* a long line */
+        if (len == room) { /* no separator so far: take twice the memory */
             weft_gaddr larger;
             if (room > UINT64_MAX / 4 || !take_memory(job, 2 * room, room, &larger)) {
                 rc = spool_piece(job, s, bytes, len, piece);
@@ -221,7 +222,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece 
     piece->place = MAP_IN_POOL;
     piece->at = at;
     piece->length = end;
-    /* From here on it counts as what its length says; the buffer itself goes back as a whole. */
+    /* Count only piece_memory() from here on. Freeing the piece frees the whole buffer. */
     pthread_mutex_lock(&job->lock);
     job->input_live = job->input_live - room + piece_memory(end);
     pthread_mutex_unlock(&job->lock);

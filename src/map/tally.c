@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node that is apart has done, told to the owner: it has neither the owner's board nor its own lines there.
+ * Reports the work of a node that is apart to the owner: such a node cannot write to the owner's board.
  */
 #include "map/job.h"
 
@@ -11,7 +11,7 @@ void map_tally_tell(struct map_job *job)
     struct map_telling *t = &job->telling;
     pthread_mutex_lock(&t->lock);
     if (t->sent)
-        weft_wait(job->w, &t->op, WEFT_TIMEOUT_DEFAULT); /* most likely long ago */
+        weft_wait(job->w, &t->op, WEFT_TIMEOUT_DEFAULT); /* the earlier put; usually complete already */
     struct map_tally now = {0};
     for (uint32_t i = 0; i < job->slots; i++) {
         const struct map_line *line = map_line(job, job->rank, i);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The window of pieces in work: handing one to the queue, reading what a node has left of it, giving that node its memory back, and what
- * becomes of a piece whose outcome is here.
+ * The window of pieces in work: submits a piece to the queue, reads its outcome, handles success and failure, and releases the memory of
+ * the node that ran it.
  */
 #include "map/owner.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define KIND_PIECE    1u
-#define RELEASE_PARTS 4u /* a mebibyte of output */
+#define RELEASE_PARTS 4u /* send the collected releases when there are this many, 1 MiB of output */
 
 int owner_submit(struct map_owner *o, const struct record *r)
 {
@@ -22,9 +22,9 @@ int owner_submit(struct map_owner *o, const struct record *r)
     return n < 0 ? n : 0;
 }
 
-/* --- reading what nodes have left for us --- */
+/* --- outcomes --- */
 
-/* Nothing of it is believed: every node may have written it, and a node that lies must not end ours. */
+/* Check all fields of an outcome: any node may have written it, and wrong values must not crash the owner. */
 int owner_check_outcome(const struct map_outcome *oc, size_t len)
 {
     if (len < sizeof *oc || oc->kind > MAP_DEADLY || oc->error_len > MAP_STDERR_BYTES + 64 || oc->tail_len > MAP_CHUNK_BYTES ||
@@ -38,12 +38,11 @@ int owner_check_outcome(const struct map_outcome *oc, size_t len)
         uint64_t n = part[i].len & ~MAP_SPILLED;
         if (n == 0 || n > MAP_LENGTH_MAX || (!(part[i].len & MAP_SPILLED) && n > MAP_CHUNK_BYTES) || bytes > oc->output_len)
             return -EPROTO;
-        bytes += n; /* both are at most 2^48, or output_len is refused */
+        bytes += n; /* cannot overflow: n is at most 2^48, and `bytes` has grown by at most that since the check against output_len */
     }
     return bytes == oc->output_len && bytes <= MAP_LENGTH_MAX ? 0 : -EPROTO;
 }
 
-/* The outcome of a piece, in memory of our own. In the pool it is read in place, a dead node's too. */
 int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out)
 {
     size_t len = r->result_len;
@@ -76,11 +75,11 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
     return rc;
 }
 
-/* --- giving memory back --- */
+/* --- releasing memory --- */
 
 void owner_send_releases(struct map_owner *o)
 {
-    /* A node that is gone needs none. */
+    /* Errors are ignored: the node is gone, and its pool with it. */
     if (o->release_count)
         weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release, o->release_count * sizeof *o->release, NULL);
     o->release_count = 0;
@@ -105,10 +104,9 @@ void owner_release_part(struct map_owner *o, const struct record *r, const struc
     else
         owner_release(o, r->worker, part->at);
     if (o->release_count >= RELEASE_PARTS)
-        owner_send_releases(o); /* somebody may wait for so much memory, or would take more */
+        owner_send_releases(o); /* the node may be waiting for this memory */
 }
 
-/* The outcome itself: its parts are released as they are printed, and that of a failed piece has none. */
 void owner_release_outcome(struct map_owner *o, const struct record *r)
 {
     if (r->status == 0)
@@ -117,7 +115,6 @@ void owner_release_outcome(struct map_owner *o, const struct record *r)
         map_scratch_drop(&o->job->spill, r->result, r->result_len);
 }
 
-/* The piece is dealt with. */
 void owner_finish_piece(struct map_owner *o, struct record *r)
 {
     struct map_job *job = o->job;
@@ -133,7 +130,7 @@ void owner_finish_piece(struct map_owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* What the job cannot go on after: returns the error, having said it. */
+/* An outcome after which the job cannot go on: print the error, and return it. */
 static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";
@@ -157,9 +154,9 @@ int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome
         r->state = COMPLETE;
         if (r->status == MAP_STATUS_HOME) {
             r->home = oc;
-            r->worker = 0; /* all of it is ours now */
+            r->worker = 0; /* the owner holds the whole output now */
         } else {
-            free(oc); /* read again when it is printed: it need not take memory until then */
+            free(oc); /* it is read again for printing: keeping it until then would only take memory */
         }
         return 0;
     }

@@ -10,15 +10,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A piece whose nodes died this often more than it may fail is taken for the cause of their death. */
+/* If nodes die while running a piece, this many more times than it may be retried, the piece is assumed to be the cause and fails. */
 #define DEATHS_MAX 3u
 
-/* How often a piece is left to a node on which it has not failed yet. */
+/* How many times a piece is passed on to a node on which it has not failed yet. */
 #define GIVE_AWAY_MAX 6u
 
-#define READ_STEP (UINT64_C(16) << 20) /* of a piece for a kernel, between two looks at the clock */
+#define READ_STEP (UINT64_C(16) << 20) /* bytes read between two checks of whether the claim must be renewed */
 
-/* The command's arguments for one piece; in one allocation. NULL when there is no memory. */
+/* The command's arguments for one piece, in one allocation that the caller frees. NULL: no memory. */
 static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
 {
     struct {
@@ -27,7 +27,8 @@ static char **fill_arguments(const struct map_job *job, const struct map_piece *
         const char *value;
     } marks[] = {{"{#}", "", NULL}, {"{file}", "", NULL}, {"{offset}", "", NULL}, {"{length}", "", NULL}, {"{node}", "", NULL}};
     snprintf(marks[0].text, 24, "%" PRIu64, piece->number + 1);
-    marks[1].value = job->inputs ? job->inputs[piece->input].name : ""; /* told only where it is asked for */
+    marks[1].value =
+        job->inputs ? job->inputs[piece->input].name : ""; /* a node that is apart has the names only if an argument needs them */
     snprintf(marks[2].text, 24, "%" PRIu64, piece->offset);
     snprintf(marks[3].text, 24, "%" PRIu64, piece->length);
     snprintf(marks[4].text, 24, "%" PRIu32, job->rank);
@@ -66,7 +67,7 @@ static char **fill_arguments(const struct map_job *job, const struct map_piece *
     return argv;
 }
 
-/* A script without an interpreter line is the shell's, as every shell does it. */
+/* The arguments with which /bin/sh runs a script that has no interpreter line. Shells run such scripts in the same way. */
 static char **for_the_shell(const struct map_job *job, char *const *argv)
 {
     size_t n = 0;
@@ -100,7 +101,8 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* The bytes of a piece as memory: read into a buffer of this slot that is used again, or mapped when too large. */
+/* Bring a piece's bytes into memory: read them into the slot's buffer, which is reused, or map the file if the buffer cannot be as large.
+ */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -120,7 +122,7 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
                 return NULL;
             }
             if (n == 0) {
-                base_fail(-EIO, "the input ends %llu bytes before the piece does: it was truncated meanwhile",
+                base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
                           (unsigned long long)(in->length - done));
                 return NULL;
             }
@@ -131,7 +133,7 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
     }
     if (map_mapped_open(mapped, in->fd, in->offset, in->length))
         return NULL;
-    for (uint64_t at = 0; at < mapped->len && !mapped->cut; at += mapped->page) { /* reads it from the disk */
+    for (uint64_t at = 0; at < mapped->len && !mapped->cut; at += mapped->page) { /* read the pages from the disk */
         (void)((const volatile uint8_t *)mapped->start)[at];
         if (at % READ_STEP == 0)
             map_slot_renew(slot, &next);
@@ -157,11 +159,11 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the piece does: it was truncated meanwhile");
+        base_fail(-EIO, "the input ends before the end of the piece: it was truncated during the job");
     }
 }
 
-/* How often the last attempt at a piece was left to another node. The words are the owner's. */
+/* Address of the word that counts how many times the piece was passed on since it was last submitted. It is in the owner's pool. */
 static weft_gaddr given_word(const struct map_job *job, const weft_lease *claim)
 {
     return atomic_load_explicit(&job->board->given, memory_order_relaxed) + claim->task.tag % MAP_WINDOW * sizeof(uint64_t);
@@ -170,7 +172,7 @@ static weft_gaddr given_word(const struct map_job *job, const weft_lease *claim)
 static uint64_t given_away(struct map_job *job, const weft_lease *claim)
 {
     uint64_t times = 0;
-    if (claim->attempt == 0) /* nobody has had it */
+    if (claim->attempt == 0) /* no node has claimed the task before */
         return 0;
     weft_gaddr at = given_word(job, claim);
     const _Atomic uint64_t *here = weft_ptr(job->w, at, sizeof *here);
@@ -179,8 +181,8 @@ static uint64_t given_away(struct map_job *job, const weft_lease *claim)
     return weft_get_blocking(job->w, &times, at, sizeof times) ? 0 : times;
 }
 
-/* Whether this node is the one to run it: it has not failed here, or nowhere else is better, or others had their
- * chance. */
+/* Whether this node is to run the piece: the piece has not failed here, or it has failed on all other living nodes, too, or it has been
+ * passed on often enough. */
 static bool suits(struct map_job *job, const weft_lease *claim)
 {
     uint64_t failed_on = claim->task.arg[0];
@@ -195,12 +197,12 @@ static bool suits(struct map_job *job, const weft_lease *claim)
 static void give_away(struct map_job *job, const weft_lease *claim)
 {
     weft_fetch_add_blocking(job->w, given_word(job, claim), 1, NULL);
-    weft_release(job->queue, claim); /* when refused, it has been taken from us already */
+    weft_release(job->queue, claim); /* refused if the claim has already been lost */
 }
 
-/* A piece that has failed on this node is better tried on another: it is given back, after other work has been claimed
- * in its place, for the queue hands out first what has waited longest. With no other work, wait a little for the
- * others, longer each time. False: nothing is claimed now. */
+/* If a piece has failed on this node before, give it back, so that another node can try it. Claim another piece first: the queue hands out
+ * the oldest task first, and would hand out the same piece again. If there is no other piece, wait a little, longer each time, for other
+ * nodes to take it. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     if (suits(job, claim))
@@ -219,7 +221,8 @@ static bool worker_choose(struct map_job *job, weft_lease *claim)
     return false;
 }
 
-/* Whether there can be such a piece: a task lies in a pool, where other nodes write, too. What is a file's of ours is known. */
+/* Whether a piece is valid. Tasks are in a pool that other nodes can write, so they must be checked. The ranges of files can be checked
+ * only by nodes that have opened them. */
 static bool possible(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->input >= job->input_count || piece->place > MAP_IN_SPOOL || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
@@ -251,7 +254,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     if (!possible(job, &piece)) {
         kind = MAP_NO_INPUT;
         code = EPROTO;
-        base_fail(-EPROTO, "there is no such piece: its task has been changed");
+        base_fail(-EPROTO, "the task of a piece is invalid: another node has overwritten it");
     } else if (claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
@@ -259,8 +262,8 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     } else if (map_is_apart(job)) {
         code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
-        if (code == ENETDOWN) {              /* no way leads to the owner now: the piece is not to blame */
-            weft_release(job->queue, claim); /* refused: its lease ends */
+        if (code == ENETDOWN) {              /* there is no route to the owner now, so the piece has not failed */
+            weft_release(job->queue, claim); /* if this fails, the lease ends later */
             slot->lost = true;
         }
     } else {
@@ -278,11 +281,11 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
             run_command(slot, &piece, &in, &kind, &code);
     }
     map_brought_drop(slot);
-    if (slot->lost) { /* somebody else has it */
+    if (slot->lost) { /* another slot may have the piece now */
         map_capture_drop(&slot->capture);
         return -ESTALE;
     }
-    /* What our own side has to say takes the place of the command's errors. */
+    /* If weft itself failed, the outcome has weft's error text instead of the command's stderr. */
     size_t len;
     if (kind >= MAP_NO_START) {
         len = (size_t)snprintf(slot->text, MAP_STDERR_BYTES, "%s", weft_error());
@@ -290,7 +293,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
         len = map_errors_text(&slot->errors, slot->text);
     }
     int rc = map_capture_finish(&slot->capture, kind, code, slot->text, len, result);
-    if (rc) { /* no room for the outcome itself: its place is the status */
+    if (rc) { /* no room for the outcome: report the error in the status */
         map_capture_drop(&slot->capture);
         *result = (weft_result){.status = rc};
     }
@@ -299,7 +302,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
 
 static int start_slot(struct map_job *job);
 
-/* Of the idle slots one waits for the queue, where waiting means to look now and then; all others sleep until it has a piece. */
+/* Wait for a piece. Only one idle slot waits for the queue, since that wait polls. The others sleep until that slot stops waiting. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);
@@ -317,13 +320,13 @@ static int wait_for_piece(struct map_job *job, weft_lease *claim)
     return n;
 }
 
-/* A slot is about to work. There may be more pieces: if no other is idle, one more is started, so there are never many more slots
- * than there were pieces at once. */
+/* Called by a slot that has claimed a piece: start one more slot if none is idle, since there may be more pieces. So there are never many
+ * more slots than there were pieces at the same time. */
 static void start_another(struct map_job *job)
 {
     pthread_mutex_lock(&job->turn_lock);
     if (!job->waits && !job->asleep && job->slots_started < job->slots && start_slot(job))
-        base_log(BASE_LOG_INFO, "weft map: %s", weft_error()); /* those that run go on; with the next piece it is tried again */
+        base_log(BASE_LOG_INFO, "weft map: %s", weft_error()); /* the running slots go on; the next piece tries again */
     pthread_mutex_unlock(&job->turn_lock);
 }
 
@@ -341,7 +344,7 @@ static void *slot_main(void *arg)
         int n = weft_claim(job->queue, &claim, 1, 0);
         if (n == -ETIMEDOUT) {
             n = wait_for_piece(job, &claim);
-            start = base_now_ns(); /* waiting for work is not work */
+            start = base_now_ns(); /* do not count the wait as busy time */
         }
         if (n == -ETIMEDOUT)
             continue;
@@ -359,7 +362,7 @@ static void *slot_main(void *arg)
         bool accepted = false;
         if (do_piece(slot, &claim, &result) == 0) {
             weft_complete(job->queue, &claim, &result, 1, &accepted);
-            if (!accepted) /* it belongs to nobody */
+            if (!accepted) /* nobody else will free the outcome */
                 map_capture_refused(&slot->capture, &result);
         }
         atomic_store_explicit(&slot->line->busy, 0, memory_order_relaxed);
@@ -368,7 +371,7 @@ static void *slot_main(void *arg)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
         map_tally_tell(job);
     }
-    /* All is being ended, by whoever set this: what a thread still did now could only be in the way. */
+    /* Another thread or process is ending the job and all its processes: do nothing more until this process is killed. */
     while (atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         pause();
     map_capture_close(&slot->capture);
@@ -379,7 +382,7 @@ static void *slot_main(void *arg)
     return NULL;
 }
 
-/* The next slot of this node; under the lock. */
+/* Start the next slot of this node. The caller holds `turn_lock`. */
 static int start_slot(struct map_job *job)
 {
     uint32_t i = job->slots_started;
@@ -428,7 +431,7 @@ void map_slots_join(struct map_job *job)
 {
     if (!job->slot)
         return;
-    for (uint32_t i = 0;; i++) { /* while one runs it may start the next */
+    for (uint32_t i = 0;; i++) { /* check each time: a running slot may start another */
         pthread_mutex_lock(&job->turn_lock);
         bool more = i < job->slots_started;
         pthread_mutex_unlock(&job->turn_lock);

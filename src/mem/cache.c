@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Allocation and free. The fast path is a thread's own stack of blocks for each class: allocation pops a block and sets its mark; free
- * looks at the mark, clears it and pushes the block. Everything else is slow, and under the pool's lock.
+ * Allocation and free. The fast path uses the thread's own stack of blocks for each class: allocation pops a block and sets its mark; free
+ * checks and clears the mark and pushes the block. All other paths are slow, and take the pool's lock.
  *
- * How much caches may hold: a class at most STACK_BLOCKS blocks and STACK_BYTES, a thread THREAD_BYTES, and all threads together an eighth
- * of the pool. A stack starts small, and may hold more each time that it runs empty or full. A thread at its limit that needs a new class
- * returns all its blocks and starts again. So when a thread finds the pool exhausted, other threads' caches hold at most that eighth.
+ * Limits of caches: for a class STACK_BLOCKS blocks and STACK_BYTES, for a thread THREAD_BYTES, for all threads together an eighth of the
+ * pool. A stack starts small, and its limit grows each time that it becomes empty or full. A thread at its limit that needs a new class
+ * returns all its blocks and starts again. So when the pool is exhausted, other threads' caches hold at most that eighth.
  */
 #include "mem/heap.h"
 
@@ -25,28 +25,28 @@
 struct stack {
     _Atomic(struct mem_block *) top;
     struct mem_block *first, *limit;
-    uint32_t blocks; /* that there is room for behind `first` */
+    uint32_t blocks; /* allocated length of the array at `first` */
 };
 
 struct mem_cache {
     struct stack stack[CLASSES];
     uint64_t pool_id;
-    uint64_t granted;              /* bytes up to the limits of all stacks */
-    struct mem_pool *pool;         /* NULL: the pool is gone; under `registry` */
-    struct mem_cache *mine;        /* the thread's next one */
-    struct mem_cache *next, *prev; /* of the pool; under its lock */
+    uint64_t granted;              /* sum of the limits of all stacks, in bytes */
+    struct mem_pool *pool;         /* NULL: the pool was destroyed; guarded by `registry` */
+    struct mem_cache *mine;        /* list of the thread's caches */
+    struct mem_cache *next, *prev; /* list of the pool's caches; guarded by the pool's lock */
 };
 
-/* The calling thread: the cache used last, and all. */
+/* Caches of the calling thread: the one used last, and the list of all. */
 static BASE_THREAD_LOCAL struct {
     uint64_t pool_id;
     struct mem_cache *cache, *all;
 } here;
 
-/* The one thing that threads and pools share across pools: a thread's end and a pool's end may meet. */
+/* Guards the links between caches and pools: a thread may end while a pool is being destroyed. */
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_key_t thread_key; /* its destructor is how a thread's end is noticed */
+static pthread_key_t thread_key; /* its destructor runs at the end of a thread */
 static bool thread_key_made;
 
 static inline struct mem_block *top_of(const struct stack *s)
@@ -59,9 +59,9 @@ static inline void set_top(struct stack *s, struct mem_block *top)
     atomic_store_explicit(&s->top, top, memory_order_relaxed);
 }
 
-/* --- giving back: under pool->lock --- */
+/* --- returning blocks: under pool->lock --- */
 
-/* Give the oldest `n` blocks of a stack back; the newest are the ones in the processor's cache. */
+/* Return the oldest `n` blocks of a stack to their slabs; the newest are most likely in the processor's cache. */
 static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
 {
     struct mem_block *top = top_of(s);
@@ -101,7 +101,7 @@ uint64_t cache_blocks(const struct mem_pool *p, uint32_t class)
     return n;
 }
 
-/* --- caches come and go --- */
+/* --- creating and freeing caches --- */
 
 static void cache_release(struct mem_cache *c)
 {
@@ -146,7 +146,7 @@ static void make_key(void)
     thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
 }
 
-/* Forget this thread's caches of pools that are gone; under `registry`. */
+/* Free this thread's caches of destroyed pools; under `registry`. */
 static void prune(void)
 {
     for (struct mem_cache **at = &here.all; *at;) {
@@ -165,7 +165,7 @@ void cache_detach(struct mem_pool *p)
     pthread_mutex_lock(&registry);
     for (struct mem_cache *c = p->caches; c; c = c->next)
         c->pool = NULL;
-    /* The others keep a dead cache, whose id no pool will have again, until they end or make another. */
+    /* Other threads keep their detached caches until they end or create another cache. No new pool will have the same id. */
     prune();
     if (here.pool_id == p->id) {
         here.cache = NULL;
@@ -177,7 +177,7 @@ void cache_detach(struct mem_pool *p)
 static struct mem_cache *make_cache(struct mem_pool *p)
 {
     pthread_once(&once, make_key);
-    /* Without notice of the thread's end its blocks would be lost with it. */
+    /* Without the destructor, the cached blocks would be lost when the thread ends. */
     if (!thread_key_made || pthread_setspecific(thread_key, &here))
         return NULL;
     size_t bytes = base_round_up(sizeof(struct mem_cache), BASE_CACHE_LINE);
@@ -201,7 +201,7 @@ static struct mem_cache *make_cache(struct mem_pool *p)
     return c;
 }
 
-/* The calling thread's cache of a pool; NULL when there can be none: all goes by the lock then. */
+/* The calling thread's cache of a pool. NULL: it cannot be created; then every operation takes the lock. */
 static struct mem_cache *cache_here(struct mem_pool *p)
 {
     if (here.pool_id == p->id)
@@ -218,7 +218,7 @@ static struct mem_cache *cache_here(struct mem_pool *p)
     return c;
 }
 
-/* Let a stack hold more, if the bounds allow; under pool->lock. */
+/* Raise the limit of a stack, within the limits of the thread and of the pool; under pool->lock. */
 static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
 {
     struct stack *s = &c->stack[class];
@@ -233,7 +233,7 @@ static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
         set_top(s, blocks);
     }
     uint64_t now = (uint64_t)(s->limit - s->first);
-    /* The first grant is a word of the slab's map, so that it shares no line of marks with another thread. */
+    /* The first limit is as many blocks as one word of the slab's map covers, so that threads do not share cache lines of marks. */
     uint64_t wanted = now ? now * 2 : ((UINT64_C(64) << p->class[class].grain) + size - 1) / size;
     if (wanted > s->blocks)
         wanted = s->blocks;
@@ -251,13 +251,13 @@ static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
     }
 }
 
-/* --- what there is, with what threads keep --- */
+/* --- statistics --- */
 
 void mem_stat(struct mem_pool *p, struct mem_stats *out)
 {
     *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
     base_spin_lock(&p->lock);
-    /* What a failing allocation would give back first counts as free. */
+    /* Memory that a failing allocation would return first counts as free. */
     cache_empty_own(p);
     slab_trim(p);
     out->live_bytes = p->large_bytes;
@@ -286,7 +286,7 @@ static BASE_COLD int no_room(struct mem_pool *p, uint64_t bytes, uint64_t align)
     if (align > 16)
         snprintf(aligned, sizeof aligned, " aligned to %llu", (unsigned long long)align);
     return base_fail(-ENOMEM,
-                     "no room for a buffer of %s%s in the pool of %s: the largest that fits now has %s; free buffers, or "
+                     "no room for a buffer of %s%s in the pool of %s: the largest that fits now is %s; free buffers, or "
                      "open the node with a larger pool (WEFT_POOL)",
                      base_format_bytes(bytes, want, sizeof want), aligned, base_format_bytes(p->bytes, whole, sizeof whole),
                      base_format_bytes(st.largest_free_bytes, largest, sizeof largest));
@@ -299,7 +299,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    if (s && top != s->first) { /* another pool was used last, or an alignment was asked for */
+    if (s && top != s->first) { /* the fast path did not use this cache: another pool was used last, or there is an alignment */
         block = *--top;
         set_top(s, top);
     } else {
@@ -318,7 +318,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
         if (!got)
             got = slab_take(p, class, &block, 1, 1);
         if (!got) {
-            /* What this thread keeps, and slabs that nobody uses, may hold the extents that are missing. */
+            /* Free the extents held by this thread's cached blocks and by unused slabs, and try again. */
             cache_empty_own(p);
             slab_trim(p);
             got = slab_take(p, class, &block, 1, 1);
@@ -361,13 +361,13 @@ static int alloc_large(struct mem_pool *p, uint64_t bytes, uint64_t align, uint6
 static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
 {
     if (!bytes)
-        return base_fail(-EINVAL, "a buffer of 0 bytes was asked for; the smallest has 1");
+        return base_fail(-EINVAL, "a buffer of 0 bytes was requested; the smallest has 1");
     if (align & (align - 1) || align > MEM_ALIGN_MAX)
         return base_fail(-EINVAL, "alignment %llu: it must be a power of two of at most %llu", (unsigned long long)align,
                          (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
-    /* Slabs start at extents, so blocks of a multiple of the alignment are all aligned; 32 KiB always is one.
+    /* Slabs start at extents, so all blocks are aligned if their size is a multiple of the alignment. The largest class, 32 KiB, always is.
      */
     uint32_t class = class_of(bytes);
     while (p->class[class].size & (align - 1))
@@ -407,8 +407,8 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* --- free --- */
 
-/* Why an offset is no live buffer. It cannot be told from a buffer that another thread frees at this moment.
- */
+/* Make the error for an offset at which no live buffer starts. If another thread frees that buffer at the same time, the error may describe
+ * either state. */
 static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
@@ -437,8 +437,7 @@ static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
     base_spin_unlock(&p->lock);
     if (size)
         return base_fail(-EINVAL,
-                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free that "
-                         "one by its start",
+                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free the buffer by its start",
                          (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
     return base_fail(-EALREADY,
                      "free of pool offset 0x%llx: no buffer starts there: it was freed before, or never "
@@ -464,7 +463,7 @@ static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t off
     return live ? 0 : cache_refuse(p, offset);
 }
 
-/* The mark is live; the stack is full or another pool was used last. */
+/* The slow path: the buffer is live, but the stack is full or another pool was used last. */
 static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t class, struct mem_block block)
 {
     atomic_store_explicit(block.mark, 0, memory_order_relaxed);
@@ -492,8 +491,8 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
 static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
-    /* acquire: pairs with the release in slab_make(). An offset may have come here by way of another process, which
-     * orders as well, but where nothing that looks at this one can see it. */
+    /* acquire: pairs with the release in slab_make(). Usually the program already orders the two, but if it passes the offset through
+     * another process, tools such as the thread sanitizer cannot see that. */
     return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_acquire) : 0;
 }
 

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share. The pool is cut in extents of 64 KiB.
+ * Shared by the files of this room. The pool is divided into extents of 64 KiB.
  *
- *   run      consecutive extents that are one thing: free, one large buffer, or one slab      (extent.c)
- *   slab     a run cut in equal blocks of one size class                                      (slab.c)
- *   cache    blocks that a thread keeps for itself, a stack for each class, so that most
- *            allocations and frees touch nothing that other threads touch                     (cache.c)
+ *   run    consecutive extents with one use: free, one large buffer, or one slab            (extent.c)
+ *   slab   a run that is divided into equal blocks of one size class                        (slab.c)
+ *   cache  free blocks that a thread keeps, in a stack for each class, so that most
+ *          allocations and frees access no memory that other threads access                 (cache.c)
  *
- * Whether a block is live is a byte in private memory, its mark. A slab has one byte for each granule (a
- * power of two that divides the block size, 1/8 to 1/16 of it), and only those at block starts are ever set:
- * finding the mark of an offset takes a shift, and an offset that is no block start finds a zero. A bit map
- * beside it says which blocks the slab has to give; one word of it stands for 64 marks, that is for one cache
- * line, and blocks are given to threads by whole words, so that two threads seldom write marks in one line.
+ * Each block has a mark, a byte in private memory that says whether the block is live. A slab has one such byte for each granule (a power
+ * of two that divides the block size, 1/8 to 1/16 of it), and sets only those at the start of a block. So the mark of an offset is found by
+ * a shift, and an offset inside a block finds 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
+ * which is one cache line. Threads get blocks by whole words, so that two threads seldom write marks in the same cache line.
  *
- * A block is in exactly one of three places: with the program (mark 1), in a thread's cache (mark 0, bit 0),
- * in its slab (mark 0, bit 1). Marks are loaded and stored relaxed: a block passes from thread to thread
- * either through pool->lock or by the program's own means, and both order the marks with it.
+ * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
+ * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the
+ * program's own synchronisation, and both order the accesses to the mark.
  *
- * Locks: `registry` in cache.c, then pool->lock.
+ * Lock order: `registry` in cache.c, then pool->lock.
  */
 #ifndef WEFT_MEM_HEAP_H
 #define WEFT_MEM_HEAP_H
@@ -28,22 +27,21 @@
 #define CLASSES      59u /* 16 32 48, 64 to 1024 by 64, then 8 to a doubling, to 32 KiB */
 #define GRAIN_MIN    4u  /* log2 of the smallest granule */
 #define GRAINS       8u  /* granules of 16 B to 2 KiB */
-#define SLAB_MAX     8u  /* extents */
+#define SLAB_MAX     8u  /* the most extents of a slab */
 #define RUN_BINS     400u
 
-/* What an extent is to its run. Extents inside a large buffer or a free run say RUN_INSIDE. */
+/* The use of an extent. Extents of a large buffer or a free run have RUN_INSIDE, except at its ends. */
 enum run_kind { RUN_INSIDE, RUN_FREE, RUN_FREE_END, RUN_LARGE, RUN_SLAB, RUN_RESERVED };
 
 typedef _Atomic uint8_t mem_mark;
 
 struct mem_extent {
-    /* Of a slab: address of the marks of this extent's first granule, with log2 of the granule in bits 56..63
-     * and the class in 48..55; else 0. One word, so that a free of a stale address, which looks at it without
-     * the lock, sees an old slab or a new one but no mixture. */
+    /* In a slab: the address of the mark of this extent's first granule, with log2 of the granule in bits 56..63 and the class in 48..55.
+     * Else 0. It is one word because mem_free() reads it without the lock: for a wrong offset it must not see a mixture of two slabs. */
     _Atomic uint64_t tag;
-    struct mem_slab *slab; /* of a slab */
-    uint32_t run;          /* length, at the head of a run and at the end of a free one */
-    uint32_t next, prev;   /* free runs of one bin; 0 ends the list */
+    struct mem_slab *slab; /* the slab that the extent belongs to */
+    uint32_t run;          /* length of the run; valid at its first extent, and at the last one of a free run */
+    uint32_t next, prev;   /* list of the free runs of one bin; 0 ends it */
 };
 
 #define TAG_GRAIN_SHIFT 56u
@@ -51,21 +49,21 @@ struct mem_extent {
 #define TAG_ADDRESS     ((UINT64_C(1) << TAG_CLASS_SHIFT) - 1)
 
 struct mem_slab {
-    struct mem_slab *next, *prev; /* slabs of the class with blocks to give, or recycled ones */
-    uint64_t *map;                /* bit: a block to give starts at this granule */
+    struct mem_slab *next, *prev; /* list of the class's slabs with free blocks, or of recycled records */
+    uint64_t *map;                /* a set bit: a free block starts at this granule */
     mem_mark *marks;
-    uint32_t extent, extents; /* where the run is */
-    uint32_t blocks, unused;  /* of which to give */
-    uint32_t words, hint;     /* of the map; words before the hint are 0 */
+    uint32_t extent, extents; /* first extent and length of the run */
+    uint32_t blocks, unused;  /* number of blocks, and of free ones */
+    uint32_t words, hint;     /* words of the map; all words before `hint` are 0 */
     uint32_t class;
-    struct mem_slab *all; /* all ever made: they are recycled, never freed before the pool */
+    struct mem_slab *all; /* list of all records: they are reused, and freed with the pool */
 };
 
 struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
-    uint8_t extents; /* that a slab would like to have; it takes one when there is no such run */
-    uint32_t spare;  /* slabs with all blocks unused, kept so as not to make them again and again */
+    uint8_t extents; /* preferred length of a slab; if there is no such run, a slab has one extent */
+    uint32_t spare;  /* slabs without used blocks, kept to avoid creating them again */
     struct mem_slab *slabs;
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
@@ -77,8 +75,8 @@ struct mem_block {
 };
 
 struct mem_pool {
-    /* What the fast path reads, never written after creation. */
-    uint64_t id; /* of all pools of this process, never used twice */
+    /* Read by the fast path, and never written after creation. */
+    uint64_t id; /* unique among all pools of this process, also closed ones */
     struct mem_extent *extent;
     uint64_t extents;
 
@@ -88,8 +86,8 @@ struct mem_pool {
     uint32_t heap; /* first extent of the heap, at least 1 */
     uint8_t *kind; /* enum run_kind of each extent */
 
-    _Alignas(BASE_CACHE_LINE) base_spin lock; /* all below */
-    uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bins that have free runs */
+    _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
+    uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */
     uint32_t run_head[RUN_BINS];
     uint64_t large_bytes, large_buffers;
     struct mem_class class[CLASSES];
@@ -104,24 +102,24 @@ void run_init(struct mem_pool *p);
 uint32_t run_take(struct mem_pool *p, uint64_t extents, uint32_t align); /* first extent; 0: none */
 void run_give(struct mem_pool *p, uint32_t first, uint32_t extents);
 uint32_t run_largest(const struct mem_pool *p);
-uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* of the free run or large buffer it is in */
+uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent of the free run or large buffer that contains `extent` */
 
 /* --- slab.c: all under pool->lock --- */
 void slab_init(struct mem_pool *p);
 void slab_fini(struct mem_pool *p);
-/* Take `want` blocks of a class, and those of the same word up to `room`; makes a slab when there is none.
- * Returns how many; 0: the pool has no room. */
+/* Take `want` blocks of a class, and more from the same words of the map, up to `room`. Creates a slab if necessary. Returns the number of
+ * blocks; 0: the pool is full. */
 uint32_t slab_take(struct mem_pool *p, uint32_t class, struct mem_block *into, uint32_t want, uint32_t room);
 void slab_put(struct mem_pool *p, struct mem_block block);
-void slab_trim(struct mem_pool *p); /* give the extents of all unused slabs back */
+void slab_trim(struct mem_pool *p); /* free the extents of all slabs without used blocks */
 
 /* --- cache.c --- */
-void cache_detach(struct mem_pool *p); /* the pool is going: its caches are dead */
-/* Under pool->lock: empty the calling thread's cache; blocks of a class in all caches. */
+void cache_detach(struct mem_pool *p); /* the pool is being destroyed: detach all threads' caches from it */
+/* Under pool->lock: return all blocks of the calling thread's cache; number of blocks of a class in all caches. */
 void cache_empty_own(struct mem_pool *p);
 uint64_t cache_blocks(const struct mem_pool *p, uint32_t class);
 
-/* 512 bytes are class 10; above, 8 classes to a doubling. */
+/* The class of a block. 512 bytes are class 10; from there on each doubling of the size has 8 classes. */
 static inline uint32_t class_of(uint64_t bytes)
 {
     static const uint8_t small[33] = {0, 0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5,  6,  6,  6, 6,
@@ -133,10 +131,10 @@ static inline uint32_t class_of(uint64_t bytes)
     return 11 + (log - 9) * 8 + (last >> (log - 3)) - 8;
 }
 
-/* Which granule of its extent an offset starts; huge when it starts none. */
+/* The granule that starts at an offset, counted in its extent; a huge number if none starts there. */
 static inline uint32_t granule_of(uint64_t tag, uint64_t offset)
 {
-    /* A rotation: as a shift, but what is not a multiple of the granule ends in the high bits. */
+    /* Rotates instead of shifting: if the offset is not a multiple of the granule, high bits of the result are set. */
     uint32_t grain = (uint32_t)(tag >> TAG_GRAIN_SHIFT), inside = (uint32_t)offset & (MEM_EXTENT_BYTES - 1);
     return inside >> grain | inside << (32 - grain);
 }

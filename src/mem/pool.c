@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's range of memory: making, mapping, locking, cutting into segments, freeing; and what is known of it.
+ * The pool's range of memory: creates, maps, locks and frees it, and reports its properties.
  */
 #include "mem/heap.h"
 
@@ -14,7 +14,7 @@
 
 #define HUGE_PAGE MEM_ALIGN_MAX
 
-/* Private memory that costs only what is touched. */
+/* Reserve private memory; only pages that are touched take physical memory. */
 static void *reserve(uint64_t bytes)
 {
     void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -42,7 +42,7 @@ static int pool_check_size(uint64_t bytes, bool huge)
     return 0;
 }
 
-/* Map the whole of `fd` at an address aligned to 2 MiB, so that aligned offsets are aligned pointers. */
+/* Map all of `fd` at an address aligned to 2 MiB, so that an aligned offset is also an aligned pointer. */
 static int map_aligned(struct mem_pool *p)
 {
     uint64_t wide = p->bytes + HUGE_PAGE;
@@ -97,7 +97,7 @@ static int lock_pages(struct mem_pool *p)
                      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
 }
 
-/* A pool's record, without any memory. */
+/* Allocate a pool's record, without the pool's memory. */
 static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
 {
     static _Atomic uint64_t next_id = 1;
@@ -115,7 +115,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     return p;
 }
 
-/* What the allocator knows of the pool's extents; all of the heap is free. */
+/* Create the allocator's records of the pool's extents; the whole heap is free. */
 static int pool_start(struct mem_pool *p)
 {
     p->extent = reserve(p->extents * sizeof *p->extent);
@@ -135,7 +135,7 @@ static int pool_start(struct mem_pool *p)
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes)
 {
     if (bytes < 2 * MEM_EXTENT_BYTES || bytes % MEM_EXTENT_BYTES || bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "%llu bytes cannot be managed: whole extents of 64 KiB, at least 2, at most 16 TiB",
+        return base_fail(-EINVAL, "cannot manage %llu bytes: expected a multiple of 64 KiB, from 128 KiB to 16 TiB",
                          (unsigned long long)bytes);
     struct mem_pool *p = pool_new(bytes, MEM_EXTENT_BYTES);
     int rc = p ? pool_start(p) : -ENOMEM;
@@ -151,7 +151,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Look at the size before it is rounded: the largest numbers would wrap. */
+    /* Check the size before it is rounded up: that could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;
@@ -175,7 +175,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     if (rc)
         goto fail_map;
 #if defined(MADV_HUGEPAGE)
-    /* Where the system gives shared memory huge pages on advice, big pools profit; refusal costs nothing. */
+    /* If the system supports huge pages for shared memory on advice, large pools are faster. Errors do not matter. */
     if (!o->huge && bytes >= 16 * HUGE_PAGE)
         (void)madvise(p->base, bytes, MADV_HUGEPAGE);
 #endif

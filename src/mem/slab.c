@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Slabs: runs of extents cut into blocks of one size. A bit map shows which blocks a slab has to give; see heap.h for the bit map and the
- * marks. The memory of a slab's own record is recycled and lives as long as the pool, because a wrong free may look at marks without the
- * lock while the slab is being returned.
+ * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. The memory of
+ * a slab's record is reused, and freed only with the pool, because a wrong free may read marks without the lock while the slab is being
+ * freed.
  */
 #include "mem/heap.h"
 
@@ -27,7 +27,7 @@ static void class_init(struct mem_class *c, uint32_t index)
         c->size = (9 + step) << (octave + 6);
         c->grain = (uint8_t)(octave + 6);
     }
-    /* As few extents as make at least four blocks and leave at most a sixteenth over. */
+    /* The fewest extents that hold at least four blocks and leave at most a sixteenth unused. */
     for (c->extents = 1; c->extents < SLAB_MAX; c->extents++) {
         uint32_t bytes = (uint32_t)c->extents << EXTENT_SHIFT;
         if (bytes / c->size >= 4 && bytes % c->size <= bytes / 16)
@@ -69,7 +69,7 @@ static void unlink_slab(struct mem_class *c, struct mem_slab *s)
         c->slabs = s->next;
 }
 
-/* The slab's record with its marks and its map behind it, marks on cache lines of their own. */
+/* Get a record for a slab, with its map and its marks after it. The marks start on a cache line of their own. */
 static struct mem_slab *record(struct mem_pool *p, uint32_t grain, uint32_t extents)
 {
     struct mem_slab **bin = &p->recycled[grain - GRAIN_MIN][extents - 1];
@@ -106,7 +106,7 @@ static bool slab_make(struct mem_pool *p, uint32_t class)
     struct mem_class *c = &p->class[class];
     uint32_t extents = c->extents, first = run_take(p, extents, 1);
     if (!first && extents > 1) {
-        extents = 1; /* holds every class */
+        extents = 1; /* enough for a block of any class */
         first = run_take(p, extents, 1);
     }
     if (!first)
@@ -120,7 +120,7 @@ static bool slab_make(struct mem_pool *p, uint32_t class)
     s->class = class;
     s->blocks = s->unused = (extents << EXTENT_SHIFT) / c->size;
     s->hint = 0;
-    /* Marks are all 0: they were when the slab before this one went. */
+    /* All marks are 0 already: a slab is freed only when it has no live blocks. */
     memset(s->map, 0, s->words * sizeof *s->map);
     for (uint32_t b = 0; b < s->blocks; b++) {
         uint32_t g = b * (c->size >> c->grain);
@@ -192,8 +192,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     uint32_t g = (uint32_t)(block.mark - s->marks);
     uint64_t bit = UINT64_C(1) << (g % 64);
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
-        /* Two threads freed one buffer at the same moment, and both kept it: at least the books stay right.
-         */
+        /* Two threads freed the same buffer at the same time, and both cached it: drop it here, so that it is not free twice. */
         base_log(BASE_LOG_ERROR, "the buffer at pool offset 0x%llx was freed by two threads at once", (unsigned long long)block.offset);
         return;
     }

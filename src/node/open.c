@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_open() and weft_close(): make the rooms in order, and destroy them in the opposite order.
+ * weft_open() and weft_close(): open the rooms in order, and close them in the opposite order.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -15,11 +15,10 @@
 /* The fields of version 0.1. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
-/* Best first. A new one is a line here (see fabric/transports.h). */
+/* All transports, the preferred ones first (see fabric/transports.h). */
 static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, &fab_ofi, NULL};
 
-/* The handles that this process has open. A handle that was closed is freed memory: only this list, and not the handle, can say that
- * it is none any more. */
+/* The open handles of this process. A closed handle points to freed memory, so only this list can show that a handle is not open. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct weft_node *open_nodes;
 
@@ -31,7 +30,7 @@ static void enlist(struct weft_node *w)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* 0: it was open, nobody waits in it, and from now on it counts as closed. */
+/* Remove a node from the list. Fails if it is not open, or if a thread waits in a call on it. */
 static int delist(struct weft_node *w)
 {
     struct weft_node **at = &open_nodes;
@@ -44,7 +43,7 @@ static int delist(struct weft_node *w)
         rc = base_fail(-EINVAL, "weft_close(): this node is closed already");
     else if (waiting)
         rc = base_fail(-EBUSY,
-                       "weft_close(): %u thread%s of this node wait%s in a call of weft: let that return first (a time-out bounds it)",
+                       "weft_close(): %u thread%s of this node wait%s in a call of weft: wait until it returns (a time-out limits it)",
                        waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     else
         *at = w->next_open;
@@ -52,7 +51,7 @@ static int delist(struct weft_node *w)
     return rc;
 }
 
-/* Leave what is below links and threads: also the end of a weft_open() that failed. */
+/* Close all rooms. Also used when weft_open() fails. */
 static void take_apart(struct weft_node *w)
 {
     gpu_end(w);
@@ -61,7 +60,7 @@ static void take_apart(struct weft_node *w)
     fab_destroy(w);
 }
 
-/* What the hostfile says of this node's row of the matrix of devices. */
+/* This node's row of the device matrix in the hostfile; NULL: none. */
 static const char *const *devices_towards(const struct cluster_settings *s)
 {
     const struct cluster_host *me = s->hosts && s->rank < s->hosts->count ? &s->hosts->hosts[s->rank] : NULL;
@@ -95,7 +94,7 @@ int weft_open(weft_node **out, const weft_config *config)
     rc = fab_create(&w, &fab);
     if (rc)
         goto out;
-    /* Rooms with handlers come before the joining: a peer that is faster may send at once. */
+    /* Open rooms with message handlers before joining: a peer that has joined earlier may send at once. */
     rc = sync_open(w);
     if (!rc)
         rc = queue_open(w);
@@ -128,7 +127,7 @@ int weft_close(weft_node *w)
     if (rc)
         return rc;
     gpu_leave(w);
-    /* One deadline for all: peers that are stuck keep us no longer than one would. */
+    /* One deadline for all peers: many that do not answer must not delay the close longer than one. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {
         int64_t left = deadline - base_now_ns();

@@ -84,7 +84,7 @@ class Words(unittest.TestCase):
                     write(d, "interfaces.txt", interfaces)
                 got = json.loads(doctor("--json", "--facts", d).stdout)["findings"]
             self.assertFalse(any("ifconfig" in f["seen"] for f in got))
-            return [re.match(r"sudo ifconfig (\S+) inet (\S+)/16 ", f["remedy"]).groups() for f in got]
+            return [re.match(r"Run sudo ifconfig (\S+) inet (\S+)/16 ", f["remedy"]).groups() for f in got]
 
         without = [{"device": f"rdma_en{i}", "interface": f"en{i}", "usable": False, "reason": "no-gid", "why_not":
                     f"rdma_en{i}: no usable GID. Give its network interface an IPv4 address: sudo ifconfig en{i} inet "
@@ -99,11 +99,11 @@ class Words(unittest.TestCase):
     def test_what_is_not_understood_is_said(self):
         """Which file, where and why; and never that nothing was found."""
         for name, text, why in (
-                ("devices.json", "[{", r"devices\.json: no JSON: line 1, column 2: .+"),
-                ("devices.json", "", r"devices\.json: no JSON: .*"),
-                ("devices.json", "{}", r"devices\.json: no list of devices"),
-                ("devices.json", '[{"device": "a", "usable": true}, 7]', r"devices\.json: entry 2 of the list is no device, .*"),
-                ("devices.json", '[{"device": "a", "usable": "yes"}]', r"devices\.json: entry 1 of the list is no device, .*"),
+                ("devices.json", "[{", r"devices\.json: not JSON: line 1, column 2: .+"),
+                ("devices.json", "", r"devices\.json: not JSON: .*"),
+                ("devices.json", "{}", r"devices\.json: not a list of devices"),
+                ("devices.json", '[{"device": "a", "usable": true}, 7]', r"devices\.json: entry 2 of the list is not a device: .*"),
+                ("devices.json", '[{"device": "a", "usable": "yes"}]', r"devices\.json: entry 1 of the list is not a device: .*"),
                 ("allocation.txt", "a domain 0\n\na b c\n", r'allocation\.txt: line 3, "a b c": expected "DEVICE domain ERRNO".*'),
                 ("allocation.txt", "a domain\n", r'allocation\.txt: line 1, "a domain": .*'),
                 ("allocation.txt", "a domain 1x\n", r"allocation\.txt: line 1, .*"),
@@ -124,7 +124,7 @@ class Words(unittest.TestCase):
                 self.assertEqual((got["ok"], [f["id"] for f in got["findings"]]), (False, ["unreadable-fact"]))
 
     def test_thunderbolt_4_is_nobody_s_mistake(self):
-        self.assertIn("which does not help", self.only("mac-thunderbolt-4")["seen"])
+        self.assertIn("that does not help", self.only("mac-thunderbolt-4")["seen"])
 
     def test_the_bridge_names_its_ports(self):
         self.assertIn("members en2, en3, which are ports of RDMA devices", self.only("mac-bridge")["seen"])
@@ -159,7 +159,7 @@ class Directories(unittest.TestCase):
         with tempfile.TemporaryDirectory() as d:
             os.mkdir(os.path.join(d, "devices.json"))
             self.assertRegex(doctor("--facts", d).stderr, r"/devices\.json cannot be read: .*[Ii]s a directory")
-        self.assertIn("is no directory", doctor("--facts", "/nonexistent").stderr)
+        self.assertIn("is not a directory", doctor("--facts", "/nonexistent").stderr)
         self.assertEqual(doctor("--what").returncode, 2)
 
 

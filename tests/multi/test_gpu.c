@@ -346,6 +346,9 @@ static void full(const weft_device *d, void *arg)
     weft_device_op more;
     CHECK(weft_device_put_nowait(d, good, j->mine, 8, &more) == -EAGAIN);
     CHECK(weft_device_put(d, good, j->mine, 8, &more) == -ETIMEDOUT);
+    CHECK(weft_device_nothing(d, true) == -ETIMEDOUT); /* it never had an op: it takes nobody's place away */
+    for (int i = 0; i < 8; i++)
+        CHECK(weft_device_load_flag(&d->ring->awaited[i]) == 1);
     KERNEL(weft_device_put_value(d, good, 1, NULL));                   /* needs no place for an answer */
     for (uint64_t i = weft_device_load_own(d->ring->next); i % 8; i++) /* up to the place of the first */
         KERNEL(weft_device_put_value(d, good, i, NULL));

@@ -250,7 +250,7 @@ class Map(unittest.TestCase):
         slow = ["sh", "-c", f"[ {{#}} = 1 ] && mv {names[1]} {names[699]}; cat"]
         code, out, err = run("--nodes", "1", "--retries", "0", *names, "--", *slow, **limited)
         self.assertEqual(code, 1)
-        self.assertIn(f"{names[699]}: another file has taken its place", err)
+        self.assertIn(f"{names[699]}: the file was replaced by another one", err)
 
     def test_long_lines(self):
         data = b"".join(b"x" * rng.randrange(300_000) + b"\n" for _ in range(30)) + b"y" * 100_000
@@ -376,7 +376,7 @@ class Map(unittest.TestCase):
             err = p.communicate(timeout=LIMIT)[1].decode()
             self.assertEqual(p.returncode, 1, err)
             self.assertIn(f"of {path}", err)
-            self.assertIn("truncated meanwhile", err)
+            self.assertIn("truncated during the job", err)
 
     @of_bytes
     def test_more_slots_than_pieces(self):
@@ -498,10 +498,10 @@ class Map(unittest.TestCase):
                 ("--slots", ["--slots", "-1", some, "--", "cat"]),
                 ("exclude", ["--kernel", "wc", some, "--", "cat"]), ("unknown option", ["--frob", some, "--", "cat"]),
                 ("exclude", ["--exact", "--separator", "x", some, "--", "cat"]),
-                ("a text that is not empty", ["--separator", "", some, "--", "cat"]), ("none of", ["--separator", "\\q", some, "--", "cat"]),
+                ("a text that is not empty", ["--separator", "", some, "--", "cat"]), ("not one of", ["--separator", "\\q", some, "--", "cat"]),
                 ("needs a value", [some, "--block"]),
                 ("--block: '99999999999T' is too large", ["--block", "99999999999T", some, "--", "cat"]),
-                ("there is no kernel 'x'; there are wc", ["--kernel", "x", some]), ("needs an argument", ["--kernel", "grep", some]),
+                ("there is no kernel 'x'; the built-in ones are wc", ["--kernel", "x", some]), ("needs an argument", ["--kernel", "grep", some]),
                 ("takes no argument", ["--kernel", "wc:x", some]), ("whole lines", ["--kernel", "grep:x", "--exact", some]),
                 ("--memory 1: expected", ["--memory", "1", some, "--", "cat"]),
                 ("--memory 1000T: expected", ["--memory", "1000T", some, "--", "cat"]),
@@ -579,10 +579,10 @@ class Map(unittest.TestCase):
             args = ("--block", "500K", "--retries", "0", Map.text, "--", *command)
             code, out, err = run("--output", keep, *args)
             self.assertEqual((code, out, read(keep)), (1, b"", b"before"), err)
-            self.assertRegex(err, rf"weft map: {keep} is left as it was: \d+ of \d+ pieces failed")
+            self.assertRegex(err, rf"weft map: {keep} was not changed: \d+ of \d+ pieces failed")
             code, _, err = run("--output", new, *args)
             self.assertEqual((code, os.path.exists(new)), (1, False), err)
-            self.assertIn(f"{new} is not made: ", err)
+            self.assertIn(f"{new} was not created: ", err)
 
     @of_bytes
     def test_closed_standard_files(self):

@@ -256,12 +256,12 @@ class Hosts(Map):
         path = self.path("turned.json", json.dumps(hosts).encode())
         for args, says in ((["--hostfile", path], "is not this host"),
                            (["--hostfile", self.path("none.json")], "none.json"),
-                           (["--hostfile", path, "--nodes", "7"], "7 nodes are asked for")):
+                           (["--hostfile", path, "--nodes", "7"], "7 nodes were requested")):
             code, out, err = test_map.run(*args, Map.text, "--", "cat", env=unreachable["env"])
             self.assertIn(says, err)
             self.assertNotEqual(code, 0)
         for args, says in ((["--softverbs", "star:3"], "expected switch:N"),
-                           (["--softverbs", "switch:2", "--nodes", "3"], "has 2 hosts, and there are 3 nodes")):
+                           (["--softverbs", "switch:2", "--nodes", "3"], "has 2 hosts, but there are 3 nodes")):
             job = start_here(*args, Map.text, "--", "cat")
             _, err = job.communicate(timeout=LIMIT)
             self.assertEqual(job.returncode, 2)

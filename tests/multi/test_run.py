@@ -110,8 +110,8 @@ class ExitCodes(Base):
         self.assertEqual(seen("--gpus", "1"), (0, ["[0] 4", "[1] 7", "[2] GPU-9", "[3] 4"], ""))
         self.assertEqual(seen("--gpus", "2", nodes=2), (0, ["[0] 4,7", "[1] GPU-9,4"], ""))
         self.assertEqual(seen(nodes=1), (0, ["[0] 4,7,GPU-9"], ""))
-        for devices, gpus, why in (("0", "2", "this machine has 1 GPU for its nodes"), ("", "1", "no NVIDIA GPU"),
-                                   ("0", "0", "expected how many"), ("0", "x", "expected how many")):
+        for devices, gpus, why in (("0", "2", "this machine has only 1 GPU that nodes may use"), ("", "1", "no NVIDIA GPU"),
+                                   ("0", "0", "expected a number of GPUs"), ("0", "x", "expected a number of GPUs")):
             code, lines, err = seen("--gpus", gpus, devices=devices)
             self.assertNotEqual(code, 0)
             self.assertIn(why, err)
@@ -200,7 +200,7 @@ class ExitCodes(Base):
             self.assertIn(word, err)
         rc, _, err = run("-n", "4", "--softverbs", lab, "--", "true")
         self.assertEqual(rc, 2)
-        self.assertIn("has 3 hosts, and there are 4 nodes", err)
+        self.assertIn("has 3 hosts, but there are 4 nodes", err)
 
     def test_secret_of_the_user_is_kept(self):
         code, out, _ = run("-n", "1", "--", "sh", "-c", "echo $WEFT_SECRET", env=clean_env(WEFT_SECRET="mine"))
@@ -481,7 +481,7 @@ class Ending(Base):
         pids = self.pids(3)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 124)
-        self.assertEqual(err, "weft run: time-out of 5s: nodes 0 and 2 were still running\n")
+        self.assertEqual(err, "weft run: timed out after 5s: nodes 0 and 2 were still running\n")
         self.gone(pids)
 
     def test_grandchildren_end_with_their_node(self):

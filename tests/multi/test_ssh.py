@@ -122,7 +122,7 @@ class Ssh(unittest.TestCase):
         self.assertEqual(sorted(out.splitlines()), ["[0] 0", "[0] 3,5", "[1] 0", "[1] 3,5", "[2] 0", "[2] 8,3"], err)
         code, out, err = self.run_weft(self.there(0), "--gpus", "2", "--", "true", CUDA_VISIBLE_DEVICES="0")
         self.assertNotEqual(code, 0)
-        self.assertIn("this machine has 1 GPU for its nodes", err)
+        self.assertIn("this machine has only 1 GPU that nodes may use", err)
 
     def test_failures(self):
         for script, code, says in (("exit 7", 7, "exited with 7"), ("kill -SEGV $$", 139, "killed by SIGSEGV")):

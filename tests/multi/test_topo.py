@@ -125,14 +125,14 @@ class Topo(unittest.TestCase):
                        "cables": [{"from": "left/en2", "to": "right/en3"}, {"from": "left/en3", "to": "right/en2"}]}
             lab = written("crossed.json", crossed)
             hosts, err = printed("--softverbs", lab)
-            self.assertIn("several devices lead from one node to the other in 1 pair, nodes 0 (rdma_en", err)
+            self.assertIn("several devices connect the nodes of 1 pair, first nodes 0 (rdma_en", err)
             self.assertIn([h["rdma"] for h in hosts], ([[None, a], [b, None]], [[None, b], [a, None]]))
             self.assertEqual(printed("--softverbs", lab, "--hostfile", written("one.json", hosts)), (hosts, ""))
 
     def test_no_matrix(self):
         """One that lacks what is there would mislead the program that reads it: nothing is printed."""
         for args, more in ((["-n", "2"], {}), (["--softverbs", "mesh:2"], {"WEFT_TRANSPORT": "shm"})):
-            self.assertIn("no RDMA device leads", topo(*args, "--matrix", code=1, **more))
+            self.assertIn("no RDMA device connects", topo(*args, "--matrix", code=1, **more))
         with open("/dev/full", "w", encoding="utf-8") as full:
             p = subprocess.run([WEFT, "topo", "--softverbs", "mesh:2", "--matrix"], stdout=full, stderr=subprocess.PIPE, env=ENV,
                                timeout=LIMIT, check=False)
@@ -249,7 +249,7 @@ class Topo(unittest.TestCase):
                            (["-n", "2", "--json", "--svg"], "exclude each other"),
                            (["-n", "2", "--matrix", "--json"], "exclude each other"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
                            (["-n", "2", "now"], "unexpected 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
-                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is how the nodes are started")):
+                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "only the launcher")):
             self.assertIn(says, topo(*args, code=2))
 
 
