@@ -2,9 +2,9 @@
  *
  * softverbs fault pull, plug, remove, restore: cables and whole devices, while programs use them.
  *
- * The state is a word in the fabric's file that the library looks at before each message; programs are told
- * through the pipes of their asynchronous events. A device that is removed takes its queue pairs to the error
- * state: who polls next, or sleeps on a completion channel, finds what was posted flushed.
+ * The state is a word in the fabric's file that the library checks before each message. Programs are told through the pipes of their
+ * asynchronous events. Removing a device brings its queue pairs to the error state: a program that then polls, or sleeps on a completion
+ * channel, finds its requests flushed.
  */
 #include "subcommand.h"
 
@@ -18,7 +18,7 @@ static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
     return n < most ? n : most;
 }
 
-/* To every opener of a device. The fabric's lock is held: entries do not get new owners meanwhile. */
+/* Sends an event to every process that has opened a device. The fabric's lock is held: entries do not get new owners meanwhile. */
 static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;
@@ -28,13 +28,13 @@ static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type t
         if (!owner || f->contexts[i].device != device)
             continue;
         int error = sf_signal(v, owner, f->contexts[i].async_fd, &event, sizeof event);
-        if (error && error != -ESRCH && error != -EINVAL) /* it ended, or is just opening or closing */
+        if (error && error != -ESRCH && error != -EINVAL) /* the process has ended, or is just opening or closing the device */
             cli_error("fault", "process %d did not get an asynchronous event: %s", (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
                       error == -EAGAIN ? "it has not read thousands of earlier ones" : strerror(-error));
     }
 }
 
-/* Connected queue pairs of a device, and those connected to it. */
+/* Marks the connected queue pairs of a device, and those that are connected to it, as broken. */
 static void break_connections(struct sf_view *v, uint32_t device)
 {
     struct sf_fabric *f = v->fabric;
@@ -43,12 +43,12 @@ static void break_connections(struct sf_view *v, uint32_t device)
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (atomic_load_explicit(&qp->owner, memory_order_acquire) && (qp->device == device || qp->peer_device == device) &&
             (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD))
-            /* relaxed: it is read alone, nothing else must be seen with it */
+            /* relaxed: nothing else must be seen together with it */
             __atomic_store_n(&qp->broken, 1, __ATOMIC_RELAXED);
     }
 }
 
-/* All queue pairs of a device to the error state, and their owners woken to flush them. */
+/* Brings all queue pairs of a device to the error state, and wakes their owners to flush them. */
 static void fail_queues(struct sf_view *v, uint32_t device)
 {
     struct sf_fabric *f = v->fabric;
@@ -60,20 +60,20 @@ static void fail_queues(struct sf_view *v, uint32_t device)
         struct sf_cq *cqs[2] = {&f->cqs[qp->send_cq % SF_CQS], &f->cqs[qp->receive_cq % SF_CQS]};
         sf_lock_send(v, qp);
         sf_lock_receive(v, &qp->receive, cqs[1]);
-        /* A queue pair that has gone in the meantime keeps its place until the fabric's lock is free. */
+        /* A queue pair that was destroyed meanwhile keeps its entry until the fabric's lock is released. */
         if (atomic_load_explicit(&qp->owner, memory_order_relaxed) == owner &&
             atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RESET) {
             atomic_store_explicit(&qp->state, IBV_QPS_ERR, memory_order_release);
             qp->next_look = 0;
             atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-            for (int c = 0; c < 2; c++) /* release: who sees this sees the state */
+            for (int c = 0; c < 2; c++) /* release: a process that sees this sees the state */
                 atomic_store_explicit(&cqs[c]->waiting, 1, memory_order_release);
         }
         sf_unlock(v, &qp->receive.lock);
         sf_unlock(v, &qp->lock);
         for (int c = 0; c < 2; c++) {
             const struct sv_event event = {.kind = 2, .entry = (uint32_t)(cqs[c] - f->cqs)};
-            /* One that is lost does no harm: its owner wakes for what filled the pipe. */
+            /* A lost event does no harm: the pipe is full, so its owner wakes anyway. */
             sf_signal(v, owner, cqs[c]->channel_fd, &event, sizeof event);
         }
     }
@@ -90,7 +90,7 @@ static void set_port(struct sf_view *v, uint32_t device, bool up)
         cable_tell(v, device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
-/* A cable: both ports go. At a switch there is one. */
+/* Unplugs or plugs a cable: the ports at both ends go down or up. At a switch there is only one port. */
 static int set_cable(const char *action, struct sf_view *v, uint32_t device, const char *word, bool up)
 {
     int32_t other = v->fabric->model.topology.devices[device].cable;
@@ -109,7 +109,7 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
     return 0;
 }
 
-/* A cable from one device to another, whatever led where before: what it takes the place of has no end any more. */
+/* Plugs a cable from one device into another, wherever they led before. The other ends of the former cables lead nowhere then. */
 static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
 {
     const struct sv_device_model *m = v->fabric->model.topology.devices;

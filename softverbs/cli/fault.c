@@ -57,10 +57,10 @@ static uint32_t find_kind(const char *word)
     return SF_FAULT_NONE;
 }
 
-/* The command line of `fault`, whatever the action. */
+/* The command line of `fault`, for all actions. */
 struct request {
     const char *fabric, *device, *host;
-    bool json, seeded, timed, picky; /* picky: an option of rules was given */
+    bool json, seeded, timed, picky; /* picky: an option that only rules have was given */
     uint64_t qp;
     uint32_t verb;
     struct sf_fault rule;
@@ -135,7 +135,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
     fclose(to);
 }
 
-/* Writes a rule into a free place of the table. The fabric's lock is held, so that no other does. */
+/* Writes a rule into a free entry of the table. The fabric's lock is held, so that no other process does. */
 static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, uint32_t *id)
 {
     struct sf_fault *place = NULL;
@@ -158,12 +158,12 @@ static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seed
     place->every = rule->every;
     place->count = rule->count;
     place->nanoseconds = rule->nanoseconds;
-    /* Rules that name no seed must not all strike the same messages, yet the same ones in each run. */
+    /* Rules without a seed must not all affect the same messages, but each must affect the same ones in every run. */
     place->seed = seeded ? rule->seed : f->seed + ((uint64_t)kind << 56) + ((uint64_t)alike << 48);
     place->id = *id = atomic_fetch_add_explicit(&f->next_fault, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&place->matches, 0, memory_order_relaxed);
     atomic_store_explicit(&place->hits, 0, memory_order_relaxed);
-    /* release: pairs with the acquire in lib/fault.c. Who sees the kind sees the rule. */
+    /* release: pairs with the acquire in lib/fault.c. A process that sees the kind sees the rule. */
     atomic_store_explicit(&place->kind, kind, memory_order_release);
     atomic_fetch_add_explicit(&f->fault_count, 1, memory_order_relaxed);
     return 0;
@@ -243,7 +243,7 @@ static int fault_list(const struct request *q, struct sf_view *v, int words, cha
     return q->json ? cli_json_print("fault", all) : cli_flush("fault");
 }
 
-/* Takes away the rule `id`, or all for 0. The fabric's lock is held. How many went. */
+/* Removes rule `id`, or all rules if it is 0. The fabric's lock is held. Returns how many were removed. */
 static unsigned fault_take(struct sf_fabric *f, uint32_t id)
 {
     unsigned gone = 0;
@@ -294,7 +294,7 @@ static int fault_number(const char *option, uint64_t least, uint64_t most, uint6
                      most == 0xffffff ? " to 0xffffff, as ibv_qp.qp_num has it" : "");
 }
 
-/* One option of a rule. */
+/* Reads an option of a rule. */
 static int rule_option(int c, struct request *q)
 {
     struct sf_fault *r = &q->rule;

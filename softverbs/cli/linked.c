@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs for which the loader does not load our library, because they are static, or ignores the variables that name it. They run, and
- * see no devices; only the command can tell the user why.
+ * Recognizes programs for which the loader does not load this library, because they are static, or because it ignores the variables that
+ * name the library. They run and find no devices. Only the command can tell the user why.
  */
 #include "subcommand.h"
 
@@ -15,7 +15,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* As execvp finds it: the file that `program` means. -1: none. */
+/* Opens the file that execvp() would run for `program`. -1: none. */
 static int open_program(const char *program)
 {
     const char *path = getenv("PATH");
@@ -32,7 +32,7 @@ static int open_program(const char *program)
     return -1;
 }
 
-/* An executable of this machine's kind that names no loader. A position-independent one may be static too. */
+/* Whether the file is an executable for this machine that names no loader. A position-independent one may be static too. */
 static bool is_static(int fd)
 {
     Elf64_Ehdr head;
@@ -47,7 +47,7 @@ static bool is_static(int fd)
     return true;
 }
 
-/* It gets rights that its caller has not: the loader then leaves LD_PRELOAD and LD_LIBRARY_PATH alone. */
+/* Whether the program gets rights that its caller does not have. The loader then ignores LD_PRELOAD and LD_LIBRARY_PATH. */
 static bool gains_rights(int fd)
 {
     struct stat s;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs ls: live fabrics, their devices, and who uses what.
+ * softverbs ls: live fabrics, their devices, and what each process uses.
  *
- * It looks on while programs work: each number is true, their sum may belong to different moments.
+ * It reads while programs run: each number is correct, but numbers may be of different moments.
  */
 #include "subcommand.h"
 
@@ -61,7 +61,7 @@ static struct usage *ls_look(const struct sf_fabric *f)
     return u;
 }
 
-/* Used and most, of one kind at one device. 0 for most: no limit that the profile names. */
+/* How many objects of each kind a device has in use, and how many it may have. 0: the profile has no limit. */
 static void ls_used(const struct sf_fabric *f, uint32_t device, uint32_t now[KINDS], uint32_t most[KINDS])
 {
     const struct sf_device *d = &f->devices[device];
@@ -91,7 +91,7 @@ static void far_end(const struct sv_topology *t, uint32_t device, char text[2 * 
         snprintf(text, 2 * SV_NAME, "%s", cable == SV_SWITCH ? "switch" : "no cable");
 }
 
-/* Whether entry p is a program's, and not this or another command's. */
+/* Whether entry p belongs to a program, and not to this command or another one. */
 static bool ls_shown(const struct sf_view *v, uint32_t p)
 {
     return v->fabric->processes[p].host != SF_NO_HOST && sf_alive(v->fabric, p + 1);
@@ -250,18 +250,18 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     return status;
 }
 
-/* One fabric; `all_json` is the list to add it to, or NULL to print it. */
+/* Shows one fabric; `all_json` is the list to add it to; NULL: print it. */
 static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
-    /* A member buries the dead that it meets: what is shown is the living's. Where there is no room for one,
-     * look on. */
+    /* It joins the fabric, because a member frees what dead processes own: then only living processes are shown. If there is no free entry,
+       it only reads. */
     int error = sf_attach(&view, name, true, SF_NO_HOST, &why);
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);
     if (error == -ENOENT)
-        return 0; /* it went in the meantime */
+        return 0; /* it was removed meanwhile */
     if (error)
         return cli_error("ls", "fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
     int status = 0;

@@ -70,9 +70,8 @@ static const struct command *main_find(const char *word)
     return NULL;
 }
 
-/* A fabric's file must not become descriptor 0, 1 or 2 by chance. What stands in for a closed one is opened
- * the other way round, so that its use fails as that of the closed one would; it goes at the start of the
- * program (O_CLOEXEC). */
+/* A fabric's file must not become descriptor 0, 1 or 2 by chance. So closed ones are replaced by /dev/null, opened for the opposite
+   direction: using them fails as before. O_CLOEXEC closes them when the program starts. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

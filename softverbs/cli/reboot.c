@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs reboot: what a restart of a host does to its devices. Its processes are ended, leaked domains are
- * free again, and devices whose deregistration was blocked take it again.
+ * softverbs reboot: what a restart of a host does to its devices. Its processes are ended, leaked domains are freed, and devices on which
+ * deregistration was blocked allow it again.
  */
 #include "subcommand.h"
 

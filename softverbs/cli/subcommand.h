@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The command `softverbs`. One file a subcommand; each has its row in main.c's table and its entry here. An
- * entry gets argv with argv[0] = its own name and returns the exit status: 0, 1 for a failure, 2 for a wrong
- * command line; `run` has those of env(1).
+ * The command `softverbs`. There is one file for each subcommand. Each has its row in main.c's table, and its function is declared here.
+ * The function gets argv with its own name in argv[0], and returns the exit status: 0, 1 for a failure, 2 for a wrong command line; `run`
+ * has those of env(1).
  *
  *   main.c     finds the subcommand, and the help        output.c  messages, options, tables, JSON
  *   words.c    words into numbers, times, errno, verbs   place.c   which fabric, host, device a word means
@@ -31,34 +31,33 @@ int cli_fault(int argc, char **argv);
 
 /* ---- output.c: "softverbs SUB: what: why; remedy" on stderr ---- */
 enum { CLI_FAILED = 1, CLI_USAGE = 2 };
-/* Says it and returns CLI_FAILED. */
+/* Prints the message and returns CLI_FAILED. */
 int cli_error(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
-/* Says it, points at --help, and returns CLI_USAGE. */
+/* Prints the message, refers to --help, and returns CLI_USAGE. */
 int cli_usage(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
 
-/* getopt_long with our own messages: the option's value, -1 at the end, '?' after a message (return
- * CLI_USAGE). With `stop`, options end at the first word that is none; else words may stand among them, and
- * are moved behind. Starts anew when `*started` is false. */
+/* getopt_long() with messages of this command: returns the option's value, -1 at the end, '?' after a message (then return CLI_USAGE). With
+   `stop`, options end at the first word that is no option; otherwise such words may stand between options, and are moved behind them. Set
+   `*started` to false before the first call. */
 int cli_option(const char *sub, int argc, char **argv, bool stop, const struct option *longs, bool *started);
-/* Which of `count` words (`stride` bytes from one `const char *` to the next) was meant by `word`, or NULL. */
+/* The one of `count` words that `word` probably means, or NULL. `stride` is the distance in bytes from one `const char *` to the next. */
 const char *cli_nearest(const char *word, const void *words, size_t count, size_t stride);
-/* Prints a help text: 0, or CLI_FAILED when stdout does not take it. */
+/* Prints a help text. 0, or CLI_FAILED if writing to stdout failed. */
 int cli_help(const char *sub, const char *text);
-/* Prints and frees `value`, in the same way. NULL: there was no memory for it. */
+/* The same for JSON: prints and frees `value`. NULL: there was no memory for it. */
 int cli_json_print(const char *sub, json_t *value);
 int cli_flush(const char *sub);
 
-/* A table for people: the columns as wide as they must be. Cells are copied; too little memory shows in
- * cli_table_print. */
+/* A table for people to read: columns are as wide as needed. Cells are copied; cli_table_print() reports a lack of memory. */
 struct cli_table;
-/* '>' before a title: the column stands to the right. */
+/* '>' before a title: the column is aligned to the right. */
 struct cli_table *cli_table_new(unsigned columns, const char *const *titles);
 void cli_table_add(struct cli_table *, const char *const *cells);
 int cli_table_print(const char *sub, struct cli_table *, const char *indent); /* prints and frees */
 
 /* ---- words.c: 0, or -EINVAL ---- */
 int cli_parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *out);
-int cli_parse_time(const char *text, uint64_t *ns);    /* 300ns 20us 1.5ms 2s 1m; a unit must be there */
+int cli_parse_time(const char *text, uint64_t *ns);    /* 300ns 20us 1.5ms 2s 1m; the unit is required */
 int cli_parse_chance(const char *text, uint32_t *ppm); /* 0.01, 1%, 50ppm */
 int cli_parse_errno(const char *text, int32_t *out);   /* ENOMEM, 12 */
 int cli_parse_verb(const char *text, uint32_t *out);   /* create_qp, ibv_create_qp */
@@ -70,32 +69,32 @@ void cli_time_text(uint64_t nanoseconds, char *text, size_t bytes);
 const char *cli_clean(const char *name, size_t bytes, char *text, size_t room);
 
 /* ---- place.c: 0, or the exit status after a message ---- */
-#define CLI_SEED 1 /* of a fabric that was given none: the same faults each time */
+#define CLI_SEED 1 /* the seed of a fabric for which none is given: faults are the same in each run */
 /* --fabric, else $SOFTVERBS_FABRIC, else the profile's name, else "default". */
 int cli_fabric_name(const char *sub, const char *option, const struct sv_profile *, const char **name);
-/* Maps a live fabric. `join` for who takes locks or writes. */
+/* Maps a live fabric. `join` is needed to take locks or write. */
 int cli_attach(const char *sub, struct sf_view *, const char *name, bool join);
 int cli_find_host(const char *sub, const struct sf_view *, const char *word, uint32_t *host);
-/* HOST:DEVICE, HOST:INTERFACE, or a device's name where only one has it. */
+/* Finds a device: HOST:DEVICE, HOST:INTERFACE, or a device's name if only one device has it. */
 int cli_find_device(const char *sub, const struct sf_view *, const char *word, uint32_t *device);
-/* The names of all fabrics of this user, in order; none is no failure. */
+/* The names of all fabrics of this user, sorted; having none is not an error. */
 int cli_fabrics(const char *sub, char ***names, size_t *count);
 void cli_fabrics_free(char **names, size_t count);
 int cli_profile_load(const char *sub, const char *word, struct sv_profile *);
 /* Builds a model on the heap from a profile and the words of a topology. */
 int cli_model(const char *sub, const char *profile, int words, char *const *word, struct sv_model **);
-/* "0:rocep0": HOST:DEVICE of an entry. */
+/* HOST:DEVICE of an entry, such as "0:rocep0". */
 void cli_device_text(const struct sv_topology *, uint32_t device, char text[2 * SV_NAME]);
 
-/* ---- fault.c: a rule, for people and for programs; `entry` of fabric->faults ---- */
+/* ---- fault.c: a rule as text and as JSON; `entry` is an index into fabric->faults ---- */
 void cli_fault_text(const struct sf_fabric *, uint32_t entry, char *text, size_t bytes);
 json_t *cli_fault_json(const struct sf_fabric *, uint32_t entry);
 
-/* ---- linked.c: a warning if no library can be put under `program` ---- */
+/* ---- linked.c: prints a warning if the library cannot be loaded into `program` ---- */
 void cli_warn_linked(const char *program);
 
 /* ---- cable.c ---- */
-int cli_join(struct sf_view *, const char *const devices[2]);            /* plug one into the other */
-int cli_cable(const char *action, struct sf_view *, const char *device); /* pull plug remove restore */
+int cli_join(struct sf_view *, const char *const devices[2]);            /* plugs one device into the other */
+int cli_cable(const char *action, struct sf_view *, const char *device); /* `action`: pull, plug, remove, restore */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs topo: a topology as JSON, as a picture, or as MLX's hostfile.
+ * softverbs topo: prints a topology as JSON, as a graph, or as MLX's hostfile.
  */
 #include "subcommand.h"
 

@@ -21,9 +21,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static _Atomic uint64_t own_space; /* of sf_know_self: a forked child may be in another one, and asks again when it joins */
+static _Atomic uint64_t own_space; /* cache of sf_know_self(); a forked child may be in another namespace, and asks again when it joins */
 
-/* Field 22 of /proc/PID/stat; -errno where it cannot be read. The command's name, in brackets, may have anything in it. */
+/* Field 22 of /proc/PID/stat, or -errno if it cannot be read. The command's name before it is in brackets and may contain any character. */
 static int64_t start_of(const char *path)
 {
     char text[1024];
@@ -50,13 +50,13 @@ void sf_know_self(uint64_t *space, uint64_t *started)
     atomic_store_explicit(&own_space, *space, memory_order_relaxed);
 }
 
-/* Whether the process of this number is the one that began when the entry's did; yes, where that cannot be told. */
+/* Whether the process with this number began when the entry's process did. True if that cannot be found out. */
 static bool same_start(const struct sf_process *p)
 {
     char path[32];
     snprintf(path, sizeof path, "/proc/%d/stat", p->pid);
     int64_t start = p->started ? start_of(path) : -EACCES;
-    if (start < 0) /* a /proc that hides others' processes has no file for a living one */
+    if (start < 0) /* a /proc that hides the processes of others has no file for a living one */
         return kill(p->pid, 0) == 0 || errno == EPERM;
     return (uint64_t)start == p->started;
 }
@@ -72,7 +72,7 @@ static ssize_t read_cookie(const struct sf_process *p, pid_t by, uint64_t *cooki
     return process_vm_readv(by, &here, 1, &there, 1, 0);
 }
 
-/* A process lives on when its first thread has ended; but nothing is reached by that one's number any more. */
+/* A process goes on when its first thread has ended, but its memory can then only be reached through the number of another thread. */
 static bool found_thread(struct sf_process *p)
 {
     char path[32];
@@ -99,11 +99,11 @@ bool sf_alive(struct sf_fabric *f, uint32_t process)
     uint32_t owner = atomic_load_explicit(&p->owner, memory_order_acquire);
     if (owner == 0)
         return false;
-    if (owner & SF_JOINING) /* it has not written its cookie yet: its number must do for these few microseconds */
+    if (owner & SF_JOINING) /* it has not written its cookie yet; for these few microseconds its number decides */
         return kill((pid_t)(owner & ~SF_JOINING), 0) == 0 || errno == EPERM;
     uint64_t space = atomic_load_explicit(&p->space, memory_order_relaxed);
     if (space != atomic_load_explicit(&own_space, memory_order_relaxed))
-        return space != SF_SPACE_DEAD; /* its number is another's here, or nobody's: only sf_attach can tell */
+        return space != SF_SPACE_DEAD; /* in this namespace its number means nothing: only sf_attach() can decide */
     uint64_t cookie = 0;
     ssize_t n = read_cookie(p, sf_reach(f, process), &cookie);
     if (n < 0 && (errno == EPERM || errno == ENOSYS))

@@ -37,7 +37,7 @@ static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t coun
     return SF_PAGES;
 }
 
-/* The marks of the pages below page_top are backed. Those that a search for `count` pages may see beyond it. */
+/* Backs the marks of the pages from page_top on that a search for `count` pages may read. The marks below it are backed already. */
 static int back_marks(struct sf_view *v, uint32_t count)
 {
     struct sf_fabric *f = v->fabric;
@@ -101,7 +101,7 @@ void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
     if (page >= SF_PAGES || count > SF_PAGES - page)
         return;
     sf_lock_fabric(v);
-    /* A fork's child may destroy its copy of a queue that is its parent's. */
+    /* A forked child may destroy its copy of a queue that belongs to its parent. */
     uint32_t own = 0;
     while (own < count && atomic_load_explicit(&v->fabric->pages[page + own], memory_order_relaxed) == v->process)
         own++;

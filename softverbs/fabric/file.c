@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The fabric's file: where it is, how it comes and goes.
+ * The fabric's file: where it is, and how it is made and removed.
  *
- * It is made under another name and linked to its own when it is whole. Its size is mostly holes: what is used is what it costs.
+ * It is made under another name, and linked to its own name when it is complete. Most of it is holes: only used parts cost memory.
  *
- * Behind its end are bytes that exist only to be locked: one of each process as long as it lives, and one of who is just
- * joining. The kernel lets them go at a process's death, and shows them across namespaces.
+ * Behind its end are bytes that exist only to be locked: one for each process as long as it lives, and one for the process that is just
+ * joining. The kernel releases these locks when a process dies, and shows them across namespaces.
  */
 #include "shared.h"
 
@@ -98,7 +98,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* Without a name, if the file system can do that: then a process that is killed meanwhile leaves nothing behind. */
+    /* Without a name, if the file system supports that: then a process that is killed meanwhile leaves nothing behind. */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;
@@ -148,22 +148,22 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
 int sf_create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
 {
     int r = -ENOENT;
-    /* A process that removes the last fabric also removes the directory, perhaps at this moment. */
+    /* Another process may remove the last fabric just now, and the directory with it. */
     for (int again = 0; again < 3 && r == -ENOENT; again++)
         r = file_create(name, model, seed, why);
     return r;
 }
 
-/* The directory that was made for fabrics goes with the last of them; one that the user named is the user's. */
+/* A directory that was made for fabrics is removed with the last of them. A directory that the user named is kept. */
 static void remove_directory(void)
 {
     char path[256];
     const char *set = getenv("SOFTVERBS_DIR");
     if (!(set && set[0]) && sf_directory(path, sizeof path, false, NULL) == 0)
-        rmdir(path); /* refused while there is anything in it */
+        rmdir(path); /* fails if the directory is not empty */
 }
 
-/* What the library indexes with without another look. */
+/* Checks the numbers that the library uses as indices without checking them again. */
 static bool model_sane(const struct sv_model *m)
 {
     const struct sv_topology *t = &m->topology;
@@ -191,7 +191,7 @@ int sf_set_cable(struct sf_fabric *f, uint32_t device, int32_t cable)
                   : file_protect(f, PROT_READ | PROT_WRITE);
     if (err)
         return err;
-    /* relaxed, as all that read it do: with the port down nothing is sent from there */
+    /* relaxed, as for all readers: while the port is down nothing is sent from there */
     __atomic_store_n(&d->cable, cable, __ATOMIC_RELAXED);
     d->port_up = cable >= 0;
     return file_protect(f, PROT_READ);
@@ -203,8 +203,9 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Byte 0 is locked while a process joins. So an entry that is being filled in and has no lock belongs to a dead process. The wait for it
- * ends: if a process is stopped while it joins, or the file system has no locks, the other means still work within one namespace. */
+/* Byte 0 is locked while a process joins. So an entry that is being filled in and has no lock belongs to a dead process. The wait for the
+   lock is limited: if a process is stopped while it joins, or the file system has no locks, the other checks still work within one
+   namespace. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
@@ -218,7 +219,7 @@ static void unlock_joining(const struct sf_view *v)
     fcntl(v->fd, F_OFD_SETLK, &l);
 }
 
-/* Entries of other namespaces: those whose process is dead are marked so. Returns the number + 1 of one that lives, or 0. */
+/* Marks the entries of other namespaces whose process is dead. Returns the number + 1 of one that lives, or 0. */
 static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;
@@ -242,7 +243,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
     return found;
 }
 
-/* Others are woken through /proc/PID/fd: with the /proc of another namespace that would be somebody else's descriptor. */
+/* Other processes are woken through /proc/PID/fd. In the /proc of another namespace that number would be a different process. */
 static bool proc_is_ours(void)
 {
     char text[32] = "";
@@ -265,7 +266,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
                                                          memory_order_acq_rel, memory_order_relaxed))
                 continue;
             struct sf_process *e = &f->processes[p];
-            lock_byte(v, p + 1); /* gone with the process */
+            lock_byte(v, p + 1); /* the kernel releases the lock when the process ends */
             atomic_store_explicit(&e->space, space, memory_order_relaxed);
             e->started = started;
             e->pid = getpid();
@@ -288,7 +289,8 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             v->process = p + 1;
             return 0;
         }
-        /* Full. Only a member can bury the dead: this one takes a dead one's entry, and then everything that was its. */
+        /* The table is full. Only a member can free what dead processes own. So this process takes the entry of a dead one, and then frees
+           what that one owned. */
         for (uint32_t p = 1; p <= SF_PROCESSES; p++) {
             uint32_t in_use = 1;
             if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use, SF_JOINING | (uint32_t)getpid()))
@@ -320,7 +322,7 @@ static int file_join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t 
     else
         r = take_place(v, host, space, started, why);
     unlock_joining(v);
-    if (r == 0) /* A program that was replaced by this one (exec) has left an entry with this number: it is dead by its cookie. */
+    if (r == 0) /* A program that was replaced by this one (exec) left an entry with this number. Its cookie shows that it is dead. */
         sf_reap_all(v);
     return r;
 }
@@ -360,7 +362,7 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
         r = file_because(why, -EPROTO, "%s is damaged: remove it (softverbs down --fabric %s) and make it again", v->path, name);
         goto fail;
     }
-    /* After this nothing in this process can make the model into one that is not sane. */
+    /* From now on nothing in this process can change the model. */
     file_protect(f, PROT_READ);
     if (atomic_load_explicit(&f->down, memory_order_acquire)) {
         r = file_because(why, -ENOENT, "fabric '%s' has been removed%s", name, "");
@@ -411,7 +413,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
     unsigned alive = 0;
     uint64_t space, started;
     int r = sf_attach(&v, name, false, 0, why);
-    if (r == -EPROTO) { /* another build's: nobody of this one is on it */
+    if (r == -EPROTO) { /* the file of another build: no process of this build uses it */
         char path[256];
         r = file_path(path, sizeof path, name, false, why);
         if (r == 0 && !sf_is_fabric(name))

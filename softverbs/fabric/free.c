@@ -30,7 +30,7 @@ void sf_free_pages(struct sf_view *v, uint32_t page, uint32_t count)
     for (uint32_t p = page; p < page + count; p++)
         atomic_store_explicit(&f->pages[p], 0, memory_order_release);
     if (page < f->page_next)
-        f->page_next = page; /* the file stays short */
+        f->page_next = page; /* search from the lowest free page, so the file stays short */
 }
 
 void sf_free_all_pages(struct sf_view *v, uint32_t process)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Locks that outlive their holders, and the mending of what they guarded.
+ * Locks that outlive their holders, and the repair of the data that they protect.
  *
- * A word is 0 or the holder's process number + 1. Who finds it taken spins a little, then sleeps on it for a few
- * milliseconds at a time, and between two sleeps looks whether the holder still lives; a dead one's lock is taken over.
- * That costs an uncontended taker one compare-and-swap, and needs nothing of the kernel at a process's death.
+ * A word is 0 or the holder's process number + 1. A process that finds it taken spins a little, and then sleeps on it for a few
+ * milliseconds at a time. Between two sleeps it checks whether the holder is alive. The lock of a dead holder is taken over. So an
+ * uncontended lock costs one compare-and-swap, and the kernel has nothing to do when a process dies.
  */
 #include "shared.h"
 
@@ -35,7 +35,7 @@ static inline uint32_t holder_of(uint32_t word)
 bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t free = 0;
-    /* acquire: pairs with the release of sf_unlock. It is also the full barrier between a queue's `kick` and this. */
+    /* acquire: pairs with the release of sf_unlock(). It is also the full barrier between setting a queue's `kick` and this. */
     return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst, memory_order_relaxed);
 }
 
@@ -53,7 +53,7 @@ static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
     for (;;) {
         uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
         if (word == 0) {
-            /* With the mark of a sleeper: others may sleep too, and only a marked word is woken. */
+            /* Takes it with the mark of a sleeper: other processes may sleep too, and only a marked word wakes them. */
             if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
                                                         memory_order_relaxed))
                 return false;
@@ -123,13 +123,13 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->qps[i->index % SF_QPS].receive.done, i->done, memory_order_release);
     else if (kind == 3 || kind == 4)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].queue.done, i->done, memory_order_release);
-    if (kind == 4) /* release: the slot was read before it is free (acquire in sv_srq_used) */
+    if (kind == 4) /* release: the slot has been read before it is free (acquire in sv_srq_used()) */
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* The completion was published, or it was not: what the dying producer meant to do with the queue it came from is now
- * done, or not. Both the count and the intent were written under this lock, so there is nobody to race with: that
- * queue's own lock is still held by the same dead process, or its holder asks for this one before it goes on. */
+/* The dead producer either published the completion or did not. Accordingly the step on its work queue is done now, or dropped. Both the
+   count and the intent were written under this lock. Nobody else changes the work queue: its lock is still held by the dead process, or its
+   holder waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;
@@ -137,7 +137,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     if (kind == 4 || atomic_load_explicit(&cq->produced, memory_order_relaxed) != i->produced)
         sf_advance(f, i);
     atomic_store_explicit(&i->kind, 0, memory_order_relaxed);
-    /* The last completion that counts may not have been told to its consumer, who looks at its turn. */
+    /* The last counted completion may not have its `turn` yet, which is what the consumer reads. */
     uint64_t last = atomic_load_explicit(&cq->produced, memory_order_relaxed);
     uint32_t capacity = cq->capacity;
     if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) && cq->ring <= f->bytes &&
@@ -148,7 +148,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* Wakes the owner, which may be asleep, to look at what the dead process has begun. A superfluous message does no harm. */
+/* Wakes the owner, which may sleep, so that it finishes what the dead process has begun. A superfluous event does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
@@ -172,7 +172,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
         return;
     if (completes_on)
         sf_wake_cq(v, completes_on);
-    /* Which completion queue the dead one was at cannot be told: a shared receive queue completes on many. */
+    /* The dead process may have been at any completion queue: a shared receive queue completes on many. */
     struct sf_fabric *f = v->fabric;
     for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
         if (atomic_load_explicit(&f->cqs[i].intent.kind, memory_order_relaxed) != 0) {
@@ -184,7 +184,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
 void sf_mend_send(struct sf_qp *qp)
 {
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
-    if (busy & 1) /* its executor died in the middle of an access: there is none any more */
+    if (busy & 1) /* its executor died during an access: there is no executor any more */
         atomic_store_explicit(&qp->busy, busy + 1, memory_order_release);
 }
 

@@ -7,8 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Locks of the dead are taken over and let go, so that its number can be given out again. Completion queues come first:
- * their mending says how far the other queues are. `process` is dead, or this one's predecessor in its entry. */
+/* Takes over and releases the locks of a dead process, so that its number can be used again. Completion queues come first, because
+   repairing them advances the other queues. `process` is dead, or was the previous owner of this process's entry. */
 static void release_locks(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
@@ -32,7 +32,7 @@ static void release_locks(struct sf_view *v, uint32_t process)
         if (TAKEN(qp->lock)) {
             sf_mend_send(qp);
             sf_unlock(v, &qp->lock);
-            /* What the dead one was executing may be the work of a living one: let its owner go on when it next looks. */
+            /* The dead process may have been executing a queue of a living process: make the owner look at it. */
             atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
             atomic_store_explicit(&f->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
             sf_wake_cq(v, &f->cqs[qp->send_cq % SF_CQS]);
@@ -45,8 +45,8 @@ static void release_locks(struct sf_view *v, uint32_t process)
 #undef TAKEN
 }
 
-/* Everything that belongs to a process goes: queue pairs first, so that nothing arrives any more; each under the locks that
- * others hold while they work on it. The fabric's lock is held. */
+/* Frees everything that belongs to a process: queue pairs first, so that nothing arrives any more. Each is freed under the locks that
+   others hold while they use it. The fabric's lock is held. */
 static void process_bury(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
@@ -80,7 +80,7 @@ static void process_bury(struct sf_view *v, uint32_t process)
         }
     for (uint32_t i = 0; i < f->pd_top && i < SF_PDS; i++)
         if (MINE(f->pds[i])) {
-            if (f->model.profile.pd_leaks) /* it stays counted */
+            if (f->model.profile.pd_leaks) /* a leaked domain stays counted */
                 atomic_store_explicit(&f->pds[i].owner, SF_LEAKED, memory_order_release);
             else
                 sf_free_pd(f, i);
@@ -98,7 +98,7 @@ void sf_reap(struct sf_view *v, uint32_t process)
     if (process == 0 || process > SF_PROCESSES || process == v->process || sf_alive(v->fabric, process))
         return;
     sf_lock_fabric(v);
-    /* Looked at again under the lock: another may have been here, and the number may have a new owner. */
+    /* Check again under the lock: another process may have freed it, and the number may have a new owner. */
     if (atomic_load_explicit(&v->fabric->processes[process - 1].owner, memory_order_acquire) != 0 && !sf_alive(v->fabric, process)) {
         release_locks(v, process);
         process_bury(v, process);
@@ -118,8 +118,8 @@ unsigned sf_reap_all(struct sf_view *v)
     return buried;
 }
 
-/* Whether a lock that process_bury() would take stays where it is: with a thread of this process that this call interrupted, or with a
- * process that has been stopped. A dead one's is taken over. */
+/* Whether a lock that process_bury() needs will not be released: a thread that this call interrupted holds it, or a stopped process. The
+   lock of a dead process is taken over. */
 static bool process_stuck(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t holder = atomic_load_explicit(&l->word, memory_order_relaxed) & ~SF_LOCK_WAITED;
@@ -154,10 +154,10 @@ void sf_inherit(struct sf_view *v)
 {
     struct sf_fabric *f = v->fabric;
     if ((atomic_load_explicit(&f->lock.word, memory_order_relaxed) & ~SF_LOCK_WAITED) == v->process)
-        sf_recount(f); /* it died with the fabric's lock: that is mine now */
+        sf_recount(f); /* the former owner died with the fabric's lock, which this process has now */
     else
         sf_lock_fabric(v);
-    /* Unless another was burying it when it was taken: then the entry is free, or somebody else's by now. */
+    /* Another process may have been freeing the entry when this one took it. Then the entry is free, or has another owner by now. */
     if (atomic_load_explicit(&f->processes[v->process - 1].owner, memory_order_acquire) == (SF_JOINING | (uint32_t)getpid())) {
         release_locks(v, v->process);
         process_bury(v, v->process);

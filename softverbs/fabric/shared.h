@@ -35,13 +35,13 @@ enum {
     SF_SRQS = SV_FABRIC_SRQS,
     SF_FAULTS = 64,
     SF_PAGE = 4096,
-    SF_PAGES = 1 << 20, /* of the arena that queues are cut from: 4 GiB of file, used where it is touched */
+    SF_PAGES = 1 << 20, /* pages of the arena, which holds the queues: 4 GiB of the file, backed only where used */
 };
-#define SF_MAGIC        UINT64_C(0x3330626146765331) /* version 3 of the layout, for this build of it: see sf_layout */
-#define SF_MAGIC_FAMILY UINT64_C(0x0000ffffffffffff) /* what all versions have in common: the rest is the version */
+#define SF_MAGIC        UINT64_C(0x3330626146765331) /* version 3 of the layout; sf_layout() tells builds apart */
+#define SF_MAGIC_FAMILY UINT64_C(0x0000ffffffffffff) /* the bits that are the same in all versions; the others are the version */
 
-/* ---- Locks ---------------------------------------------------------------------------------------------------
- * A word: 0, or the holder's process number + 1, with SF_LOCK_WAITED where someone sleeps on it. */
+/* ---- Locks --------------------------------------------------------------------------------------------------- A word is 0, or the
+   holder's process number + 1, with SF_LOCK_WAITED if a process sleeps on it. */
 struct sf_lock {
     _Atomic uint32_t word;
 };
@@ -53,7 +53,7 @@ struct sf_lock {
 #define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
-#define SF_NO_HOST UINT16_MAX /* of a process that is not a program on a host: the command, while it works */
+#define SF_NO_HOST UINT16_MAX /* the command softverbs, which is on no host */
 
 struct sf_process {
     _Atomic uint32_t owner; /* 1 in use; SF_JOINING | pid while it is being filled in */
@@ -64,7 +64,7 @@ struct sf_process {
     char command[30];
     _Atomic uint64_t space; /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace, which is dead */
     uint64_t started;       /* start time, in the ticks of /proc/PID/stat: used where its memory may not be read */
-    _Atomic int32_t thread; /* through which its memory is accessed: `pid`, or another thread once the first has ended */
+    _Atomic int32_t thread; /* the thread whose number gives access to its memory: `pid`, or another thread if the first has ended */
 };
 #define SF_SPACE_DEAD UINT64_MAX
 
@@ -86,9 +86,9 @@ struct sf_pd {
 struct sf_mr {
     _Atomic uint32_t owner;
     _Atomic uint32_t live; /* 1 from registration to deregistration; an executor reads it after it has marked itself busy */
-    uint32_t generation;   /* its low 8 bits are the key's */
+    uint32_t generation;   /* its low 8 bits are part of the key */
     uint32_t device, pd, access;
-    uint64_t iova, address, length; /* the start in requests, and in the owner's memory */
+    uint64_t iova, address, length; /* the start as requests name it, and the start in the owner's memory */
     uint64_t reserved;
 };
 
@@ -100,28 +100,29 @@ struct sf_cqe {
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
     uint32_t imm;                              /* as on the wire */
-    uint32_t slot;                             /* low bits of the request's position in its queue: what it frees when polled */
+    uint32_t slot;                             /* the low bits of the request's position in its queue: polling frees the slots up to it */
     uint8_t status, opcode, wc_flags, receive; /* enum ibv_wc_status; enum ibv_wc_opcode less its receive bit; 1 of a receive queue */
     uint8_t solicited;
-    uint8_t service_level; /* of a datagram: what the device tells there (lib/finish.c) */
+    uint8_t service_level; /* for datagrams: see lib/finish.c */
     uint8_t pad[2];
-    uint16_t source_lid; /* of a received message on InfiniBand: the sender's port */
-    uint16_t srq;        /* entry number + 1 where the receive came from a shared queue */
+    uint16_t source_lid; /* for a message received on InfiniBand: the sender's LID */
+    uint16_t srq;        /* entry number + 1 of the shared queue that the receive came from; 0: none */
     uint32_t vendor_error;
-    uint64_t turn; /* its position + 1, written last. The consumer looks only at this, so that a completion
-                    * reaches it in one cache line, which is the size of this structure */
+    /* its position + 1, written last. The consumer reads only this word to find a new completion. The structure is one cache line. */
+    uint64_t turn;
 };
 _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 
 /* What a process was doing when it published a completion. If it dies, another one finishes it, so that no request is used twice or
  * lost. */
 struct sf_intent {
-    _Atomic uint32_t kind; /* 0 nothing, 1 a send queue, 2 a receive queue, 3 a shared receive queue, 4 the same, when the
-                            * completion finds no room: nobody will poll it, so the slot is free at once */
-    uint32_t index;        /* entry in qps or srqs */
-    uint64_t produced;     /* completion queue's count before this completion */
-    uint64_t done;         /* the queue's count once it is published */
-    uint64_t dropped;      /* kind 4: sf_srq.dropped after it */
+    /* 0: nothing, 1: a send queue, 2: a receive queue, 3: a shared receive queue, 4: a shared receive queue whose completion finds no room:
+       nobody will poll it, so the slot is free at once */
+    _Atomic uint32_t kind;
+    uint32_t index;    /* entry in qps or srqs */
+    uint64_t produced; /* the completion queue's `produced` before this completion */
+    uint64_t done;     /* the work queue's count after the completion is published */
+    uint64_t dropped;  /* kind 4: the value of sf_srq.dropped after it */
 };
 
 struct sf_cq {
@@ -129,24 +130,25 @@ struct sf_cq {
     uint32_t generation;
     uint32_t device;
     uint32_t capacity;      /* a power of two */
-    uint32_t limit;         /* completions that may be unpolled; one more is an overrun */
-    _Atomic uint32_t dead;  /* overrun */
+    uint32_t limit;         /* the most completions that may be unpolled; one more is an overrun */
+    _Atomic uint32_t dead;  /* 1: it has overrun */
     uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; changed by a resize under `lock` */
     int32_t channel_fd;     /* the writing end of its channel in the owner's table, or -1 */
-    int32_t context;        /* entry in contexts, which gets the event of an overrun */
-    uint32_t timed;         /* completions carry the time */
-    _Atomic uint32_t armed; /* 0, 1 any completion, 2 a solicited one or an error. Written under `lock` */
-    /* Three cache lines: one for producers, one that the consumer reads all the time, one that it writes. Reading a line takes
-     * it away from the processor that writes to it. */
-    struct sf_lock lock __attribute__((aligned(64))); /* of producers */
+    int32_t context;        /* entry of the context that gets the event of an overrun */
+    uint32_t timed;         /* 1: completions carry a timestamp */
+    _Atomic uint32_t armed; /* 0: not armed, 1: for any completion, 2: for a solicited one or an error. Written under `lock` */
+    /* Three cache lines: one that producers write, one that the consumer polls, one that it writes. Otherwise a reader would take the line
+       away from the processor that writes it. */
+    struct sf_lock lock __attribute__((aligned(64))); /* held by producers */
     struct sf_intent intent;
-    uint64_t seen; /* `consumed`, as a producer last looked */
+    uint64_t seen; /* the value of `consumed` that a producer last read */
     _Atomic uint64_t produced __attribute__((aligned(64)));
     _Atomic uint64_t consumed __attribute__((aligned(64)));
-    _Atomic uint32_t waiting; /* 1: a queue pair that completes here may be waiting for a time; cleared before looking */
+    /* 1: a queue pair that completes here may wait for a point in time; cleared before the queue pairs are checked */
+    _Atomic uint32_t waiting;
 };
 
-/* Requests, as they lie in a queue. A slot is its header and then room for the most elements, or for inline data. */
+/* Requests in a queue. A slot is this header, and then room for the maximum of elements, or for inline data. */
 struct sf_sge {
     uint64_t address;
     uint32_t length, lkey;
@@ -163,12 +165,12 @@ struct sf_send {
     uint32_t opcode; /* enum ibv_wr_opcode */
     uint32_t flags;  /* enum ibv_send_flags, and SF_SEND_MOVED */
     uint32_t imm;
-    uint32_t length; /* of all elements */
+    uint32_t length; /* the sum over all elements */
     uint32_t sge_count;
     uint32_t rkey;
     uint64_t remote;
     uint64_t compare_add, swap;
-    uint32_t ud_device, ud_qp, ud_qkey; /* of an address handle's peer, looked up when it was posted */
+    uint32_t ud_device, ud_qp, ud_qkey; /* the peer of the address handle, looked up when the request was posted */
     uint32_t ud_hop;                    /* sgid index | traffic class << 8 | hop limit << 16 | service level << 24 | SF_UD_GLOBAL */
     uint8_t ud_dgid[16];
     union {
@@ -177,16 +179,16 @@ struct sf_send {
     };
 };
 
-/* A write whose bytes were moved before those of an earlier read (SF_FAULT_OVERTAKE). Its completion keeps its place. */
+/* A write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). Its completion keeps its place. */
 #define SF_SEND_MOVED (UINT32_C(1) << 31)
 
-/* A receive queue, of one queue pair or shared. */
+/* A receive queue of one queue pair, or a shared one. */
 struct sf_receive_queue {
     uint64_t ring;                                        /* offset in the file */
     uint32_t capacity, stride;                            /* slots (a power of two), bytes of one */
-    uint32_t limit, sge_limit;                            /* requests that may be unpolled, elements of one */
-    _Atomic uint64_t posted __attribute__((aligned(64))); /* by the owner alone */
-    struct sf_lock lock __attribute__((aligned(64)));     /* of whoever takes requests */
+    uint32_t limit, sge_limit;                            /* the most unpolled requests; the most elements of a request */
+    _Atomic uint64_t posted __attribute__((aligned(64))); /* written only by the owner */
+    struct sf_lock lock __attribute__((aligned(64)));     /* held by the process that takes requests */
     _Atomic uint64_t done;
 };
 
@@ -195,9 +197,9 @@ struct sf_srq {
     uint32_t generation;
     uint32_t device, pd;
     int32_t context;            /* entry in contexts */
-    _Atomic uint32_t watermark; /* the limit whose crossing is an event; 0 unarmed */
-    _Atomic uint32_t waiting;   /* 1: the sender of a queue pair on it may be waiting for a receive; cleared before looking */
-    _Atomic uint64_t dropped;   /* requests that were taken and whose completion found no room. Written under queue.lock */
+    _Atomic uint32_t watermark; /* an event is sent when fewer requests than this are left; 0: not armed */
+    _Atomic uint32_t waiting;   /* 1: the sender to a queue pair that uses it may wait for a receive; cleared before checking */
+    _Atomic uint64_t dropped;   /* how many requests were taken whose completion found no room. Written under queue.lock */
     struct sf_receive_queue queue __attribute__((aligned(64)));
 };
 
@@ -206,8 +208,8 @@ struct sf_srq {
 
 struct sf_qp {
     _Atomic uint32_t owner;
-    uint32_t generation; /* low 8 bits are the number's */
-    /* Atomic: polling goes over all entries, also over one that another thread has just taken and is filling in. */
+    uint32_t generation; /* its low 8 bits are part of the number */
+    /* Atomic: polling reads all entries, including one that another thread has just taken and is filling in. */
     _Atomic uint32_t number; /* the 24 bits the program sees */
     uint32_t device, pd;
     _Atomic uint32_t type;                /* enum ibv_qp_type */
@@ -218,42 +220,43 @@ struct sf_qp {
     uint32_t inline_limit;
     uint64_t send_ring;
     uint32_t send_capacity, send_stride, send_limit, send_sge_limit;
-    uint32_t frame_depth_send, frame_depth_receive; /* granted depth in frames, where the profile counts them */
+    uint32_t frame_depth_send, frame_depth_receive; /* the granted depth in frames, if the profile counts frames */
 
-    /* The attributes of ibv_modify_qp. Written by the owner with the send queue's and the receive queue's lock held. Atomic:
-     * peers' executors read them before they have a lock, and again under it where it matters. */
+    /* The attributes of ibv_modify_qp. The owner writes them with the locks of the send queue and of the receive queue held. Atomic:
+       executors of peers read them before they have a lock, and check again under it where that matters. */
     _Atomic uint32_t state __attribute__((aligned(64))); /* enum ibv_qp_state */
     _Atomic uint32_t access;
     _Atomic uint32_t qkey;
     _Atomic uint32_t peer_number;
-    _Atomic uint32_t peer_device; /* found from the destination's address; SF_NO_DEVICE when that leads nowhere */
+    _Atomic uint32_t peer_device; /* the device that the destination's address leads to; SF_NO_DEVICE: none */
     _Atomic uint32_t peer_qp;     /* entry of peer_number in qps */
     _Atomic uint32_t send_psn, receive_psn;
     uint32_t mtu;                                               /* bytes */
     _Atomic uint8_t timeout, retry_count, rnr_retry, rnr_timer; /* encoded as in ibv_qp_attr */
     _Atomic uint8_t rd_atomic, dest_rd_atomic, sgid_index, port;
-    uint32_t broken;             /* its cable was pulled while it was connected */
-    uint32_t established;        /* a message came while it was in RTR, and its owner was told */
-    _Atomic uint32_t connection; /* grows with each RESET: events and a failure of the last one are not of this one */
-    _Atomic uint32_t failing;    /* the connection that a peer brings to ERR: its owner finishes that (lib/execute.c) */
+    uint32_t broken;             /* 1: its cable was unplugged while it was connected */
+    uint32_t established;        /* 1: a message came while it was in RTR, and its owner was told */
+    _Atomic uint32_t connection; /* grows with each RESET: events and failures of an earlier connection are ignored */
+    _Atomic uint32_t failing;    /* the connection that a peer is bringing to ERR; the owner finishes that (lib/execute.c) */
 
-    _Atomic uint64_t send_posted __attribute__((aligned(64))); /* by the owner alone */
+    _Atomic uint64_t send_posted __attribute__((aligned(64))); /* written only by the owner */
 
-    /* Execution of the send queue, by whoever holds the lock: the owner, or the peer that has just posted a receive. */
+    /* Execution of the send queue by the process that holds the lock: the owner, or the peer that has just posted a receive. */
     struct sf_lock lock __attribute__((aligned(64)));
-    _Atomic uint32_t kick;      /* someone wanted it executed while the lock was held */
-    _Atomic uint64_t busy;      /* grows by 1 before and after each access to memory: odd while there is one */
-    _Atomic uint32_t busy_with; /* the other process of that access, number + 1 */
+    _Atomic uint32_t kick;      /* 1: a process wanted to execute it while the lock was held */
+    _Atomic uint64_t busy;      /* grows by 1 before and after each access to memory: odd during an access */
+    _Atomic uint32_t busy_with; /* the other process that takes part in the access, number + 1 */
     _Atomic uint64_t send_done;
     uint64_t wait_since, wait_until;           /* CLOCK_MONOTONIC ns; wait_until ~0: for ever */
     _Atomic uint64_t next_look;                /* when to try again without being asked */
     _Atomic uint32_t wait_for;                 /* enum sf_wait; 0: not waiting */
-    uint32_t attempts;                         /* of the message at send_done that were lost on purpose */
-    uint32_t judged, drop, corrupt, overtaken; /* the faults' verdict on it, once judged */
+    uint32_t attempts;                         /* attempts to send the message at send_done that faults have lost */
+    uint32_t judged, drop, corrupt, overtaken; /* what the faults do to that message; valid if `judged` */
     uint64_t hold_ns, dice;
-    _Atomic uint32_t waiting; /* 1 with wait_for set: its completion queue's `waiting` is set too */
-    uint64_t messages;        /* executed so far: the faults' dice */
-    uint32_t ordinal;         /* queue pairs of the device when it was made: the dice's name for it, the same in each run */
+    _Atomic uint32_t waiting; /* 1: wait_for is set, and `waiting` of its completion queue is set too */
+    uint64_t messages;        /* messages executed so far: an input of the faults' random decisions */
+    /* the number of queue pairs that the device had when this one was made: an input of random decisions that is the same in each run */
+    uint32_t ordinal;
 
     /* 1: a peer's sender waits for a receive of this queue pair. Set by the executor, read when one is posted. */
     _Atomic uint32_t wanted;
@@ -271,13 +274,13 @@ enum sf_wait {
 /* ---- Devices, now ---------------------------------------------------------------------------------------------- */
 struct sf_device {
     _Atomic uint32_t port_up, removed;
-    _Atomic uint32_t qps, pds, mrs, cqs, srqs; /* in use; pds with what has leaked. Kept by sf_take and sf_give */
+    _Atomic uint32_t qps, pds, mrs, cqs, srqs; /* entries in use; pds includes leaked ones. Updated by sf_take_* and sf_give_* */
     _Atomic uint32_t dereg_blocked;            /* profile: error_blocks_dereg */
     _Atomic uint32_t reboots;
-    struct sf_lock atomics;                             /* of remote atomics on this device's memory */
+    struct sf_lock atomics;                             /* held during remote atomics on this device's memory */
     _Atomic uint64_t sent __attribute__((aligned(64))); /* messages and bytes that left it; messages lost */
     _Atomic uint64_t sent_bytes, dropped;
-    _Atomic uint64_t received __attribute__((aligned(64))), received_bytes; /* written by the senders: a line apart */
+    _Atomic uint64_t received __attribute__((aligned(64))), received_bytes; /* written by senders, so on a cache line of its own */
 };
 
 /* ---- Faults ---------------------------------------------------------------------------------------------------- */
@@ -287,9 +290,9 @@ enum sf_fault_kind {
     SF_FAULT_CORRUPT,  /* one byte of it arrives wrong */
     SF_FAULT_DELAY,    /* it starts later, by `nanoseconds` */
     SF_FAULT_WITHHOLD, /* its completions come later, by `nanoseconds` */
-    SF_FAULT_REORDER,  /* its completions come later, by anything up to `nanoseconds`: those of other queue pairs overtake */
+    SF_FAULT_REORDER,  /* its completions come later, by a random time up to `nanoseconds`; those of other queue pairs overtake them */
     SF_FAULT_REFUSE,   /* a call of `verb` fails with `error` */
-    SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes behind it go first, up to one with the fence bit */
+    SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes behind it go first, up to one with the fence flag */
 };
 enum sf_verb { /* what can be refused */
                SF_VERB_OPEN_DEVICE,
@@ -313,15 +316,17 @@ enum sf_verb { /* what can be refused */
                SF_VERBS,
 };
 struct sf_fault {
-    _Atomic uint32_t kind; /* written last, with release: the rule counts from then on */
+    _Atomic uint32_t kind; /* written last, with release: from then on the rule is in force */
     uint32_t device;       /* entry, or SF_NO_DEVICE for all (of `host`) */
     uint32_t host;         /* entry, or SF_NO_DEVICE for all */
     uint32_t qp_num;       /* 0: all */
-    uint32_t chance_ppm;   /* of a million; 0: not by chance */
+    uint32_t chance_ppm;   /* parts per million; 0: not random */
     uint32_t verb;
     int32_t error;
-    uint32_t id;                  /* what `softverbs fault` calls it */
-    uint64_t first, every, count; /* by turn: the first-th match (from 1), then every so many (0: never again), at most count (0: no end) */
+    uint32_t id; /* the number by which `softverbs fault` names it */
+    /* by counting matches: the rule applies to match number `first` (from 1), then to each `every`-th (0: no further), at most `count`
+       times (0: no limit) */
+    uint64_t first, every, count;
     uint64_t nanoseconds;
     uint64_t seed;
     _Atomic uint64_t matches, hits;
@@ -331,23 +336,23 @@ struct sf_fault {
 _Static_assert(SF_SRQS < UINT16_MAX, "sf_cqe.srq");
 struct sf_fabric {
     uint64_t magic;
-    uint64_t layout; /* sf_layout(): sizes of all this, so that another build's file is refused */
+    uint64_t layout; /* sf_layout(): a number made of the sizes of these structures, so that the file of another build is refused */
     uint64_t bytes;
-    uint64_t seed;    /* of the profile's losses and of faults that name none */
+    uint64_t seed;    /* the seed of the profile's losses, and of faults without one of their own */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;        /* `softverbs down` has removed it: nobody can join */
-    _Atomic uint32_t fault_count; /* rules in force; 0: they need not be looked at */
-    struct sf_lock lock;          /* for taking entries of tables and pages of the arena */
+    _Atomic uint32_t down;        /* 1: `softverbs down` has removed it, and no process can join */
+    _Atomic uint32_t fault_count; /* how many rules are in force; 0: skip them */
+    struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
     /* Never changes. On pages of its own, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
     struct sf_device devices[SV_DEVICES] __attribute__((aligned(4096)));
     struct sf_fault faults[SF_FAULTS];
 
-    /* One above the highest entry ever used: what a search has to look at. */
+    /* One above the highest entry ever used: searches end there. */
     _Atomic uint32_t process_top, context_top, pd_top, mr_top, cq_top, qp_top, srq_top, page_top;
-    uint32_t process_next, context_next, pd_next, mr_next, cq_next, qp_next, srq_next, page_next; /* where to look first */
+    uint32_t process_next, context_next, pd_next, mr_next, cq_next, qp_next, srq_next, page_next; /* where a search begins */
     struct sf_process processes[SF_PROCESSES];
     struct sf_context contexts[SF_CONTEXTS];
     struct sf_pd pds[SF_PDS];
@@ -355,7 +360,7 @@ struct sf_fabric {
     struct sf_srq srqs[SF_SRQS];
     struct sf_cq cqs[SF_CQS];
     struct sf_qp qps[SF_QPS];
-    _Atomic uint32_t pages[SF_PAGES]; /* of the arena: owner's process number + 1, or 0 */
+    _Atomic uint32_t pages[SF_PAGES]; /* for each page of the arena: the owner's process number + 1, or 0 */
     uint8_t arena[] __attribute__((aligned(4096)));
 };
 
@@ -371,18 +376,19 @@ struct sf_view {
     void (*full)(const struct sf_view *); /* called when the file system has no room for the file to grow; may be NULL */
 };
 
-/* file.c: names. The directory is $SOFTVERBS_DIR, else /dev/shm/softverbs-UID, made 0700 and refused when not ours. */
+/* file.c: names. The directory is $SOFTVERBS_DIR, else /dev/shm/softverbs-UID. It is made with mode 0700, and refused if it belongs to
+   another user. */
 int sf_directory(char *path, size_t bytes, bool make, struct sv_why *);
 bool sf_name_valid(const char *name); /* letters, digits, - _ . ; at most SV_NAME - 1; not starting with . */
 uint64_t sf_layout(void);
 
-/* Whether there is a file of that name, of this user, that is a fabric of this or another version. */
+/* Whether there is a file of that name that belongs to this user and is a fabric, of this or another version. */
 bool sf_is_fabric(const char *name);
-/* Makes the file `name`; -EEXIST when there is one. Atomic: others see all of it or nothing. */
+/* Makes the file `name`; -EEXIST if there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
 /* Sets where a device's cable leads: another device, or SV_NO_CABLE. The caller holds the fabric's lock; the ports of both are down. */
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
-/* Maps it: -ENOENT, -EPROTO (another build's), -EACCES. `join` takes an entry in processes. */
+/* Maps it. -ENOENT, -EPROTO (made by another build), -EACCES. With `join` it takes an entry in processes. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Gives back all that this process has on the fabric (protection domains leak if the profile says so), and unmaps it. */
 void sf_detach(struct sf_view *);
@@ -391,8 +397,8 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
 pid_t sf_reach(const struct sf_fabric *,
-               uint32_t process);                      /* the thread through which the memory and descriptors of a process are accessed */
-void sf_know_self(uint64_t *space, uint64_t *started); /* of this process; 0 where /proc does not tell */
+               uint32_t process);                      /* the thread whose number gives access to the memory and descriptors of a process */
+void sf_know_self(uint64_t *space, uint64_t *started); /* of this process; 0 if /proc does not tell */
 /* A process of another PID namespace, or one that may not be read and is not certainly dead, counts as alive. */
 bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a few microseconds: a system call */
 
@@ -408,15 +414,16 @@ void sf_inherit(struct sf_view *); /* this process's entry was a dead one's: fre
 bool sf_lock(struct sf_view *, struct sf_lock *);
 bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: it is held; never takes it over from a dead holder */
 void sf_unlock(struct sf_view *, struct sf_lock *);
-void sf_recount(struct sf_fabric *); /* the devices' counts, from the tables; the fabric's lock is held */
-/* Take a lock, and repair the data under it if the last holder died. */
+void sf_recount(struct sf_fabric *); /* counts the devices' entries anew from the tables; the fabric's lock is held */
+/* Each takes a lock, and repairs the data under it if the last holder died. */
 void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *);             /* wakes the owner, to look at what a dead process has begun */
-void sf_advance(struct sf_fabric *, const struct sf_intent *); /* advances the work queue of a completion; doing it twice does no harm */
-void sf_mend_cq(struct sf_fabric *, struct sf_cq *);           /* after the lock was taken over from a dead holder */
+void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, to look at what a dead process has begun */
+/* advances the work queue that a completion belongs to; repeating it does no harm */
+void sf_advance(struct sf_fabric *, const struct sf_intent *);
+void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
 /* table.c: takes a free entry of a table for this process, or returns -ENOMEM after looking for the dead. The entry's
@@ -425,7 +432,7 @@ int sf_take_context(struct sf_view *, uint32_t device);
 int sf_take_pd(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_mr(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_cq(struct sf_view *, uint32_t device, uint32_t limit);
-int sf_take_qp(struct sf_view *, uint32_t device, uint32_t limit); /* its number is set */
+int sf_take_qp(struct sf_view *, uint32_t device, uint32_t limit); /* also sets its number */
 int sf_take_srq(struct sf_view *, uint32_t device, uint32_t limit);
 void sf_give_context(struct sf_view *, uint32_t);
 void sf_give_pd(struct sf_view *, uint32_t);
@@ -434,7 +441,7 @@ void sf_give_cq(struct sf_view *, uint32_t);
 void sf_give_qp(struct sf_view *, uint32_t);
 void sf_give_srq(struct sf_view *, uint32_t);
 
-/* free.c: with the fabric's lock held, for any owner. */
+/* free.c: the owner may be any process; the fabric's lock is held. */
 void sf_free_mr(struct sf_fabric *, uint32_t);
 void sf_free_pd(struct sf_fabric *, uint32_t);
 void sf_free_cq(struct sf_fabric *, uint32_t);
@@ -442,7 +449,7 @@ void sf_free_qp(struct sf_fabric *, uint32_t);
 void sf_free_srq(struct sf_fabric *, uint32_t);
 void sf_free_pages(struct sf_view *, uint32_t page, uint32_t count);
 void sf_free_all_pages(struct sf_view *, uint32_t process);
-static inline uint64_t sf_page_offset(uint32_t page) /* in the file */
+static inline uint64_t sf_page_offset(uint32_t page) /* offset in the file */
 {
     return sizeof(struct sf_fabric) + (uint64_t)page * SF_PAGE;
 }
@@ -465,7 +472,7 @@ static inline uint32_t sf_key(const struct sf_fabric *f, uint32_t mr)
 }
 static inline uint32_t sf_number(uint32_t qp, uint32_t generation)
 {
-    /* 24 bits: entry and generation; the numbers 0 and 1 are special in verbs: entry 0 is never given out */
+    /* 24 bits: the entry and a part of the generation. Entry 0 is never used, because the numbers 0 and 1 are special in verbs. */
     return (generation & 0xff) << 16 | qp;
 }
 static inline uint32_t sf_number_entry(uint32_t number)
@@ -473,23 +480,23 @@ static inline uint32_t sf_number_entry(uint32_t number)
     return number & (SF_QPS - 1);
 }
 
-/* Which device of the fabric has this GID; entry, or SF_NO_DEVICE. `gid` may be NULL for its index in that table. */
+/* The device with this GID, or SF_NO_DEVICE; *gid (`gid` may be NULL) is the GID's index in its table. */
 uint32_t sf_find_gid(const struct sf_fabric *, const uint8_t raw[16], uint32_t *gid);
-/* Which port's local identifier it is on an InfiniBand fabric; device's entry, or SF_NO_DEVICE. And a device's own, 0 on Ethernet. */
+/* The device whose port has this LID on an InfiniBand fabric, or SF_NO_DEVICE; and the LID of a device, 0 on Ethernet. */
 uint32_t sf_find_lid(const struct sf_fabric *, uint16_t lid);
 uint16_t sf_lid(const struct sf_fabric *, uint32_t device);
-/* Whether messages can get from one device to another now: by cables, switch, ports, removed devices. */
+/* Whether messages can get from one device to another now. That depends on cables, the switch, ports, and removed devices. */
 bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
-/* signal.c: what goes through the pipes of channels and contexts, in one write, whole. */
+/* signal.c: the message in the pipes of channels and contexts, written with one write(). */
 struct sv_event {
-    uint32_t kind; /* 1 a completion event of cq `entry`, 2 look at the clock, 3 an asynchronous event of type `type` */
+    uint32_t kind; /* 1: a completion event of cq `entry`, 2: look at the clock, 3: an asynchronous event of type `type` */
     uint32_t entry, generation;
-    uint32_t type;       /* enum ibv_event_type: the entry is of a device's port, cq, qp or srq accordingly */
-    uint32_t connection; /* of an event of a queue pair: sf_qp.connection when it came */
+    uint32_t type;       /* enum ibv_event_type; it says whether `entry` is a device, cq, qp or srq */
+    uint32_t connection; /* for an event of a queue pair: its sf_qp.connection at that time */
 };
-/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), this one or another. Does not block, if this
- * process's pipes do not. 0, -ESRCH (it has died), -EAGAIN (the pipe is full), or another negative errno. */
+/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), which may be this one. Does not block if the writing
+   ends of this process do not. 0, -ESRCH (the process has died), -EAGAIN (the pipe is full), or another negative errno. */
 int sf_signal(struct sf_view *, uint32_t process, int fd, const void *event, size_t bytes);
 
 uint64_t sf_now(void); /* CLOCK_MONOTONIC, ns */

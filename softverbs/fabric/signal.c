@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waking another process: a short message into the pipe that it sleeps on.
+ * Waking another process: a short message is written into the pipe that it sleeps on.
  *
- * The writing end of another process's pipe is opened through /proc once and kept in a small cache. That is safe because
- * the library never closes a pipe whose number it put on the fabric (lib/pipe.c): as long as the process lives, its
- * descriptor names the same pipe. Who lives is told by the cookie, which is a part of the cache's key: the number of a
- * dead process on the fabric comes back with another one.
+ * The writing end of another process's pipe is opened through /proc once, and kept in a small cache. That is safe because the library never
+ * closes a pipe whose number is on the fabric (lib/pipe.c): as long as the process lives, its descriptor names the same pipe. The cookie
+ * shows whether the process lives. It is part of the cache's key, because another process can get the fabric's number of a dead one.
  *
- * It is opened for reading too: a pipe that has lost its process then fills up in silence, where a writer alone would get
- * a SIGPIPE that belongs to the program and not to this library.
+ * The pipe is opened for reading too. Otherwise a write to the pipe of a dead process would raise SIGPIPE, which the program might see.
+ * Now the pipe only fills up.
  */
 #include "shared.h"
 
@@ -27,11 +26,11 @@ static struct end {
     uint32_t process;
     int theirs, mine;
 } ends[ENDS];
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of `ends`, and held while one is written to */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects `ends`; held during a write to one of them */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* What the parent had open is of no use to a child that is another process on the fabric, or none. The lock may have been
- * held by a thread that the child does not have. */
+/* A forked child cannot use what its parent had open, because it is another process on the fabric, or none. A thread that the child does
+   not have may hold the mutex. */
 static void signal_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
@@ -47,7 +46,7 @@ static void signal_prepare(void)
     pthread_atfork(NULL, NULL, signal_in_child);
 }
 
-/* A full pipe is made larger, as far as an ordinary user may: its reader is behind, and must not miss this message. */
+/* If the pipe is full, makes it larger, as far as an unprivileged user may: the reader is behind, and must not miss this message. */
 static int signal_put(int fd, const void *message, size_t bytes)
 {
     for (;;) {
@@ -55,7 +54,7 @@ static int signal_put(int fd, const void *message, size_t bytes)
         if (n == (ssize_t)bytes)
             return 0;
         if (n >= 0)
-            return -EIO; /* not a pipe: those take a short message whole or not at all */
+            return -EIO; /* a pipe takes a short message whole or not at all, so this is none */
         if (errno == EINTR)
             continue;
         if (errno != EAGAIN)
@@ -77,7 +76,7 @@ static int open_end(struct sf_fabric *f, uint32_t process, int fd)
     int mine = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (mine < 0)
         return -errno;
-    /* The process may have died between the two, and its number be another's: then this is anything. */
+    /* The process may have died meanwhile, and another may have its number. Then this descriptor may be anything. */
     if (fstat(mine, &st) != 0 || !S_ISFIFO(st.st_mode) || !sf_alive(f, process)) {
         close(mine);
         return -ESRCH;
@@ -111,7 +110,7 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* A reader with so many unread messages looks at the clock without another one, and events of completions must find room. */
+    /* A reader that has so many unread messages will look at the clock without another one. The room is needed for completion events. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Address handles: where a datagram goes. They exist only in the process; nothing of them is in the fabric's file.
+ * Address handles: the destination of a datagram. They exist only in the process, not in the fabric's file.
  */
 #include "lib.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Atomic uint32_t handles; /* of this process: the profile's max_ah is counted here */
+static _Atomic uint32_t handles; /* address handles of this process, which the profile's max_ah limits */
 
 SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
@@ -62,8 +62,8 @@ SV_PUBLIC int ibv_destroy_ah(struct ibv_ah *base)
     return 0;
 }
 
-/* ---- The way back of a datagram ------------------------------------------------------------------------------------ */
-/* The 40 bytes before a datagram's data: an IPv6 header, or 20 bytes of nothing and an IPv4 header. */
+/* ---- The address that a datagram came from ------------------------------------------------------------------------ */
+/* The 40 bytes before a datagram's data: an IPv6 header, or 20 unused bytes and an IPv4 header. */
 struct route {
     uint8_t from[16], to[16];
     uint32_t flow_label;

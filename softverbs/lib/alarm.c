@@ -34,7 +34,8 @@ void sv_wake_at(uint32_t entry, uint64_t until)
     if (shared->channel_fd < 0)
         return;
     if (owner == sv_lib.view.process) {
-        /* Under it a queue is taken out of the table before its channel may go. Queues' locks may be held: it is inner to them. */
+        /* A queue is removed from the table under this mutex before its channel may be destroyed. Queues' locks may be held: the mutex is
+           inner to them. */
         pthread_mutex_lock(&sv_lib.mutex);
         if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
             sv_alarm_set(sv_lib.cqs[entry]->channel, until);

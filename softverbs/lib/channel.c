@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. Whoever produces a completion writes into the pipe.
- * The timer is for work of this process that waits for a time (the receiver was not ready, or a fault delays a message): the library has no
- * thread of its own, so it must wake the program's thread that sleeps.
+ * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. A process that produces a completion writes into the
+ * pipe. The timer is for work of this process that waits for a point in time (the receiver was not ready, or a fault delays a message): the
+ * library has no thread of its own, so it must wake the program's thread that sleeps.
  */
 #include "lib.h"
 
@@ -25,7 +25,7 @@ static bool channel_stale(const struct sv_channel *ch)
     return !sv_joined() || ch->life != sv_lib.life;
 }
 
-/* Goes on with what waited for time, and sets the timer for what still does. */
+/* Continues the work that waited for a point in time, and sets the timer for what still waits. */
 static void look_at_clock(struct sv_channel *ch)
 {
     sv_alarm_set(ch, sv_progress(SF_NO_DEVICE));
@@ -89,7 +89,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     int used;
 
     pthread_mutex_lock(&sv_lib.mutex);
-    used = ch->base.refcnt; /* counted by cq.c, under the same lock */
+    used = ch->base.refcnt; /* cq.c counts under the same lock */
     pthread_mutex_unlock(&sv_lib.mutex);
     if (used)
         return EBUSY;
@@ -103,14 +103,14 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     return 0;
 }
 
-/* The queue of an event, which from now on is one that the program must acknowledge; NULL when the queue has gone. */
+/* The queue of an event. The event counts as delivered from now on, and must be acknowledged. NULL: the queue is destroyed. */
 static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
 
     if (event->entry >= SF_CQS)
         return NULL;
-    /* The lock under which ibv_destroy_cq takes the queue out: it then waits for what was delivered before. */
+    /* ibv_destroy_cq() removes the queue under this lock, and then waits until the delivered events are acknowledged. */
     pthread_mutex_lock(&sv_lib.mutex);
     cq = sv_lib.cqs[event->entry];
     if (cq && (cq->generation != event->generation || cq->channel != ch))
@@ -133,7 +133,7 @@ static bool all_handlers_restart(void)
     for (int s = 1; s <= SIGRTMAX; s++) {
         struct sigaction action;
         if (s == SIGSEGV || s == SIGBUS || s == SIGILL || s == SIGFPE || s == SIGTRAP || s == SIGABRT || s == SIGSYS)
-            continue; /* of a thread that does something else than sleep */
+            continue; /* the system call belongs to a thread that is not sleeping here */
         if (sigaction(s, NULL, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN &&
             !(action.sa_flags & SA_RESTART))
             return false;
@@ -168,10 +168,10 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* once: time goes on while this runs, and the program may not want to wait */
+            looked = true; /* only once: time passes while this runs, and the program may not want to wait */
             continue;
         }
-        /* Nothing there. Whether to wait for it is the program's choice, made on the descriptor that it knows. */
+        /* There is no event. The program decides whether to wait, by O_NONBLOCK on the descriptor that it knows. */
         int flags = fcntl(ch->base.fd, F_GETFL);
         if (flags < 0)
             return -1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Writing completions into a completion queue, by the process that executed the request, and the events for which the queue is armed.
- * poll.c takes completions out.
+ * Writing completions into a completion queue, by the process that executed the request, and sending the events for which the queue is
+ * armed. poll.c takes completions out.
  */
 #include "engine.h"
 
@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* A request whose completion finds no room. */
+/* Advances the work queue of a request whose completion finds no room. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -26,7 +26,7 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
     atomic_store_explicit(&cq->intent.kind, 0, memory_order_release);
 }
 
-enum { ANY = 1, SOLICITED = 2 }; /* of sf_cq.armed */
+enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed */
 
 /* Whether the owner wants an event for a completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
@@ -34,9 +34,9 @@ static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
 
-/* Writes the event, before the completion. A process that is killed between the two has at most woken the owner, which finds nothing and
- * waits for the lock when it arms again. In the other order a completion could be there while its owner sleeps. cq->lock is held, as
- * wherever `armed` is written. */
+/* Writes the event, before the completion. If the process is killed between the two, the owner is woken and finds nothing; when it arms
+   again it waits for the lock. In the other order a completion could be there while its owner sleeps. cq->lock is held, as wherever `armed`
+   is written. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -53,14 +53,15 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_lock_cq(v, cq);
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
     uint64_t produced = atomic_load_explicit(&cq->produced, memory_order_relaxed);
-    if (produced - cq->seen >= cq->limit) /* acquire: the consumer has read a slot before it frees it (below) */
+    if (produced - cq->seen >= cq->limit) /* acquire: the consumer has read a slot before it is free; it is written below */
         cq->seen = atomic_load_explicit(&cq->consumed, memory_order_acquire);
     uint64_t unpolled = produced - cq->seen;
     bool overrun = unpolled >= cq->limit;
     if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
         !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
         bool first = owner != 0 && overrun && atomic_load_explicit(&cq->dead, memory_order_relaxed) == 0;
-        if (first && cq->context >= 0) /* before the mark: killed between the two, the next one tells again */
+        /* before `dead` is set: if this process is killed between the two, the next one sends the event again */
+        if (first && cq->context >= 0)
             sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
         if (first)
             atomic_store_explicit(&cq->dead, 1, memory_order_relaxed);
@@ -84,10 +85,10 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
     }
     complete_tell(index, cq, owner, e);
-    /* release: the consumer that sees the count sees the slot (acquire in poll_next()). Died before here: it never happened.
-     * Died after: sf_mend_cq moves the work queue on, and says the turn. */
+    /* release: a consumer that sees the count sees the slot (acquire in poll_next()). If this process dies before this, the completion
+       never happened. If it dies after this, sf_mend_cq() advances the work queue and writes the turn. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
-    /* release: the same, for the consumer that sees the turn */
+    /* release: as above, for a consumer that sees the turn */
     __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
     if (in) {
         sf_advance(f, in);
@@ -96,28 +97,29 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether among the unpolled completions is one that the owner wants to be told of. Under the queue's lock, not the consumers',
- * which a program holds that arms between ibv_start_poll and ibv_end_poll: no slot is written, and consumers only read. */
+/* Whether the owner wants an event for one of the unpolled completions. Under the queue's lock, not under the consumers' lock, because
+   a program may arm between ibv_start_poll and ibv_end_poll and then holds that one. No slot is written meanwhile, and consumers only
+   read. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;
     uint64_t from = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&cq->shared->produced, memory_order_relaxed);
     if (to - from > cq->ring.mask + UINT64_C(1))
-        to = from; /* a count was written over */
+        to = from; /* another process has overwritten a count */
     for (; from != to && !found; from++)
         found = complete_wanted(armed, sv_ring_slot(&cq->ring, from));
     return found;
 }
 
-/* The event for completions that were there before the queue was armed. mlx5 raises it too, because its doorbell carries the consumer's
- * index. So a program may sleep after arming without another poll. As there, a second event comes only after the first was read, so that
- * a program which arms again and again without reading does not fill its channel. */
+/* Sends an event for completions that were there before the queue was armed. mlx5 sends it too, because its doorbell carries the consumer's
+   index. So a program may sleep after arming without another poll. As with mlx5, the next such event is sent only after this one was read,
+   so that a program which arms again and again without reading does not fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in channel_deliver() (channel.c): if this sees the event unread, the program
-     * polls after it has read it. The queue then stays armed. */
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If this thread sees the event unread, the program will poll after it
+       has read the event. The queue then stays armed. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;
@@ -137,8 +139,8 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     if (refused)
         return refused;
     if (s->channel_fd < 0)
-        return 0; /* nobody is told */
-    /* The producer that has written its event, and not yet its completion, holds it: this waits for it, or finds it dead. */
+        return 0; /* it has no channel */
+    /* A producer that has written its event but not yet its completion holds the lock: wait until it releases it, or is found dead. */
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
         sched_yield();
     sf_lock_cq(&sv_lib.view, s);

@@ -35,7 +35,7 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
     int err;
 
     if (!sv_lib.joined || sv_context_of(context)->life != sv_lib.life)
-        return errno = ENODEV; /* a forked child with its parent's device */
+        return errno = ENODEV; /* a forked child uses its parent's device */
     err = sv_refused(SF_VERB_CREATE_CQ, device);
     if (err)
         return sv_refuse(err, "ibv_create_cq: refused by a rule of `softverbs fault`");
@@ -155,7 +155,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
         return errno;
     ring = ring_at(offset, capacity);
 
-    /* No consumer and no producer while the entries move. */
+    /* Keeps consumers and producers out while the entries are moved. */
     pthread_mutex_lock(&cq->poll);
     sf_lock_cq(&sv_lib.view, s);
     first = atomic_load_explicit(&s->consumed, memory_order_relaxed);
@@ -163,7 +163,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     gone = cq->ring;
     if (last - first > (uint32_t)cqe) {
         err = EINVAL;
-        gone = ring; /* the new one goes */
+        gone = ring; /* free the new one */
     } else {
         for (uint64_t i = first; i != last; i++)
             *(struct sf_cqe *)sv_ring_slot(&ring, i) = *(struct sf_cqe *)sv_ring_slot(&cq->ring, i);
@@ -179,7 +179,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled", cqe) : 0;
 }
 
-/* Unread events go with the queue; those that were read must be acknowledged before it may go. */
+/* Removes unread events of the queue. Events that were read must be acknowledged before the queue is destroyed. */
 static void settle_events(struct sv_cq *cq)
 {
     if (cq->channel)
@@ -199,12 +199,12 @@ int sv_destroy_cq(struct ibv_cq *base)
     if (atomic_load_explicit(&cq->users, memory_order_acquire))
         return EBUSY;
     pthread_mutex_lock(&sv_lib.mutex);
-    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq) /* whatever is written over its owner */
+    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq) /* even if another process has overwritten its owner */
         __atomic_store_n(&sv_lib.cqs[cq->entry], NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* Its queue pairs are destroyed; a producer that comes too late finds no room. */
+        /* Its queue pairs are destroyed already. A producer that comes too late finds no room. */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The extended form of polling: one completion at a time, its fields read one by one. Between start_poll and end_poll the
- * queue belongs to the thread that polls.
+ * The extended interface for polling: one completion at a time, whose fields are read one by one. Between start_poll and end_poll the queue
+ * belongs to the thread that polls.
  */
 #include "entry.h"
 
@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <time.h>
 
-/* Only these fields there are; no VLANs, flow tags, tag matching. */
+/* The supported fields. There are no VLANs, flow tags, or tag matching. */
 enum {
     KNOWN = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
 };
@@ -37,7 +37,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
     if (attr->comp_mask)
         return EINVAL;
     if (cq->life != sv_lib.life)
-        return ENODEV; /* a forked child with its parent's queue */
+        return ENODEV; /* a forked child uses its parent's queue */
     error = sv_refused(SF_VERB_POLL_CQ, cq->shared->device);
     if (error)
         return sv_refuse(error, "ibv_start_poll: refused by a rule of `softverbs fault`");
@@ -45,7 +45,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
     error = cq_ex_take(cq);
     bool tired = sv_tired(cq, !error);
     if (error) {
-        pthread_mutex_unlock(&cq->poll); /* end_poll is not called then */
+        pthread_mutex_unlock(&cq->poll); /* in this case the program does not call end_poll */
         if (tired)
             sched_yield();
         return error;
@@ -128,9 +128,9 @@ static uint64_t read_completion_ts(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.timestamp;
 }
 
-/* The clocks' distance is taken now: the wall clock may have been set since the completion. */
-/* How far the time of day is ahead of sf_now(). Between the looks at the two this thread may be held up: the narrowest of some
- * counts. What is left is of the looking, and no reason for the times of a queue to go back; a clock that was set is. */
+/* The difference of the clocks is measured now, because the wall clock may have been set since the completion. */
+/* How far the time of day is ahead of sf_now(). The thread may be preempted between reading the two clocks, so the closest of several pairs
+   counts. The remaining error must not let the times of a queue go back; only setting the clock may. */
 static uint64_t wall_ahead(struct sv_cq *cq)
 {
     enum { TRIES = 8, NARROW_NS = 1000, STEP_NS = 100000 };
@@ -197,7 +197,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x, flags %#x: some of these are unknown", attr->comp_mask, flags);
+        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x or flags %#x have unknown bits", attr->comp_mask, flags);
         return NULL;
     }
     if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One request of a send queue, from its memory to the peer's, with the completions it makes on both sides.
+ * Executes one request of a send queue, from the sender's memory to the peer's, with the completions on both sides.
  *
- * The executor holds the send queue's lock and is the sender, or the connected receiver that has just posted what the
- * sender waited for. Nothing is kept half done: a request that cannot go on leaves everything as it was, and the queue
- * pair's wait_* words say what it waits for. The only exception is a completion that a fault holds back (SF_WAIT_HELD).
+ * The executor holds the send queue's lock. It is the sender, or the connected receiver that has just posted the receive for which the
+ * sender waited. Nothing is left half done: a request that cannot proceed leaves everything unchanged, and the wait_* members of the queue
+ * pair say what it waits for. The only exception is a completion that a fault holds back (SF_WAIT_HELD).
  */
 #include "engine.h"
 
@@ -33,12 +33,12 @@ static bool deliver_connected(const struct sf_qp *qp, const struct sf_qp *t)
         return false;
     if (t->peer_number != qp->number || t->peer_device != qp->device)
         return false;
-    /* A reliable receiver takes nothing but the number it expects. */
+    /* A reliable receiver accepts only the sequence number that it expects. */
     return qp->type != IBV_QPT_RC || t->receive_psn == qp->send_psn;
 }
 
-/* The receiver's owner wrote these last: they come from another core, and may do so while the rest is looked at. What is read
- * here without a lock decides nothing but which line is fetched; it is looked at again under the lock. */
+/* The receiver's owner wrote these last, so they must be fetched from another core, which may take place while the rest is checked. What is
+   read here without a lock decides only which line is fetched; it is read again under the lock. */
 __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_receive_queue *rq)
 {
     uint64_t slot = rq->done & (rq->capacity - 1);
@@ -46,7 +46,7 @@ __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_r
     __builtin_prefetch((const void *)((uintptr_t)sv_lib.fabric + rq->ring + slot * rq->stride));
 }
 
-/* Where the message would go; whether it gets there is found_target's to say, once the queue is marked busy. */
+/* Finds the queue pair that the message is for. Whether it gets there is decided by found_target(), after the queue is marked busy. */
 static void name_target(struct sv_job *j)
 {
     j->t = j->qp->type == IBV_QPT_UD ? sf_number_entry(j->s->ud_qp) : j->qp->peer_qp % SF_QPS;
@@ -69,7 +69,7 @@ static bool found_target(const struct sv_job *j)
            t->qkey == j->s->ud_qkey;
 }
 
-/* The receive queue of the target, locked, with a receive in it. False: there is none, and it is not locked. */
+/* Locks the receive queue of the target, and finds a receive in it. False: there is none, and the queue is not locked. */
 static bool take_receive(struct sv_job *j, bool *gone)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -78,20 +78,20 @@ static bool take_receive(struct sv_job *j, bool *gone)
     struct sf_receive_queue *rq = srq ? &srq->queue : &t->receive;
     sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
     j->rq = rq;
-    /* Looked at again under the lock: its owner resets, connects and destroys it under this lock. */
+    /* Check again under the lock: the owner resets, connects and destroys it under this lock. */
     *gone = (j->qp->type != IBV_QPT_UD ? !deliver_connected(j->qp, t) : !deliver_hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
             !sv_receive_ring_sane(rq);
     uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
     /* acquire: pairs with the release in post.c */
     uint64_t there = atomic_load_explicit(&rq->posted, memory_order_acquire) - done;
-    *gone = *gone || there > rq->capacity; /* a count was written over */
+    *gone = *gone || there > rq->capacity; /* another process has overwritten a count */
     if (!*gone && there != 0)
         return true;
     if (!*gone && srq)
         sv_tell_limit(t->srq - 1);
     if (!*gone && j->qp->type != IBV_QPT_UD) {
-        /* Say so before the last look: pairs with the fence after `posted` in post.c. Either this sees the receive, or its
-         * poster sees this and runs the queue. */
+        /* Set `wanted` before looking once more. It pairs with the fence after `posted` in post.c: either this process sees the receive, or
+           the process that posts it sees `wanted` and runs the queue. */
         atomic_store_explicit(&t->wanted, 1, memory_order_seq_cst);
         if (srq)
             atomic_store_explicit(&srq->waiting, 1, memory_order_seq_cst);
@@ -113,7 +113,7 @@ static void let_receive_go(struct sv_job *j)
 
 /* ---- The operations ----------------------------------------------------------------------------------------------- */
 
-/* The sender's own elements; inline data lies in the request, which every process has mapped. */
+/* The memory of the sender's elements. Inline data lies in the request, which every process has mapped. */
 static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
 {
     const struct sf_send *s = j->s;
@@ -136,7 +136,7 @@ static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
     return true;
 }
 
-/* Where `bytes` of a message go; *room is all that the receive has. Elements that the message does not reach are not looked at. */
+/* Where `bytes` of a message go; *room is the size of the whole receive. Elements beyond the message are not checked. */
 static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, uint64_t *room)
 {
     const struct sf_qp *t = j->target;
@@ -159,7 +159,7 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
 {
     if (!j->qp->corrupt || bytes == 0)
         return sv_move(source, target, bytes);
-    static _Thread_local struct sv_place whole; /* not on a stack that may be a small one */
+    static _Thread_local struct sv_place whole; /* not on the stack, which may be small */
     whole = *target;
     enum sv_moved r = sv_move(source, target, bytes);
     if (r == SV_MOVED)
@@ -167,7 +167,7 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
     return r;
 }
 
-/* The receiver answers with an error: its queue pair stops, and the sender hears why. */
+/* The receiver answers with an error: its queue pair stops, and the sender's request ends with sender_status. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
     if (j->qp->type == IBV_QPT_RC) {
@@ -177,10 +177,11 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
     return sv_lost(j);
 }
 
-/* A receive that cannot take the message: it ends with `status`, and the rest as deliver_refuse() has it. */
+/* A receive cannot take the message: it ends with `status`, and the rest is as in deliver_refuse(). */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    sv_end_receive(j, status, 0); /* if killed after this, the process that polls it does the rest (poll_done() in poll.c) */
+    /* if this process is killed after this, the process that polls the completion does the rest (poll_done() in poll.c) */
+    sv_end_receive(j, status, 0);
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
     return j->qp->type == IBV_QPT_RC ? sv_end(j, sender_status) : sv_lost(j);
@@ -196,25 +197,25 @@ static void count_sent(struct sv_job *j)
     atomic_fetch_add_explicit(&to->received_bytes, j->s->length, memory_order_relaxed);
 }
 
-/* The bytes are there. Completions now, or when a fault's time is over. */
+/* The data has arrived. Writes the completions now, or leaves them until a fault's time is over. */
 static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
         j->qp->type != IBV_QPT_UD) {
-        /* Its owner may not know yet that the other side is ready. */
+        /* its owner may not know yet that the other side is connected */
         sv_async_qp(j->t, 1 << IBV_EVENT_COMM_EST);
         j->target->established = 1;
     }
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* after what the receiver waits for: these words are in others' caches */
+    count_sent(j); /* after what the receiver waits for, because these words are in the caches of other cores */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* Its data has moved before: what is left is to say so. */
+/* The data has been moved before; only the completions are missing. */
 static enum sv_step release_held(struct sv_job *j)
 {
     bool gone;
@@ -226,25 +227,25 @@ static enum sv_step release_held(struct sv_job *j)
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* The 40 bytes before a datagram's data: addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 that is
- * an IPv4 header in the last 20 of them. */
+/* Writes the 40 bytes before a datagram's data: the addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 the last
+   20 bytes are an IPv4 header. */
 static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
 {
-    enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* what the wire has around the data: transport's headers and checksum */
+    enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* bytes around the data on the wire: transport headers and checksum */
     const struct sv_topology *topology = &sv_lib.fabric->model.topology;
     const struct sf_send *s = j->s;
     const uint8_t *from = topology->devices[j->qp->device % SV_DEVICES].gids[(s->ud_hop & 0xff) % SV_GIDS].raw;
     uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
     memset(grh, 0, GRH);
     if (!(s->ud_hop & SF_UD_GLOBAL))
-        return; /* by LID alone: the receiver's 40 bytes are there, and mean nothing */
+        return; /* addressed by LID alone: the receiver's 40 bytes are unused */
     if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
         uint8_t *ip = grh + 20;
         uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));
         ip[0] = 0x45;
         ip[1] = traffic_class;
         memcpy(ip + 2, &length, 2);
-        ip[6] = 0x40; /* not to be cut in pieces */
+        ip[6] = 0x40; /* the flag "do not fragment" */
         ip[8] = hop_limit;
         ip[9] = UDP;
         memcpy(ip + 12, from + 12, 4);
@@ -289,7 +290,7 @@ static enum sv_step deliver_send(struct sv_job *j)
         return sv_lost(j);
     if (!take_receive(j, &gone))
         return gone ? sv_no_answer(j) : sv_not_ready(j);
-    if (j->qp->drop) /* a credit was there, and the message went: it does not arrive */
+    if (j->qp->drop) /* there was a receive, and the message was sent, but it does not arrive */
         return sv_lost(j);
     uint64_t bytes = source.bytes;
     if (!receive_place(j, &target, bytes, &room))
@@ -312,8 +313,8 @@ static enum sv_step deliver_send(struct sv_job *j)
     }
 }
 
-/* A queue pair that does not do an operation at all takes such a request for one it does not know (InfiniBand's table of
- * NAK codes): "remote invalid request", not the access error that a wrong key gets. */
+/* A queue pair that does not support an operation at all answers "remote invalid request", as to an unknown one (InfiniBand's table of NAK
+   codes), not with the access error of a wrong key. */
 static bool set_up_for(const struct sf_qp *t, unsigned access)
 {
     return (t->access & access) != 0;
@@ -349,9 +350,9 @@ static enum sv_step write_remote(struct sv_job *j)
     }
 }
 
-/* The standard keeps a write behind an earlier read only where the write, or a request between them, has the fence bit. So the bytes
- * of the writes behind this read go now, up to a fence, or to a send or an atomic, behind which writes stay. What cannot go is left to
- * its turn, which says why. */
+/* The standard orders a write behind an earlier read only if the write, or a request between them, has the fence flag. So the data of the
+   writes behind this read is moved now, up to a fence, a send or an atomic. A write that cannot be moved now is left until its turn, which
+   reports why. */
 __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
 {
     const struct sf_qp *qp = read->qp, *t = read->target;
@@ -427,7 +428,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
     if (r == SV_MOVED_TARGET)
         return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     if (r == SV_MOVED) {
-        sv_place_begin(&remote, me()); /* the way back */
+        sv_place_begin(&remote, me()); /* the old value, to the sender */
         remote.piece[remote.count++] = (struct iovec){&old, 8};
         remote.bytes = 8;
         r = deliver_move(j, &remote, &target, 8);
@@ -443,7 +444,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
 
 /* ---- One step ------------------------------------------------------------------------------------------------------ */
 
-/* Each frame has a throw of its own; one that is lost takes its message with it. */
+/* Whether a frame of the message is lost: each is decided at random, and one lost frame loses the message. */
 static bool loses_frame(const struct sv_job *j, uint64_t message)
 {
     const struct sf_qp *qp = j->qp;
@@ -454,14 +455,14 @@ static bool loses_frame(const struct sv_job *j, uint64_t message)
     return lost;
 }
 
-/* The faults' and the profile's verdict on the message, once for each try. True: it has to wait first. */
+/* Decides once for each attempt what faults and the profile's losses do to the message. True: it must wait first. */
 static bool deliver_judge(struct sv_job *j)
 {
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = j->qp;
     struct sv_verdict verdict = {0};
     uint64_t message = qp->messages | (uint64_t)qp->attempts << 48;
-    /* One time-out after the last of the tries that the attribute allows. */
+    /* One time-out after the last attempt that retry_count allows. */
     if (qp->type == IBV_QPT_RC && qp->attempts > qp->retry_count) {
         sv_end(j, IBV_WC_RETRY_EXC_ERR);
         return false;
@@ -477,7 +478,7 @@ static bool deliver_judge(struct sv_job *j)
     qp->hold_ns = verdict.hold_ns;
     qp->dice = verdict.dice;
     if (verdict.drop && qp->type == IBV_QPT_RC) {
-        /* The sender hears nothing and tries again after its time-out. */
+        /* The sender gets no answer, and tries again after its time-out. */
         qp->drop = 0;
         qp->attempts++;
         qp->judged = 0;
@@ -508,8 +509,8 @@ static enum sv_step deliver_operate(struct sv_job *j)
     }
 }
 
-/* Whether the other end is still the program it was: looked at again after a while, so that a number which the system has
- * given to another program since is not written to. Numbers do not come round within these milliseconds. */
+/* Whether the process of the other end is still the same program. Checked again after a while, so that nothing is written to another
+   program that has got its process number. Process numbers are not used again within these milliseconds. */
 static bool still_there(uint32_t process)
 {
     static _Atomic uint64_t looked[SF_PROCESSES + 1];
@@ -537,7 +538,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
 
     name_target(&j);
     if (me() != qp->owner && !(qp->type != IBV_QPT_UD && me() == j.target->owner)) {
-        /* Neither end's process: only those reach both memories. Its owner does it when it looks. */
+        /* This process is at neither end, and only those two can access both memories. The owner executes the request when it next
+           looks. */
         return sv_stall(&j, qp->wait_for ? (enum sf_wait)qp->wait_for : SF_WAIT_DELAY, sf_now());
     }
     if (qp->wait_for == SF_WAIT_HELD) {
@@ -561,8 +563,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->hold_ns = 0;
     }
 
-    /* Busy from here. Pairs with `live` = 0 and sv_quiesce() when memory is deregistered, and with sv_quiesce() after the target was
-     * brought to a state in which it does not receive. */
+    /* Busy from here on. Pairs with `live` = 0 and sv_quiesce() on deregistration, and with sv_quiesce() after the target was brought to a
+       state in which it does not receive. */
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
     atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
     atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);
@@ -574,7 +576,7 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
     else
         step = sv_died(&j, other);
     let_receive_go(&j);
-    /* release: all that was touched was touched before (acquire in sv_quiesce) */
+    /* release: all accesses come before this (acquire in sv_quiesce()) */
     atomic_store_explicit(&qp->busy, busy + 2, memory_order_release);
     return step;
 }

@@ -14,8 +14,8 @@
 
 #include <endian.h>
 
-/* Of the host that was joined. They stay, so that the program's pointers do: a fork's child that joins anew keeps its
- * parent's, too. */
+/* The devices of the host that was joined. They are kept, because the program has pointers to them. A forked child that joins anew also
+   keeps those of its parent. */
 static struct devices {
     struct devices *before;
     const struct sf_fabric *fabric;
@@ -94,7 +94,7 @@ SV_PUBLIC struct ibv_device **ibv_get_device_list(int *num_devices)
     if (num_devices)
         *num_devices = count;
     if (error)
-        errno = error; /* an empty list, and this */
+        errno = error; /* an empty list, with this errno */
     return list;
 }
 
@@ -161,7 +161,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
     return srq;
 }
 
-/* What the inline functions of verbs.h call. An operation that is left out is one that verbs.h refuses itself. */
+/* The functions that the inline functions of verbs.h call. verbs.h itself refuses an operation that is left out. */
 static void fill_operations(struct verbs_context *verbs)
 {
     struct ibv_context_ops *ops = &verbs->context.ops;
@@ -204,7 +204,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
                   device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
         return NULL;
     }
-    /* Nobody is asked by it; programs hand it on and look at it, and then it must be a descriptor, and nobody else's. */
+    /* Nothing is requested through it. Programs pass it on and inspect it, so it must be a descriptor that is used for nothing else. */
     command = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (command < 0) {
         error = errno;
@@ -249,7 +249,7 @@ no_command:
     return NULL;
 }
 
-/* Closing with objects still there is allowed, and they can be destroyed afterwards: then the context stays for them. */
+/* A device may be closed while it has objects. They can be destroyed afterwards: the context is kept until then. */
 SV_PUBLIC int ibv_close_device(struct ibv_context *base)
 {
     struct sv_context *context = sv_context_of(base);
@@ -260,10 +260,10 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
         sf_give_context(&sv_lib.view, context->entry);
         sv_pipe_give(context->async_read, context->async_write);
     }
-    if (base->cmd_fd >= 0) /* also a fork's child: descriptors are each process's own */
+    if (base->cmd_fd >= 0) /* a forked child too: it has its own copies of descriptors */
         close(base->cmd_fd);
     base->cmd_fd = -1;
-    context->async_read = context->async_write = -1; /* objects that outlive it have no events any more */
+    context->async_read = context->async_write = -1; /* objects that outlive it get no events any more */
     if (left) {
         sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this context still exist", base->device->name, left);
         return 0;

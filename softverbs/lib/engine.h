@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-enum { SV_PIECES = 128 }; /* of one message on one side: the most elements of a request, each perhaps in two pieces */
+enum { SV_PIECES = 128 }; /* the most pieces of one message on one side: each element of a request may be in two pieces */
 
 /* A message's memory on one side: pieces in the memory of one process (number + 1). */
 struct sv_place {
@@ -19,7 +19,7 @@ struct sv_place {
     uint64_t bytes;
     struct iovec piece[SV_PIECES];
 };
-/* An empty one. Its pieces are left as they are: two kilobytes, and most messages have one. */
+/* Makes it empty. The pieces are not cleared: they are two kilobytes, and most messages have only one. */
 static inline void sv_place_begin(struct sv_place *p, uint32_t process)
 {
     p->process = process;
@@ -35,11 +35,11 @@ enum sv_moved {
     SV_MOVED_DENIED, /* this machine does not let processes access each other's memory */
 };
 
-/* move.c. Adds the range to the place: checks key, owner, domain, liveness, bounds, rights. False: refused. */
+/* move.c. Adds the range to the place after checking key, owner, domain, liveness, bounds, and rights. False: refused. */
 bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access);
-/* The first `bytes` of the source to the target. One of the two is in this process. Both places are used up. */
+/* Copies the first `bytes` of the source to the target. One of the two is in this process. Both places are consumed. */
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes);
-/* A 64-bit word of the target's memory, under the lock of its device's atomics; the old value goes to *old. */
+/* An atomic on a 64-bit word of the target's memory, under the device's lock for atomics; the old value goes to *old. */
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
                              uint64_t *old);
 /* Flips a bit of the byte at `offset` of a place that has not been used up. */
@@ -70,7 +70,7 @@ static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
     return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
 }
 
-/* Of a message on a device that counts frames (depth.frame_bytes); 1 on others. */
+/* The number of frames of a message, on a device that counts frames (depth.frame_bytes); 1 on others. */
 static inline uint64_t sv_frames(uint64_t bytes)
 {
     uint32_t one = sv_lib.profile->frame_bytes;
@@ -85,7 +85,7 @@ static inline bool sv_over_ipv4(const struct sf_send *s)
     return memcmp(s->ud_dgid, mapped, sizeof mapped) == 0;
 }
 
-/* Queue pairs to run, to flush, and processes to reap, once no lock is held. */
+/* What to do when no lock is held any more: queue pairs to run and to flush, and processes to reap. */
 struct sv_later {
     int count, flush_count, dead_count;
     uint32_t run[6], flush[6], dead[4];
@@ -122,27 +122,28 @@ static inline bool sv_takes_receive(uint32_t opcode)
 /* deliver.c: executes one request of a send queue completely, or not at all. The send queue's lock is held. */
 enum sv_step {
     SV_DONE,  /* go on with the next */
-    SV_STALL, /* wait: the queue pair's wait_* say for what */
+    SV_STALL, /* wait; the wait_* members of the queue pair say for what */
 };
 enum sv_step sv_step(uint32_t qp, struct sv_later *);
 
-/* finish.c. Ends the request at send_done with a status; on any but success the queue pair stops as its type demands. */
+/* finish.c. Ends the request at send_done with a status. If that is not success, the queue pair stops in the way its type requires. */
 void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
 /* Ends the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
 /* Sends the limit event of a shared receive queue, whose lock is held, if fewer receives are left than the armed limit. */
 void sv_tell_limit(uint32_t srq);
-/* Brings a queue pair to ERR: sends its events (IBV_EVENT_CQ_ERR means none of its own), and lists what to flush later. */
+/* Brings a queue pair to ERR: sends its event (IBV_EVENT_CQ_ERR: none), and adds to `later` what must be flushed. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
-/* Sets the state to ERR. False: it is in a state from which it does not fail, or its owner has reset it in the meantime. */
+/* Sets the state to ERR. False: the state does not allow that, or the owner has reset the queue pair meanwhile. */
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
-enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` applies if it did not wait for this before */
+enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until); /* `until` is used if it was not waiting for this already */
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
-enum sv_step sv_lost(struct sv_job *);      /* ends with success, as if it had arrived */
-enum sv_step sv_no_answer(struct sv_job *); /* no such queue pair, not connected to this one, its process is dead, or not reachable */
-enum sv_step sv_not_ready(struct sv_job *); /* no receive is posted there */
+enum sv_step sv_lost(struct sv_job *); /* ends the request with success, as if the message had arrived */
+/* there is no such queue pair, it is not connected to this one, its process is dead, or it cannot be reached */
+enum sv_step sv_no_answer(struct sv_job *);
+enum sv_step sv_not_ready(struct sv_job *);              /* no receive is posted there */
 enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the operations of a context (device.c) enter by, beside those of lib.h.
+ * The functions that a context's table of operations (device.c) leads to, beside those in lib.h.
  */
 #ifndef SOFTVERBS_ENTRY_H
 #define SOFTVERBS_ENTRY_H

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Running send queues as far as they go: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which
+ * Running send queues as far as possible: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which
  * the sender waits. One process at a time runs a queue. A process that finds it locked sets `kick` and leaves.
  */
 #include "engine.h"
 
 enum { LOOK_AGAIN_NS = 20000 };
 
-/* True: the first request waits for something, and for somebody to look at it again. */
+/* True: the first request waits for something, and a process must look at it again. */
 static bool execute_drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
@@ -17,21 +17,23 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
         uint64_t left = atomic_load_explicit(&qp->send_posted, memory_order_acquire) - done;
         if (left == 0 || left > qp->send_capacity || atomic_load_explicit(&qp->owner, memory_order_relaxed) == 0 ||
             !sv_send_ring_sane(qp)) {
-            atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed); /* nothing does, whatever is said there */
+            /* the queue is empty, so nothing waits, whatever wait_for says */
+            atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed);
             return false;
         }
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
             sv_end_send(q, IBV_WC_WR_FLUSH_ERR, later);
         else if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && qp->wait_for == SF_WAIT_HELD))
-            return false; /* stands still until the program moves it on; one whose data has moved ends in SQD, too */
+            /* SQD: the queue stands still until the program changes its state, but a request whose data has been moved still ends */
+            return false;
         else if (sv_step(q, later) == SV_STALL)
             return true;
     }
 }
 
-/* If this process dies with the lock, the owner must look at the queue, and nobody else asks it to. It does so after a while: at once it
- * would wait for the lock. */
+/* If this process dies with the lock, nobody else makes the owner look at the queue. So it is marked here, for a look after a while; an
+   immediate look would only wait for the lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
@@ -45,18 +47,18 @@ static void run_one(uint32_t q, struct sv_later *later)
     struct sf_view *v = &sv_lib.view;
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (!sv_joined())
-        return; /* a thread that still runs while the program exits: it sees a copy (setup.c) */
+        return; /* a thread that still runs while the program exits sees a private copy (setup.c) */
     bool mine = atomic_load_explicit(&qp->owner, memory_order_relaxed) == v->process;
     if (mine)
         sf_lock_send(v, qp);
     else {
-        /* Before trying the lock: its holder looks at `kick` after it has released the lock. */
+        /* Set before trying the lock: its holder checks `kick` after it has released the lock. */
         atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
         if (!sf_try_lock(v, &qp->lock))
             return;
     }
     for (;;) {
-        /* One that comes after this look is seen below: it came before its bringer's try for the lock, which is held. */
+        /* A kick that comes after this check is seen below: it came before its sender tried the lock, which this thread still holds. */
         if (atomic_load_explicit(&qp->kick, memory_order_relaxed))
             atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
         if (!mine)
@@ -71,7 +73,7 @@ static void run_one(uint32_t q, struct sv_later *later)
 
 __attribute__((noinline)) static void execute_settle(struct sv_later *later)
 {
-    /* Each round can only leave work for queue pairs that were not in ERR before: it comes to an end. */
+    /* This ends, because each round leaves work only for queue pairs that were not in ERR before. */
     while (sv_later_any(later)) {
         struct sv_later now = *later;
         later->count = later->flush_count = later->dead_count = 0;
@@ -89,7 +91,7 @@ void sv_run(uint32_t q)
     struct sv_later later;
     if (q >= SF_QPS)
         return;
-    later.count = later.flush_count = later.dead_count = 0; /* the rest is what these count */
+    later.count = later.flush_count = later.dead_count = 0; /* the other members are valid only up to these counts */
     run_one(q, &later);
     if (sv_later_any(&later))
         execute_settle(&later);
@@ -130,7 +132,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* Another thread may reset it now, and connect it anew: it does so with this lock. */
+    /* Another thread may reset it now, and connect it anew; it needs this lock for that. */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)
@@ -144,12 +146,12 @@ void sv_finish_failing(uint32_t q)
     sv_flush_receives(q);
 }
 
-/* A queue pair whose turn has come again. */
+/* Looks at a queue pair again. Returns when to look next. */
 static uint64_t look_at(uint32_t q, uint64_t now)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_ERR) {
-        /* `softverbs fault remove` put it there (cli/cable.c), and left the flushing to us. */
+        /* `softverbs fault remove` has brought it to ERR (cli/cable.c), and left the flushing to its owner */
         atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
         sv_run(q);
         sv_flush_receives(q);
@@ -159,7 +161,7 @@ static uint64_t look_at(uint32_t q, uint64_t now)
         sv_run(q);
     if (atomic_load_explicit(&qp->waiting, memory_order_acquire) == 0)
         return 0;
-    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* it did not move, nor say when it will */
+    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* it made no progress, and did not say when it will */
 }
 
 uint64_t sv_progress(uint32_t cq)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The rules of `softverbs fault`, applied. They lie in the fabric's file and may come and go while programs
- * run.
+ * Applies the rules of `softverbs fault`. They are in the fabric's file, and may be added and removed while programs run.
  *
- * Chance is no chance: a rule's decision on a message is a hash of the rule's seed, of the sender's device,
- * of which of that device's queue pairs it is, in the order they were made, and of which of its messages. So
- * the same seed does the same to the same program, however its processes take turns. Rules by turn (the n-th,
- * every n-th) count what they match, over all queue pairs together: name one (--qp, --device) where that must
- * not depend on turns.
+ * Random decisions are reproducible. A rule's decision on a message is a hash of the rule's seed, the sender's device, the ordinal of the
+ * queue pair among those that the device has made, and the ordinal of the message on that queue pair. So the same seed has the same effect
+ * on the same program, however its processes are scheduled. Rules that count matches (the n-th, every n-th) count over all queue pairs
+ * together; restrict them to one (--qp, --device) if the result must not depend on scheduling.
  */
 #include "engine.h"
 
@@ -15,7 +13,7 @@
 
 static inline uint64_t fault_mix(uint64_t x)
 {
-    /* Each bit of x reaches all bits: an odd factor carries upwards, a shift downwards, twice. */
+    /* Each bit of x affects all bits: multiplying by an odd factor carries upwards, shifting carries downwards, both twice. */
     x ^= x >> 32;
     x *= UINT64_C(0xd6e8feb86659fd93);
     x ^= x >> 32;
@@ -25,15 +23,15 @@ static inline uint64_t fault_mix(uint64_t x)
 
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
-    /* Each word is added to the mixed ones before it, so that (1, 2) is not (2, 1); the constant keeps 0 from
-     * staying 0. */
+    /* Each word is added to the mixed result of those before it, so that (1, 2) differs from (2, 1). The constant keeps 0 from staying
+       0. */
     uint64_t x = fault_mix(seed + UINT64_C(0x9e3779b97f4a7c15));
     x = fault_mix(x + a);
     x = fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);
     return fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + c);
 }
 
-/* Whether a rule that matches strikes this time; `dice` of this rule and message. */
+/* Whether a rule that matches applies this time. `dice` is the random number of this rule and message. */
 static bool fault_strikes(struct sf_fault *r, uint64_t dice)
 {
     uint64_t turn = atomic_fetch_add_explicit(&r->matches, 1, memory_order_relaxed) + 1;
@@ -75,7 +73,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             continue;
         if (!fault_concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
             continue;
-        /* The kind too: a message that is lost is never the one that is harmed, if one seed did both. */
+        /* The kind is hashed too: otherwise rules of two kinds with one seed would always choose the same messages. */
         uint64_t dice = sv_dice(r->seed + ((uint64_t)kind << 56), device, qp->ordinal, message);
         if (!fault_strikes(r, dice))
             continue;
@@ -83,7 +81,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         case SF_FAULT_DROP: verdict->drop = true; break;
         case SF_FAULT_CORRUPT:
             verdict->corrupt = true;
-            verdict->dice = fault_mix(dice); /* which byte: not the same choice again as whether */
+            verdict->dice = fault_mix(dice); /* the choice of the byte must not depend on the same number as the choice of the message */
             break;
         case SF_FAULT_DELAY: verdict->delay_ns += r->nanoseconds; break;
         case SF_FAULT_WITHHOLD: verdict->hold_ns += r->nanoseconds; break;

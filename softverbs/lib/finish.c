@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of requests: the completions that they leave, and the queue pairs that stop because of an error.
+ * The end of requests: their completions, and queue pairs that stop because of an error.
  */
 #include "engine.h"
 
@@ -28,8 +28,8 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
         return;
-    sv_async_qp(q,
-                (event != IBV_EVENT_CQ_ERR /* stands for none */ ? 1u << event : 0) | (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
+    /* IBV_EVENT_CQ_ERR stands for no event */
+    sv_async_qp(q, (event != IBV_EVENT_CQ_ERR ? 1u << event : 0) | (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
     if (qp->owner != sv_lib.view.process) {
         struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
         /* release: a process that sees it also sees the events written (acquire in sv_finish_failing and sv_progress) */
@@ -46,7 +46,7 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_later_run(later, q);
 }
 
-/* A completion queue that had no room takes its queue pairs with it. */
+/* A completion queue that has overrun brings its queue pairs to ERR. */
 static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
 {
     if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))
@@ -105,8 +105,8 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     fail_overrun(q, qp->send_cq, later);
 }
 
-/* A datagram over RoCE version 2 has no service level. Adapters of the ConnectX family tell here which header is before the data:
- * 8, and 1 for IPv6's or 2 for IPv4's. libibverbs has no other place for it, and UCX 1.13 drops what came over IPv4 without. */
+/* A datagram over RoCE version 2 has no service level. Adapters of the ConnectX family use the field to say which header precedes the data:
+   8, plus 1 for IPv6 or 2 for IPv4. libibverbs has no other field for it, and UCX 1.13 drops datagrams over IPv4 without it. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
     if (target->type != IBV_QPT_UD)
@@ -118,8 +118,9 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
 }
 
-/* Called by every process that takes a receive or finds none, because the one that crossed the limit may have been killed before it sent
- * the event. The event comes before the mark is cleared, so at worst it comes twice. The owner arms the limit under the same lock. */
+/* Called by every process that takes a receive or finds none, because the process that crossed the limit may have been killed before it
+   sent the event. The event is sent before the limit is disarmed, so at worst it is sent twice. The owner arms the limit under the same
+   lock. */
 void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];
@@ -133,7 +134,7 @@ void sv_tell_limit(uint32_t index)
     atomic_store_explicit(&srq->watermark, 0, memory_order_relaxed);
 }
 
-/* The receive at `done` of the locked receive queue ends. */
+/* Ends the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
 {
     struct sf_qp *t = j->target;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions of libc behind those of ours with the same names. All are looked up when the library is loaded, so that no signal handler
- * has to do it. A call that comes even earlier looks up its own.
+ * Finds the functions of libc that this library's functions of the same names replace. All are looked up when the library is loaded, so
+ * that no signal handler has to do it. A call that comes even earlier looks up its own.
  */
 #include "interpose.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions of libc's names that stand before libc's own (paths.c, listing.c).
+ * Functions with the names of libc's functions that are found before libc's own (paths.c, listing.c).
  *
- * By their names for the linker: headers may turn `stat` into `stat64`, or `open` into a checked form of it. The twins with 64
- * in their names are the same where a word has 64 bits.
+ * They are declared with their linker names, because headers may turn `stat` into `stat64`, or `open` into a checked form of it. Functions
+ * with 64 in their names are the same as those without where a word has 64 bits.
  */
 #ifndef SV_INTERPOSE_H
 #define SV_INTERPOSE_H
@@ -15,7 +15,7 @@
 
 _Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(struct dirent) == sizeof(struct dirent64) && sizeof(off_t) == 8,
                "a machine of 64 bits");
-/* interpose.c: libc's function, or that of another library that stands before it. */
+/* interpose.c: the function that would be called without this library: libc's, or that of another interposing library. */
 enum sv_call {
     SV_ACCESS,
     SV_FACCESSAT,

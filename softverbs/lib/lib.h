@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and what its files offer each other. The table in docs/design.md says what each file is
- * for, and which file may call which.
+ * The library inside the program: its objects, and the functions that its files offer each other. The table in docs/design.md says what
+ * each file is for, and which file may call which.
  *
  * Every object of a program begins with the structure of libibverbs, and has the number of its entry in the fabric's tables.
  */
@@ -25,7 +25,7 @@ struct sv_library {
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
     uint32_t host;
-    struct sv_qp **qps;   /* by entry: SF_QPS pointers, or NULL. Written under mutex, read with acquire by anyone polling */
+    struct sv_qp **qps;   /* indexed by entry, SF_QPS pointers, each may be NULL. Written under mutex; pollers read it with acquire */
     struct sv_cq **cqs;   /* by entry */
     struct sv_srq **srqs; /* by entry */
 };
@@ -35,13 +35,13 @@ extern struct sv_library sv_lib;
  * A forked child has not joined. It may join as a process of its own, without its parent's objects. */
 int sv_join(void);
 
-/* log.c: SOFTVERBS_LOG=error|info|debug, to stderr. A refusal is logged at `info`, with the limit, the profile that
- * sets it, and where it is documented. */
+/* log.c: prints to stderr, according to SOFTVERBS_LOG=error|info|debug. A refusal is logged at `info`, with the limit, the profile that
+   sets it, and where it is documented. */
 enum sv_level { SV_ERROR = 1, SV_INFO = 2, SV_DEBUG = 3 };
 extern int sv_level;
 void sv_log_line(enum sv_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define sv_log(level, ...) ((level) <= sv_level ? sv_log_line(level, __VA_ARGS__) : (void)0)
-/* The page that explains the keys of profiles, for messages. */
+/* The page that explains the keys of profiles, to be named in messages. */
 #define SV_DOCUMENTED "softverbs/docs/profiles.md"
 
 /* Logs the refusal and sets errno: `return sv_refuse(ENOMEM, ...), NULL`. Returns the errno. */
@@ -55,14 +55,14 @@ static inline bool sv_joined(void)
 /* ---- Objects ------------------------------------------------------------------------------------------------- */
 struct sv_device {
     struct ibv_device base;
-    uint32_t entry; /* in topology.devices and fabric.devices */
+    uint32_t entry; /* index into topology.devices and fabric.devices */
 };
 
 struct sv_context {
     uint32_t device, entry, life;
     int async_read, async_write;
-    _Atomic uint32_t objects;   /* alive under it */
-    struct verbs_context verbs; /* verbs.context is what the program has: last, as the ABI wants it */
+    _Atomic uint32_t objects;   /* how many objects of the context exist */
+    struct verbs_context verbs; /* verbs.context is what the program sees; the ABI requires it to be last */
 };
 static inline struct sv_context *sv_context_of(struct ibv_context *c)
 {
@@ -77,13 +77,13 @@ static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
            atomic_load_explicit(owner, memory_order_relaxed) == sv_lib.view.process;
 }
 
-/* Where a queue of this process lies. The same values are on the fabric for the other processes. The owner uses these, so that it writes
- * only into its own slots even if somebody overwrites the values on the fabric. */
+/* Where a queue of this process lies. The fabric has the same values for other processes. The owner uses these copies, so that it writes
+   only into its own slots even if another process overwrites the values on the fabric. */
 struct sv_ring {
     char *base;
     uint64_t offset;           /* in the fabric's file; 0: there is no queue */
-    uint32_t mask, stride;     /* slots less 1, bytes of one */
-    uint32_t limit, sge_limit; /* requests that may be unpolled, elements of one */
+    uint32_t mask, stride;     /* slots minus 1; bytes of a slot */
+    uint32_t limit, sge_limit; /* the most unpolled requests; the most elements of a request */
 };
 static inline void *sv_ring_slot(const struct sv_ring *r, uint64_t position)
 {
@@ -97,13 +97,13 @@ static inline size_t sv_ring_bytes(const struct sv_ring *r)
 struct sv_pd {
     struct ibv_pd base;
     uint32_t entry;
-    _Atomic uint32_t users; /* regions, queue pairs, shared receive queues, address handles */
+    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use it */
 };
 
 struct sv_mr {
     struct ibv_mr base;
     uint32_t entry;
-    void *mapped; /* mapping of a dmabuf, which is unmapped at the end */
+    void *mapped; /* a mapping of a dmabuf, which is unmapped on deregistration */
     size_t mapped_bytes;
 };
 
@@ -112,7 +112,7 @@ struct sv_channel {
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
     uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
-    uint32_t life;     /* sv_lib.life of when it was made */
+    uint32_t life;     /* the value of sv_lib.life when it was made */
 };
 
 struct sv_cq {
@@ -122,21 +122,21 @@ struct sv_cq {
     };
     uint32_t entry, generation, life;
     struct sf_cq *shared;
-    struct sv_ring ring; /* of struct sf_cqe; changed under `poll` */
+    struct sv_ring ring; /* its slots are struct sf_cqe; changed under `poll` */
     struct sv_channel *channel;
-    pthread_mutex_t poll;  /* of consumers */
+    pthread_mutex_t poll;  /* held by consumers */
     uint64_t look_again;   /* ns; under poll: queue pairs that wait are not looked at before this time */
-    struct sf_cqe current; /* of the extended interface */
+    struct sf_cqe current; /* the completion that the extended interface has polled */
     bool reading;
     uint32_t turns;            /* polls that found something */
     uint32_t idle;             /* consecutive polls that found nothing */
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the time of day is ahead of CLOCK_MONOTONIC */
-    _Atomic uint32_t told;     /* 1: the event for completions that were there when it was armed has not been read */
+    _Atomic uint32_t told;     /* 1: an event for completions that were there before arming has been sent and not been read */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     bool failed;            /* its one asynchronous event was delivered; under sv_lib.mutex */
-    _Atomic uint32_t users; /* queue pairs */
+    _Atomic uint32_t users; /* how many queue pairs use it */
 };
 
 struct sv_srq {
@@ -149,7 +149,8 @@ struct sv_srq {
     uint32_t async_delivered;
     _Atomic uint32_t users;
 };
-/* Slots in use once so many were posted. acquire: what is free was read (release in free_slots and sf_advance). */
+/* How many slots are in use after `posted` requests were posted. acquire: a slot that is free has been read (release in free_slots() and
+   sf_advance()). */
 static inline uint64_t sv_srq_used(const struct sv_srq *srq, uint64_t posted)
 {
     return posted - atomic_load_explicit(&srq->polled, memory_order_acquire) -
@@ -165,14 +166,14 @@ struct sv_qp {
     struct sf_qp *shared;
     struct sv_ring send, receive;
     pthread_mutex_t post_send, post_receive;
-    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free: polled, or before one that was */
+    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free: they, or later ones, have been polled */
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    uint32_t told, told_in;  /* SV_ONCE_EVENTS that the program has read, and of which connection; under sv_lib.mutex */
+    uint32_t told, told_in;  /* which of SV_ONCE_EVENTS the program has read, and in which connection; under sv_lib.mutex */
     struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
-    struct sv_builder *builder; /* wr.c's, or NULL */
+    struct sv_builder *builder; /* for wr.c; may be NULL */
 };
 
 struct sv_ah {
@@ -187,25 +188,27 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);             /* poll.c: the next completion, its slot freed; runs what waits for time
-                                                                * when there is none. cq->poll is held. False: none */
-/* poll.c: takes the unpolled completions of a queue pair out. cq->poll and the queue pair's locks are held. */
+/* poll.c: takes the next completion, and frees its slots. If there is none, runs queue pairs that wait for a point in time. cq->poll is
+   held. False: none */
+bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
+/* poll.c: removes the unpolled completions of a queue pair. cq->poll and the queue pair's locks are held. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
-/* Whether the caller of a poll that found nothing should yield: after some tens of microseconds without a completion, the process it
- * waits for may be waiting for this core. cq->poll is held; the yield comes after. */
+/* Whether a thread whose poll found nothing should yield. After some tens of microseconds without a completion, the process it waits for
+   may need this core. cq->poll is held; the caller yields after releasing it. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
     cq->idle = found ? 0 : cq->idle + 1;
     return cq->idle >= PATIENCE && cq->idle % (PATIENCE / 10) == 0;
 }
-/* Publishes a completion and wakes the owner if it sleeps. `intent` (its kind, index, done) may be NULL. Advances the queue of the request
- * in the same step. The caller, any process, holds the lock of that queue. */
+/* Publishes a completion and wakes the owner if it sleeps. `intent` (kind, index and done are set) may be NULL; the work queue that it
+   names advances in the same step. The caller, any process, holds the lock of that queue. */
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
-/* A pipe into which other processes write events. 0 or an errno. The writing end never blocks, the reading end does. A pipe that is given
- * back is used again and never closed, so that a descriptor found on the fabric names one of these pipes as long as the process lives. */
+/* Takes a pipe into which other processes write events. 0 or an errno. The writing end never blocks, the reading end does. A pipe that is
+   given back is kept open for the next one to take it, so that a descriptor number on the fabric names one of these pipes as long as the
+   process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether it is one of these pipes of this process */
@@ -214,48 +217,49 @@ bool sv_pipe_ours(int write_end); /* whether it is one of these pipes of this pr
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
 /* sf_signal (fabric/signal.c) with this process's view. Failures are logged. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
-bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* with one write, or none */
-/* An asynchronous event for the opener of a context (entry in contexts). */
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
+/* Sends an asynchronous event to the process that opened a context (entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
-/* Events of a queue pair, `types` (bits), all with one write, so that a process which is killed has sent all or none. The program gets
- * each of SV_ONCE_EVENTS once in a connection, however often it is sent. */
+/* Sends events of a queue pair (`types` are bits), all with one write: if the process is killed, it has sent all or none. The program reads
+   each of SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* The same for one of SV_ONCE_EVENTS and a queue pair of this process. Not sent if the program has read it; replaces one that is unread. */
+/* The same for one of SV_ONCE_EVENTS and a queue pair of this process. Not sent if the program has read it already; replaces an unread
+   one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* Bits 1 << enum ibv_event_type. */
 enum {
     SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                      1 << IBV_EVENT_QP_LAST_WQE_REACHED,
-    SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* it is in ERR, or on its way there */
+    SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* the queue pair is in ERR, or is being brought there */
     SV_CQ_EVENTS = 1 << IBV_EVENT_CQ_ERR,
     SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                    1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG | 1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
     SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
 };
-/* Removes the unread events of an object of this context that is destroyed. */
+/* Removes the unread events of an object of this context that is being destroyed. */
 void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
-/* Sets a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier. Whether it has expired since the last call. */
+/* Sets a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier. True: it has expired since the last call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* A queue pair that completes on `cq` waits until `until` (ns): wakes the owner's channel, if any, at that time. */
+/* Wakes the owner's channel of `cq`, if it has one, at `until` (ns), because a queue pair that completes there waits until then. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
 int sv_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **bad);
 int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
 int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
-/* Runs the send queue of an entry as far as it goes, in this process. In ERR it flushes the queue. The caller holds no lock. */
+/* Runs the send queue of an entry as far as it goes, in this process. Flushes it if the queue pair is in ERR. The caller holds no lock. */
 void sv_run(uint32_t qp);
-/* Finishes what a peer has begun: brings a queue pair of this process to ERR and flushes it. */
+/* Brings a queue pair of this process to ERR and flushes it, if a peer has begun to do so. */
 void sv_finish_failing(uint32_t qp);
 /* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
-/* Runs the queue pairs of this process that wait for a time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look again
- * (ns), or 0 if nothing waits. */
+/* Runs the queue pairs of this process that wait for a point in time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look
+   again (ns), or 0 if nothing waits. */
 uint64_t sv_progress(uint32_t cq);
 /* Returns when every access to this process's memory that began before the call has ended. */
 void sv_quiesce(void);
-/* Bytes of a slot: for sf_qp.send_stride, sf_receive_queue.stride. */
+/* Bytes of a slot, for sf_qp.send_stride and sf_receive_queue.stride. */
 static inline uint32_t sv_send_stride(uint32_t sges, uint32_t inline_bytes)
 {
     size_t body = sges * sizeof(struct sf_sge) > inline_bytes ? sges * sizeof(struct sf_sge) : inline_bytes;
@@ -267,13 +271,13 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 }
 
 /* ---- sysfs.c, for paths.c: once joined -------------------------------------------------------------------------- */
-/* The text of a device's file, as snprintf; -1: not of a device of this host, or there is no such file. */
+/* The text of a device's file; returns as snprintf() does. -1: it is not of a device of this host, or there is no such file. */
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* The name of such a directory's entry, from 0, without "." and ".."; false: there are no more. */
+/* The name of entry `index` (from 0) of such a directory, without "." and ".."; false: there are no more. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
-/* Whether a device of this host has this node ("uverbs0"), and its number. */
+/* Whether a device of this host has this device node ("uverbs0"), and the node's number. */
 bool sv_device_node(const char *name, uint32_t *number);
 
 /* ---- memory.c --------------------------------------------------------------------------------------------------- */
@@ -284,26 +288,27 @@ int sv_memory_check(const void *address, size_t bytes, bool writable);
 struct ibv_pd *sv_alloc_pd(struct ibv_context *);
 int sv_dealloc_pd(struct ibv_pd *);
 struct ibv_srq *sv_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
-struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* both ibv_create_qp and the extended one */
+struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* for ibv_create_qp() and ibv_create_qp_ex() */
 /* states.c: take all locks of a queue pair, so that nobody posts to it, runs it or, with `pollers`, polls its completions. */
 void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
-/* To RESET. Removes posted requests, and unpolled completions. Between sv_enter_qp and sv_leave_qp, with `pollers`. */
+/* Resets a queue pair: removes posted requests and unpolled completions. Between sv_enter_qp(), with `pollers`, and sv_leave_qp(). */
 void sv_reset_qp(struct sv_qp *);
-/* states.c: the device an address leads to, or SF_NO_DEVICE; `gid`, which may be NULL: of a global one, its GID's index there. */
+/* states.c: the device that an address leads to, or SF_NO_DEVICE. For a global address *gid (`gid` may be NULL) is the GID's index
+   there. */
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
-/* states.c: port, is_global and sgid_index of an address: 0, or the errno of the refusal. */
+/* states.c: checks port, is_global and sgid_index of an address: 0, or the errno to fail with. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
 void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; 0, or errno in errno */
 void sv_wr_remove(struct sv_qp *);
 void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
 
 /* ---- fault.c ------------------------------------------------------------------------------------------------------ */
-/* What the fault rules do to a message of a queue pair; all 0 if no rule applies. */
+/* What the fault rules do to a message of a queue pair. All 0: no rule applies. */
 struct sv_verdict {
     bool drop, corrupt, overtaken;
     uint64_t delay_ns, hold_ns;
-    uint64_t dice; /* of this message: picks the byte that is corrupted */
+    uint64_t dice; /* a random number of this message, which selects the byte that is corrupted */
 };
 void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
 int sv_refused_slow(enum sf_verb, uint32_t device);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c, libc's function is called first.
- * Only if it finds nothing does the directory of this host's devices answer (sysfs.c).
+ * Only if it finds nothing, the directory of this host's devices is listed (sysfs.c).
  */
 #include "interpose.h"
 
@@ -19,7 +19,7 @@ static struct slot {
 } slots[SLOTS];
 #define TAKEN ((uintptr_t)1)
 
-/* libc's call has failed with what is in errno: whether the path is a directory of ours. If not, errno is as it was. */
+/* Called when libc's function has failed: whether the path is one of the directories that exist only here. If not, errno is unchanged. */
 static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";
@@ -71,7 +71,7 @@ CALL(DIR *, opendir, const char *path)
         if (!atomic_compare_exchange_strong_explicit(&slots[i].stream, &none, TAKEN, memory_order_acquire, memory_order_relaxed))
             continue;
         stream = call("/");
-        strcpy(slots[i].path, path); /* fits: listing_ours() */
+        strcpy(slots[i].path, path); /* it fits: listing_ours() has checked */
         slots[i].at = 0;
         /* release: the slot is filled in (acquire in slot_of) */
         atomic_store_explicit(&slots[i].stream, (uintptr_t)stream, memory_order_release);
@@ -106,7 +106,7 @@ CALL(int, closedir, DIR *stream)
 {
     struct slot *s = slot_of(stream);
 
-    if (s) /* before libc gives the stream's address to another. release: all reading was before (acquire in opendir) */
+    if (s) /* before libc reuses the stream's address. release: the slot is read before this (acquire in opendir) */
         atomic_store_explicit(&s->stream, 0, memory_order_release);
     return ((int (*)(DIR *))sv_next(SV_CLOSEDIR))(stream);
 }
@@ -134,7 +134,7 @@ CALL(int, scandir, const char *path, struct dirent ***list, filter_call *filter,
     }
     if (count && order)
         qsort(names, (size_t)count, sizeof *names, (int (*)(const void *, const void *))order);
-    if (!names && !(names = malloc(sizeof *names))) /* the caller frees a list of none, too */
+    if (!names && !(names = malloc(sizeof *names))) /* the caller also frees an empty list */
         goto no_memory;
     *list = names;
     return count;

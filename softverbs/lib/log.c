@@ -13,7 +13,7 @@
 
 int sv_level = SV_ERROR;
 
-/* A line is one write, so that those of several processes do not mix. */
+/* A line is one write(), so that lines of several processes do not mix. */
 static void log_line(const char *format, va_list list)
 {
     char text[1024];
@@ -28,7 +28,7 @@ static void log_line(const char *format, va_list list)
         ssize_t n = write(STDERR_FILENO, text + done, length - done);
 
         if (n < 0 && errno != EINTR)
-            return; /* nobody listens */
+            return; /* standard error is closed: there is no one to tell */
         if (n > 0)
             done += (size_t)n;
     }

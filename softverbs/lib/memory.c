@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which memory registers. All of a range must be mapped, and writable where the region is to be written to. Then, where
- * the profile makes a difference between memory from mmap and memory from malloc, what kind it is: Apple's library
- * refuses the heap, and what it can tell by the tag of a mapping is told here by looking at the mapping and at what the C
- * library's allocator writes before its blocks.
+ * Which memory can be registered. All of a range must be mapped, and writable if the region is to be written to. If the profile
+ * distinguishes memory from mmap and memory from malloc, the kind is found out too: Apple's library refuses the heap. What Apple's library
+ * knows from the tag of a mapping is found here from the mapping itself, and from what the C library's allocator writes before its blocks.
  *
- * Known for heap: the mapping called [heap]; blocks that glibc's malloc maps by themselves; the arenas of threads other
- * than the first. Memory of another allocator (musl's, jemalloc's, a sanitizer's) passes for a mapping.
+ * Recognized as heap: the mapping called [heap]; blocks for which glibc's malloc makes a mapping of their own; the arenas of threads other
+ * than the first. Memory of another allocator (musl's, jemalloc's, a sanitizer's) counts as a mapping.
  */
 #include "lib.h"
 
@@ -23,18 +22,18 @@
 struct mapping {
     uint64_t start, end;
     bool readable, writable;
-    bool heap;      /* called so by the kernel: what brk() made */
-    bool anonymous; /* no file behind it */
+    bool heap;      /* the kernel calls it [heap]: brk() made it */
+    bool anonymous; /* not a mapping of a file */
 };
 
-/* Since Linux 6.11 the kernel answers for one address (PROCMAP_QUERY of linux/fs.h, which older headers lack); before, all
- * mappings up to that address are read as text. */
+/* From Linux 6.11 on the kernel can be asked about one address (PROCMAP_QUERY of linux/fs.h, which older headers lack). With older kernels
+   all mappings up to that address are read as text. */
 struct map_query {
     uint64_t size, flags, address;                       /* in */
     uint64_t start, end, bits, page_size, offset, inode; /* out */
     uint32_t device_major, device_minor;
     uint32_t name_size, build_id_size; /* in: room, out: length */
-    uint64_t name, build_id;           /* in: where to */
+    uint64_t name, build_id;           /* in: addresses of the buffers */
 };
 #define MAP_QUERY _IOWR('f', 17, struct map_query)
 enum { QUERY_READABLE = 1, QUERY_WRITABLE = 2, QUERY_COVERING_OR_NEXT = 16 };
@@ -42,7 +41,7 @@ enum { QUERY_READABLE = 1, QUERY_WRITABLE = 2, QUERY_COVERING_OR_NEXT = 16 };
 struct maps {
     int fd;
     bool text;
-    size_t used, filled; /* of `buffer` */
+    size_t used, filled; /* bytes of `buffer` */
     char buffer[8192];
 };
 
@@ -68,7 +67,7 @@ static int memory_query(struct maps *m, uint64_t address, struct mapping *to)
     if (ioctl(m->fd, MAP_QUERY, &q)) {
         if (errno != ENAMETOOLONG)
             return -errno;
-        q.name_size = 0; /* a long name is a file's: it is not asked for again */
+        q.name_size = 0; /* only files have long names: do not ask for it again */
         q.name = 0;
         name[0] = '/';
         if (ioctl(m->fd, MAP_QUERY, &q))
@@ -101,7 +100,7 @@ static char *memory_line(struct maps *m)
         m->filled -= m->used;
         m->used = 0;
         if (m->filled == sizeof m->buffer)
-            return NULL; /* no line is that long: a path has at most 4096 bytes */
+            return NULL; /* cannot happen: a path has at most 4096 bytes */
         do
             n = read(m->fd, m->buffer + m->filled, sizeof m->buffer - m->filled);
         while (n < 0 && errno == EINTR);
@@ -135,7 +134,7 @@ static bool memory_parse(char *text, struct mapping *to)
     return true;
 }
 
-/* The mapping at an address, or the next one after it. Addresses are asked for in ascending order. */
+/* The mapping at an address, or the next one after it. The addresses of successive calls must ascend. */
 static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
 {
     char *text;
@@ -156,22 +155,22 @@ static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
 }
 
 /* ---- The C library's allocator ---------------------------------------------------------------------------------- */
-/* What glibc keeps before a block: the size of what lies before it, and its own size with flags in the low bits. */
+/* What glibc keeps before a block: the size of the preceding chunk, and its own size with flags in the low bits. */
 struct chunk {
     uint64_t before, size;
 };
 enum { CHUNK_MAPPED = 2, CHUNK_FLAGS = 7 };
-#define ARENA_SPAN (UINT64_C(64) << 20)       /* at whose multiples a thread's arena begins */
-enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* of a larger block only the first 16 MiB are known for heap */
+#define ARENA_SPAN (UINT64_C(64) << 20)       /* a thread's arena begins at a multiple of this */
+enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* in a larger block only the first 16 MiB are recognized as heap */
 
-/* What an arena that is not the first begins with. */
+/* The beginning of an arena other than the first. */
 struct arena {
-    uint64_t state;    /* address of the arena's state: right behind this in the first part of it */
-    uint64_t previous; /* part, or 0 */
+    uint64_t state;    /* address of the arena's state; in the first part of an arena it follows this structure */
+    uint64_t previous; /* the previous part, or 0 */
     uint64_t size, accessible;
 };
 
-/* Memory that may not be there is read by the kernel's hand: it fails where a load would be a SIGSEGV. */
+/* Memory that may not be mapped is read by the kernel, whose call then fails. A load would raise SIGSEGV. */
 static bool memory_peek(uint64_t address, void *to, size_t bytes)
 {
     struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
@@ -179,7 +178,7 @@ static bool memory_peek(uint64_t address, void *to, size_t bytes)
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)bytes;
 }
 
-/* Whether the words before `block` say that glibc has mapped a block that holds the range. */
+/* Whether the words before `block` are those of a block that glibc has mapped, and that contains the range. */
 static bool maps_block(const struct chunk *c, uint64_t block, uint64_t address, uint64_t bytes)
 {
     uint64_t size = c->size & ~(uint64_t)CHUNK_FLAGS, start = block - sizeof *c - c->before;
@@ -193,10 +192,11 @@ static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t 
     uint64_t page = address - address % SF_PAGE, lowest = m->start;
     struct chunk seen[SCAN_BATCH];
 
-    /* Its start, or what posix_memalign made of it. The words before a page's start may lie in another mapping. */
+    /* The address may be the start of such a block, or the aligned address that posix_memalign() returned. The words before the start of a
+       page may lie in another mapping. */
     if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) && maps_block(seen, address, address, bytes))
         return true;
-    /* Its middle: such a block begins with a page, so look at the starts of those before. */
+    /* The address may be inside such a block. A block begins at the start of a page, so check the starts of the pages before. */
     if (page - lowest > (uint64_t)SCAN_PAGES * SF_PAGE)
         lowest = page - (uint64_t)SCAN_PAGES * SF_PAGE;
     for (;;) {

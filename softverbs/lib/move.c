@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bytes from one process's memory to another's: once, by cross-memory attach, in the caller's context.
+ * Copies data from one process's memory to another's: once, by cross-memory attach, in the context of the caller.
  *
- * All addresses come from requests and regions of programs: they are checked against the region's entry, and the system call
- * checks that there is memory behind them. Even within one process the system call is used: what a program has unmapped
- * ends as an error of its request and not as a fault of this library.
+ * All addresses come from requests and regions of programs. They are checked against the region's entry, and the system call checks that
+ * they are mapped. The system call is used even within one process: if a program has unmapped the memory, its request fails, and this
+ * library does not crash.
  */
 #include "engine.h"
 
@@ -29,7 +29,7 @@ static bool add_piece(struct sv_place *p, uint64_t address, uint64_t bytes)
 bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access)
 {
     if (bytes == 0)
-        return true; /* no key is looked at, as the standard has it */
+        return true; /* the standard requires that no key is checked */
     uint32_t index = key >> 8;
     if (index >= SF_MRS)
         return false;
@@ -44,7 +44,7 @@ bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t ke
     uint64_t offset = address - mr->iova;
     const uint64_t wrap = UINT64_C(1) << 32;
     if (sv_lib.profile->huge_region == SV_HUGE_WRAPS && mr->length >= wrap) {
-        /* The device counts in 32 bits. */
+        /* The device computes offsets modulo 2^32. */
         offset %= wrap;
         if (offset + bytes > wrap)
             return add_piece(p, mr->address + offset, wrap - offset) && add_piece(p, mr->address, offset + bytes - wrap);
@@ -57,7 +57,7 @@ static pid_t pid_of(uint32_t process)
     return sf_reach(sv_lib.fabric, process);
 }
 
-/* Takes `bytes` away from the front. */
+/* Removes `bytes` from the front. */
 static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
 {
     while (bytes > 0 && *first < p->count) {
@@ -87,7 +87,7 @@ static void move_cut(struct sv_place *p, uint64_t bytes)
     p->bytes = bytes;
 }
 
-/* 0 where there is no Yama. */
+/* Yama's ptrace scope; 0 if there is no Yama. */
 static int yama_scope(void)
 {
     char digit = '0';
@@ -100,7 +100,7 @@ static int yama_scope(void)
     return digit - '0';
 }
 
-/* Once a process: it would be said for every message. */
+/* Logged once in a process, because it would otherwise be logged for every message. */
 static enum sv_moved move_denied(pid_t pid, int error)
 {
     static _Atomic int told;
@@ -121,7 +121,7 @@ static enum sv_moved move_denied(pid_t pid, int error)
     return SV_MOVED_DENIED;
 }
 
-/* Which side a fault was on: reads a byte where the other process's turn is. */
+/* Finds out on which side a fault was, by reading a byte at the current address of the other process. */
 static bool other_faults(pid_t pid, const struct iovec *there)
 {
     char byte;
@@ -131,12 +131,12 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes)
 {
-    if (bytes == 0) { /* an empty message is a message, too: a dead process does not receive it */
+    if (bytes == 0) { /* an empty message must not reach a dead process either */
         uint32_t other = source->process == sv_lib.view.process ? target->process : source->process;
         return other == sv_lib.view.process || sf_alive(sv_lib.fabric, other) ? SV_MOVED : SV_MOVED_DEAD;
     }
     if (bytes > source->bytes || bytes > target->bytes)
-        return SV_MOVED_SOURCE; /* a request whose length is not that of its elements: it was written over */
+        return SV_MOVED_SOURCE; /* the length of the request is not that of its elements: another process has overwritten it */
     bool out = source->process == sv_lib.view.process;
     struct sv_place *here = out ? source : target, *there = out ? target : source;
     pid_t pid = pid_of(there->process);
@@ -149,7 +149,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
         unsigned long hn = (unsigned long)(here->count - h), tn = (unsigned long)(there->count - t);
         ssize_t n = out ? process_vm_writev(pid, here->piece + h, hn, there->piece + t, tn, 0)
                         : process_vm_readv(pid, here->piece + h, hn, there->piece + t, tn, 0);
-        if (n > 0) { /* all of it, as a rule; a system call moves less than 2 GiB */
+        if (n > 0) { /* usually all of it; a system call moves less than 2 GiB */
             left -= (uint64_t)n;
             if (left == 0)
                 break;
@@ -163,9 +163,9 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
             return SV_MOVED_DEAD;
         if (n < 0 && (errno == EPERM || errno == ENOSYS))
             return move_denied(pid, errno);
-        /* EFAULT, or nothing moved: the program has taken registered memory away */
+        /* EFAULT, or nothing was moved: the program has unmapped registered memory */
         if (there->process != sv_lib.view.process && !sf_alive(sv_lib.fabric, there->process))
-            return SV_MOVED_DEAD; /* another program runs under its number by now */
+            return SV_MOVED_DEAD; /* another program has its process number by now */
         bool other = other_faults(pid, &there->piece[t]);
         return other == out ? SV_MOVED_TARGET : SV_MOVED_SOURCE;
     }
@@ -220,8 +220,8 @@ void sv_quiesce(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t me = sv_lib.view.process;
-    /* A process that marks its queue busy after this sees that the region is gone; one that did so before is waited for. Pairs with the
-     * sequentially consistent increment of `busy` and load of `live`. */
+    /* A process that marks its queue busy after this sees that the region is gone. This waits for one that did so before. Pairs with the
+       sequentially consistent increment of `busy` and the load of `live`. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
         struct sf_qp *qp = &f->qps[i];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions. A region is an entry that executors of requests look up by its key and check on every use; here it is
- * made, changed and taken away. Whoever uses it first says that it is busy, then reads `live`: so after `live` is 0 and
- * everybody busy has been waited for (sv_quiesce), nobody touches the memory any more.
+ * Memory regions: made, changed and destroyed. A region is an entry that executors of requests find by its key, and check on every use. An
+ * executor first marks its queue busy, and then reads `live`. So after `live` is 0 and all busy queues have been waited for (sv_quiesce),
+ * no executor accesses the memory any more.
  */
 #include "lib.h"
 
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KERNELS_ENOTSUPP = 524 }; /* in no header: what NVIDIA's driver says to a mapping of its dmabufs */
+enum { KERNELS_ENOTSUPP = 524 }; /* the kernel's ENOTSUPP, which is in no header: NVIDIA's driver returns it when its dmabufs are mapped */
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -48,7 +48,7 @@ static int check_access(unsigned int access)
     return 0;
 }
 
-/* The range itself: its size, what is mapped there, and whether this kind of memory registers. */
+/* Checks the range: its size, whether it is mapped, and whether this kind of memory can be registered. */
 static int check_memory(const void *address, size_t length, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -57,7 +57,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
 
     if (end < start || end + SF_PAGE - 1 < end)
         return sv_refuse(EINVAL, "ibv_reg_mr: %p and %zu bytes reach beyond the end of the address space", address, length);
-    /* What counts is the pages that it touches, as in the kernel: nothing in the middle of a page is still a page. */
+    /* As in the kernel, the pages of the range count: an empty range in the middle of a page has one page. */
     if (length == 0 && start % SF_PAGE == 0)
         return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0");
     if (length > p->real_mr_size)
@@ -84,7 +84,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     return 0;
 }
 
-/* What the entry says of the region. It is not live: nobody looks yet, or any more. */
+/* Fills in the entry. It is not live, so no executor reads it. */
 static void mr_describe(struct sf_mr *e, const void *address, size_t length, uint64_t iova, unsigned int access)
 {
     e->access = access & ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
@@ -101,13 +101,13 @@ static void go_live(struct sf_mr *e)
 
 static void go_dead(struct sf_mr *e)
 {
-    /* Sequentially consistent against "I am busy" of an executor, which comes before its reading of `live`: either it sees
-     * this, or sv_quiesce sees it. */
+    /* Sequentially consistent, as is an executor's `busy` before it reads `live`: either the executor sees this, or sv_quiesce() sees that
+       it is busy. */
     atomic_store_explicit(&e->live, 0, memory_order_seq_cst);
     sv_quiesce();
 }
 
-/* Everything was checked but the device's limit. NULL with errno. */
+/* Makes a region. Everything but the device's limit has been checked. NULL: see errno. */
 static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -150,14 +150,14 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     return mr;
 }
 
-/* What every registration asks first; errno is set. */
+/* The checks that every registration begins with. True: refused, with errno. */
 static bool mr_refused(struct ibv_pd *pd)
 {
     uint32_t device = sv_context_of(pd->context)->device;
     int err;
 
     if (!sv_mine(pd->context, &sv_lib.fabric->pds[sv_container(pd, struct sv_pd, base)->entry].owner)) {
-        errno = ENODEV; /* a forked child with its parent's domain */
+        errno = ENODEV; /* a forked child uses its parent's domain */
         return true;
     }
     err = sv_refused(SF_VERB_REG_MR, device);
@@ -168,7 +168,7 @@ static bool mr_refused(struct ibv_pd *pd)
     return err;
 }
 
-/* Both names of a region must lie at the same place of a page: hardware translates pages. */
+/* Both addresses of a region must have the same offset in a page, because hardware translates pages. */
 static bool same_place(uint64_t a, uint64_t b)
 {
     if ((a ^ b) % SF_PAGE == 0)
@@ -197,7 +197,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length
     return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
 }
 
-/* Bytes behind a descriptor: a file's size, or where a dma-buf ends. */
+/* Bytes of a descriptor's file: its size, or the end of a dma-buf. */
 static int64_t size_of(int fd)
 {
     struct stat st;
@@ -262,7 +262,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     }
     mr->mapped = map;
     mr->mapped_bytes = length + lead;
-    mr->base.addr = (void *)(uintptr_t)offset; /* as the verbs have it: the buffer has no address of its own */
+    mr->base.addr = (void *)(uintptr_t)offset; /* as in verbs: the buffer has no address of its own */
     return &mr->base;
 }
 
@@ -293,7 +293,7 @@ SV_PUBLIC int ibv_dereg_mr(struct ibv_mr *base)
     return 0;
 }
 
-/* After an error that the device found, the region is as it was. */
+/* If the device finds an error, the region stays unchanged. */
 SV_PUBLIC int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
     struct sv_mr *mr = mr_of(base);

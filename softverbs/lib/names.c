@@ -10,7 +10,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <string.h>
 
-/* The InfiniBand specification's names, in the words programs' logs have them. */
+/* The names of the InfiniBand specification, in the words that appear in programs' logs. */
 static const char *const statuses[] = {
     [IBV_WC_SUCCESS] = "success",
     [IBV_WC_LOC_LEN_ERR] = "local length error",
@@ -109,7 +109,7 @@ SV_PUBLIC const char *ibv_event_type_str(enum ibv_event_type type)
 /* ---- Rates ----------------------------------------------------------------------------------------------------- */
 static const struct {
     enum ibv_rate rate;
-    int mult; /* of 2.5 Gb/s; 0: not a multiple */
+    int mult; /* multiple of 2.5 Gb/s; 0: not a multiple */
     int mbps;
 } rates[] = {
     {IBV_RATE_2_5_GBPS, 1, 2500},     {IBV_RATE_5_GBPS, 2, 5000},         {IBV_RATE_10_GBPS, 4, 10000},
@@ -160,7 +160,7 @@ SV_PUBLIC enum ibv_rate mbps_to_ibv_rate(int mbps)
 }
 
 /* ---- An address ------------------------------------------------------------------------------------------------ */
-/* Where a frame to this address would go. There are no VLANs. */
+/* The Ethernet address that a frame to this GID would be sent to. There are no VLANs. */
 SV_PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ibv_ah_attr *attr, uint8_t mac[6], uint16_t *vid)
 {
     uint32_t device = sf_find_gid(sv_lib.fabric, attr->grh.dgid.raw, NULL);
@@ -176,7 +176,7 @@ SV_PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ib
     return 0;
 }
 
-/* ---- Structures of the kernel's connection manager, which librdmacm reads -------------------------------------- */
+/* ---- Structures of the kernel's connection manager, which librdmacm uses ----------------------------------------- */
 SV_PUBLIC void ibv_copy_ah_attr_from_kern(struct ibv_ah_attr *to, struct ib_uverbs_ah_attr *from);
 SV_PUBLIC void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *to, struct ib_uverbs_qp_attr *from);
 SV_PUBLIC void ibv_copy_path_rec_from_kern(struct ibv_sa_path_rec *to, struct ib_user_path_rec *from);

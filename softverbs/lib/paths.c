@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files that programs look for beside libibverbs: UCX takes a device only if its node in /dev/infiniband is there and may be
- * read and written, NCCL and UCX read the kinds of its GIDs in /sys/class/infiniband. libc's calls that look for files are
- * therefore ours first. Each is libc's own; only where that has found nothing (or what it found is forbidden to us), and the
- * path is one of this host's devices, does it get our answer:
+ * Files that programs look for beside libibverbs. UCX uses a device only if its node in /dev/infiniband exists and may be read and written.
+ * NCCL and UCX read the types of its GIDs in /sys/class/infiniband. So this library interposes libc's functions that look for files. Each
+ * calls libc's function first. Only if that finds nothing (or the file is forbidden to this user), and the path is one of this host's
+ * devices, does this library answer:
  *
- *   /dev/infiniband/uverbsN        stat and its kin, access: a character device for all. It cannot be opened (ENXIO): who speaks to the
- *                                  kernel without libibverbs speaks to no device of ours
+ *   /dev/infiniband/uverbsN        stat and similar calls, access: a character device that everybody may use. It cannot be opened (ENXIO),
+ *                                  because a program that talks to the kernel without libibverbs cannot reach a softverbs device
  *   /sys/class/infiniband/NAME/... stat, access, open to read: what sysfs.c knows
  *   /sys/class/infiniband and the directories below it: stat, access; listing.c lists them
  *
- * Only the shared library has this file. Its names have no version (symbols.map), so that they stand for those of libc.
+ * Only the shared library has this file. Its symbols have no version (symbols.map), so that they replace those of libc.
  */
 #include "interpose.h"
 
@@ -27,22 +27,22 @@
 
 /* ---- Our answer ------------------------------------------------------------------------------------------------ */
 struct file {
-    bool node; /* else it is a text, or */
+    bool node; /* true: a device node; false: a text, or a directory */
     bool directory;
-    unsigned number; /* of a node */
+    unsigned number; /* the node's number */
     int length;
     char text[512];
 };
 
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
-/* libc's call has failed with what is in errno: whether the path is one of ours. If not, errno is as it was. */
+/* Called when libc's function has failed: whether the path is one that exists only here. If not, errno is unchanged. */
 static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;
     bool yes = false;
 
-    if (error != ENOENT && error != EACCES) /* so the path could be read */
+    if (error != ENOENT && error != EACCES) /* these two errors also prove that the string at `path` can be read */
         return false;
     file->directory = false;
     file->node = !strncmp(path, nodes, sizeof nodes - 1);
@@ -79,9 +79,9 @@ static int paths_look(int result, const char *path, struct stat *buffer)
     buffer->st_nlink = file.directory ? 2 : 1;
     buffer->st_blksize = 4096;
     if (file.node)
-        buffer->st_rdev = makedev(231, 192 + file.number); /* as Linux numbers the first 32 */
+        buffer->st_rdev = makedev(231, 192 + file.number); /* the numbers that Linux gives to the first 32 */
     else if (!file.directory)
-        buffer->st_size = 4096; /* as all of sysfs says */
+        buffer->st_size = 4096; /* the size that sysfs reports for every file */
     return 0;
 }
 
@@ -161,7 +161,8 @@ CALL(int, fstatat, int at, const char *path, struct stat *buffer, int flags)
     return paths_look(((int (*)(int, const char *, struct stat *, int))sv_next(SV_FSTATAT))(at, path, buffer, flags), path, buffer);
 }
 
-/* stat, of programs built with a glibc before 2.33: the structure's versions 0 and 1 are one where a word has 64 bits. */
+/* The stat of programs that were built with a glibc before 2.33. Where a word has 64 bits, versions 0 and 1 of the structure are the
+   same. */
 CALL(int, __xstat, int version, const char *path, struct stat *buffer)
 {
     if (version == 0 || version == 1)
@@ -178,13 +179,13 @@ CALL(int, __lxstat, int version, const char *path, struct stat *buffer)
     return -1;
 }
 
-#define TAKE_MODE(mode) /* it is there only if the flags ask for it */ \
-    mode_t mode = 0;                                                   \
-    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {         \
-        va_list more;                                                  \
-        va_start(more, flags);                                         \
-        mode = va_arg(more, mode_t);                                   \
-        va_end(more);                                                  \
+#define TAKE_MODE(mode) /* the argument is present only if the flags ask for it */ \
+    mode_t mode = 0;                                                               \
+    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {                     \
+        va_list more;                                                              \
+        va_start(more, flags);                                                     \
+        mode = va_arg(more, mode_t);                                               \
+        va_end(more);                                                              \
     }
 
 CALL(int, open, const char *path, int flags, ...)

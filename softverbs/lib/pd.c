@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Whether the device gives a domain out at all: 0, or the errno with which it does not. */
+/* Whether the profile allows protection domains: 0, or the errno to fail with. */
 static int pd_allowed(uint32_t device)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -32,7 +32,7 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *context)
     struct sv_pd *pd;
     int entry;
 
-    if (!sv_lib.joined || ctx->life != sv_lib.life) { /* a forked child with its parent's device */
+    if (!sv_lib.joined || ctx->life != sv_lib.life) { /* a forked child uses its parent's device */
         errno = ENODEV;
         return NULL;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pipes through which events reach a program. Another process finds the number of a writing end on the fabric, opens it
- * and keeps it (fabric/signal.c). So that this number never comes to name something of the program's own, a pipe is not
- * closed when its channel goes: it waits for the next channel. There are as many as were ever in use at once.
+ * The pipes through which events reach a program. Another process finds the number of a writing end on the fabric, opens it and keeps it
+ * (fabric/signal.c). That number must never come to name a descriptor of the program. So a pipe is not closed when its channel is
+ * destroyed, but kept for the next channel. There are as many pipes as were ever in use at the same time.
  */
 #include "lib.h"
 
@@ -19,11 +19,11 @@ static struct resting {
     int read_end, write_end;
 } * resting;
 enum { NUMBERS = 1 << 16 };
-static _Atomic uint64_t ours[NUMBERS / 64]; /* bits: writing ends; above that a descriptor is taken for one */
-static pid_t owner;                         /* of the list: a forked child has copies of descriptors that lead to its parent */
+static _Atomic uint64_t ours[NUMBERS / 64]; /* a bit for each descriptor that is a writing end; higher descriptors are assumed to be one */
+static pid_t owner;                         /* the process that made the list: in a forked child the pipes lead to its parent */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* A second opening of the pipe, that does not wait where the program's does. -1 if there is nothing in it. */
+/* Opens the pipe a second time, with O_NONBLOCK, which does not change the program's descriptor. -1: the pipe is empty. */
 static int look_into(int fd)
 {
     char path[32];
@@ -80,7 +80,7 @@ int sv_pipe_take(int *read_end, int *write_end)
         *read_end = r->read_end;
         *write_end = r->write_end;
         free(r);
-        pipe_empty(*read_end); /* what a slow process sent to the last one that had it */
+        pipe_empty(*read_end); /* drops what a slow process sent to its previous user */
         return 0;
     }
     if (pipe2(fd, O_CLOEXEC))
@@ -113,11 +113,11 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
 {
     int err;
 
-    /* A forked child that goes on polling its copy of a queue must not wake the parent's programs. */
+    /* A forked child that goes on polling its copy of a queue must not wake programs of its parent. */
     if (!sv_joined() || fd < 0)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* something of the program's own: the number was written over */
+        return false; /* it is a descriptor of the program: another process has overwritten the number */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an event for process %d is lost: %s", process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0,
@@ -130,12 +130,12 @@ void sv_pipe_give(int read_end, int write_end)
     struct resting *r;
 
     if (owner != getpid())
-        return;                  /* a child's copy of what is its parent's: not even to be read */
+        return;                  /* a forked child's copy: its parent reads from the pipe, so the child must not */
     fcntl(read_end, F_SETFL, 0); /* the program may have changed it */
     pipe_empty(read_end);
     r = malloc(sizeof *r);
     if (!r)
-        return; /* it stays open, unused */
+        return; /* the pipe stays open and unused */
     *r = (struct resting){.read_end = read_end, .write_end = write_end};
     pthread_mutex_lock(&mutex);
     r->next = resting;
@@ -160,7 +160,7 @@ void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, 
                 continue;
             if (count == room) {
                 struct sv_event *more = realloc(kept, (room = room * 2 + 64) * sizeof *more);
-                if (!more) { /* this one and the rest stay; the reader drops what is stale */
+                if (!more) { /* this event and the rest stay in the pipe; the reader drops what is stale */
                     sv_signal(sv_lib.view.process, write_end, e);
                     room = count;
                     continue;

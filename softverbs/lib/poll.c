@@ -2,8 +2,8 @@
  *
  * Taking completions out of a completion queue, by its owner.
  *
- * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device. A program that never asks for a
- * completion fills its send queue, here as there.
+ * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device. So a program that never asks for a
+ * completion fills its send queue.
  */
 #include "engine.h"
 
@@ -23,10 +23,10 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask ? NULL : e; /* none, or more than it holds: a count was written over */
+    return there - 1 > cq->ring.mask ? NULL : e; /* none; or more than the queue holds: another process has overwritten a count */
 }
 
-/* The slots that a polled completion frees. */
+/* Frees the slots that a polled completion covers. */
 static void free_slots(const struct sf_cqe *e)
 {
     if (e->srq != 0) {
@@ -37,14 +37,14 @@ static void free_slots(const struct sf_cqe *e)
     }
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num)
-        return; /* it was written over: a queue pair that goes, or is reset, takes its completions along */
+        return; /* another process has overwritten the entry: destroying or resetting a queue pair removes its completions */
     const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
     _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
     uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
     uint64_t to = from + (uint32_t)(e->slot - (uint32_t)from) + 1;
     if (to - from > ring->mask + UINT64_C(1) || !ring->base)
-        return; /* not one of this queue's: it was written over */
-    /* acquire: what was posted is read below; pairs with the release in post.c */
+        return; /* it does not belong to this queue: another process has overwritten the entry */
+    /* acquire: the requests are read below; pairs with the release in post.c */
     if (to > atomic_load_explicit(e->receive ? &qp->shared->receive.posted : &qp->shared->send_posted, memory_order_acquire))
         return;
     if (sv_lib.profile->frame_bytes) {
@@ -54,7 +54,7 @@ static void free_slots(const struct sf_cqe *e)
                                         : ((struct sf_send *)sv_ring_slot(ring, p))->length);
         atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
     }
-    /* release: the slots were read before they are written again (acquire in post.c) */
+    /* release: the slots are read before they are written again (acquire in post.c) */
     atomic_store_explicit(polled, to, memory_order_release);
 }
 
@@ -64,13 +64,13 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
         return;
-    /* release: as in sv_fail_qp. The next poll that finds nothing looks, however long the last look took. */
+    /* release: as in sv_fail_qp(). The next poll that finds nothing looks at it, even if the last look was just before. */
     atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
     atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
     cq->look_again = 0;
 }
 
-/* What comes with the polling of a completion. */
+/* The effects of polling a completion: its slots become free, and a queue pair whose receive failed goes to ERR. */
 static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);
@@ -78,17 +78,17 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
         receive_failed(cq, e);
 }
 
-/* As a poll of all would, order and slots of a shared receive queue included, but the others' completions stay. From the newest to
- * the oldest: those that stay move towards the newest, and the oldest slots become free. */
+/* Has the effect of polling all of them, on order and on slots of a shared receive queue, but other queue pairs' completions stay. It goes
+   from the newest to the oldest: those that stay move towards the newest, and the oldest slots become free. */
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
     sf_lock_cq(&sv_lib.view,
-               s); /* held by those who write slots, and by those who read them without the consumers' lock (wanted_unpolled) */
+               s); /* held by threads that write slots, and by those that read them without the consumers' lock (wanted_unpolled()) */
     uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
     if (to - from > cq->ring.mask + UINT64_C(1))
-        from = free = to; /* a count was written over */
+        from = free = to; /* another process has overwritten a count */
     for (uint64_t i = to; i != from; i--) {
         struct sf_cqe *e = sv_ring_slot(&cq->ring, i - 1);
         if (e->qp_num == qp_num) {
@@ -107,25 +107,25 @@ void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
     sf_unlock(&sv_lib.view, &s->lock);
 }
 
-/* What waits for time may have come to its end. */
+/* Runs queue pairs that wait for a point in time. True: there is a new completion. */
 static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* A program that polls without a pause does not look each time: a look takes longer than a poll. */
+    /* A program that polls without a pause does not do this each time, because it takes longer than a poll. */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;
     uint64_t again = sv_progress(cq->entry);
-    if (again && cq->channel) /* should it be the last look before a sleep */
+    if (again && cq->channel) /* in case this is the last look before the program sleeps */
         sv_wake_at(cq->entry, again);
     after = sf_now();
     cq->look_again = after + (4 * (after - now) > LOOK_PAUSE_NS ? 4 * (after - now) : LOOK_PAUSE_NS);
     return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
 }
 
-/* Looks when there is nothing, and now and then in a queue that never runs empty: others that complete here would wait for
- * ever. */
+/* Looks at waiting queue pairs when the queue is empty, and sometimes when it is not: otherwise they would wait for ever beside a queue
+   that is never empty. */
 static const struct sf_cqe *poll_next_or_new(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };
@@ -144,7 +144,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
 {
     struct sv_cq *cq = (struct sv_cq *)base;
     if (cq->life != sv_lib.life) {
-        errno = ENODEV; /* a forked child with its parent's queue */
+        errno = ENODEV; /* a forked child uses its parent's queue */
         return -1;
     }
     if (sv_rules()) {
@@ -177,7 +177,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
         poll_done(cq, e);
         consumed++;
     }
-    if (n > 0) /* release: the slots were read (acquire in sv_complete) */
+    if (n > 0) /* release: the slots have been read (acquire in sv_complete()) */
         atomic_store_explicit(&cq->shared->consumed, consumed, memory_order_release);
     bool tired = sv_tired(cq, n > 0);
     pthread_mutex_unlock(&cq->poll);

@@ -8,13 +8,13 @@
 #include <errno.h>
 #include <string.h>
 
-/* A forked child has its parent's queue pairs in its memory, and no part in them. */
+/* A forked child has copies of its parent's queue pairs, but may not use them. */
 static int post_forked(void)
 {
     return sv_refuse(ENODEV, "a forked child cannot use its parent's queues: open the device anew");
 }
 
-/* Which operation a request is, in the profile's bits; 0 when the queue pair's type does not have it. */
+/* The operation of a request, as a bit of the profile; 0: the queue pair's type does not support it. */
 static uint32_t post_operation(uint32_t type, uint32_t opcode)
 {
     bool rc = type == IBV_QPT_RC, connected = rc || type == IBV_QPT_UC;
@@ -30,8 +30,8 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Work beyond the depth in frames: refused, or taken and lost, as the profile has it. 0: there is room. What is lost shows
- * nowhere else, so the first time is said whatever SOFTVERBS_LOG says of refusals; a refusal has its errno. */
+/* Work beyond the depth in frames is refused, or accepted and lost, as the profile says. 0: there is room. Lost work is visible nowhere
+   else, so the first loss is logged at any log level; a refusal has its errno. */
 static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
     static _Atomic int said;
@@ -141,7 +141,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     if (wr && state < IBV_QPS_RTS)
         r = sv_refuse(EINVAL, "queue pair 0x%06x is not ready to send: its state is %u", s->number, state);
     for (; wr && r == 0; wr = wr->next) {
-        /* acquire: a slot that is free was read (release in free_slots) */
+        /* acquire: a slot that is free has been read (release in free_slots()) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
             r = sv_refuse(
                 ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
@@ -173,7 +173,7 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
         slot->sge[i] = (struct sf_sge){wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey};
 }
 
-/* `kind` and `number` name the queue in messages. */
+/* `kind` and `number` name the queue in error messages. */
 static int check_receive(const char *kind, uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled,
                          uint64_t *length)
 {
@@ -188,7 +188,7 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
     return 0;
 }
 
-/* The peer's sender waits for what was just posted: run it. */
+/* Runs the peer's send queue if it waits for the receive that was just posted. */
 static void serve_sender(const struct sf_qp *s)
 {
     struct sf_qp *peer = &sv_lib.fabric->qps[s->peer_qp % SF_QPS];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What libibverbs gives its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm,
- * which import these symbols; they must be there for such a program to start, and have nothing to drive here: to register
- * is in vain, all else refuses. None looks at its arguments, so none declares them.
+ * What libibverbs offers its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm, which import
+ * these symbols. They must exist so that such a program starts, and drivers have nothing to drive here: registering a driver has no effect,
+ * everything else fails. None uses its arguments, so none declares them.
  */
 #include "lib.h"
 
@@ -27,25 +27,25 @@
     {                          \
     }
 
-/* Drivers set it in their own clean-up. */
+/* Drivers write it when they clean up. */
 SV_PUBLIC extern bool verbs_allow_disassociate_destroy;
 bool verbs_allow_disassociate_destroy;
 
-/* Tells how many attributes a command would have: none. */
+/* The number of attributes of a command: none. */
 SV_PUBLIC unsigned __ioctl_final_num_attrs(void);
 unsigned __ioctl_final_num_attrs(void)
 {
     return 0;
 }
 
-/* Its callers take a negative number for "not there". */
+/* Its callers take a negative number as "does not exist". */
 SV_PUBLIC int ibv_read_ibdev_sysfs_file(void);
 int ibv_read_ibdev_sysfs_file(void)
 {
     return -1;
 }
 
-/* Drivers of before version 34 called this one; it can be asked for, but nothing is linked with it any more. */
+/* Drivers before version 34 called this. It can be looked up, but nothing is linked with it any more. */
 SV_PUBLIC void sv_register_old_driver(void);
 void sv_register_old_driver(void)
 {

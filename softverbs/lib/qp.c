@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: made, asked about, destroyed. Their states are in states.c.
+ * Queue pairs: created, queried, destroyed. Their states are in states.c.
  *
- * What is granted: as many requests and elements as asked, exactly, unless the profile counts frames; then the depth is the
- * first of the profile's steps that is at least what was asked. Where the profile's inline data grows, it is as much as
- * the slots have room for. What is granted is written back into the caller's attributes, and told by ibv_query_qp.
+ * A queue pair gets exactly as many requests and elements as requested, with two exceptions. If the profile counts frames, the depth is the
+ * first of the profile's steps that is at least what was requested. If the profile's inline data grows, it is as much as a slot has room
+ * for. The result is written into the caller's attributes, and reported by ibv_query_qp().
  */
 #include "lib.h"
 
@@ -21,7 +21,7 @@ static int too_many(const char *what, uint32_t asked, uint32_t most, const char 
                      DOCUMENTED);
 }
 
-/* One queue's depth; in frames where the profile counts them, and 0 else. */
+/* The depth of one queue; *frames is its depth in frames if the profile counts them, otherwise 0. */
 static int grant_depth(const char *what, uint32_t *depth, uint32_t *frames)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -59,7 +59,7 @@ static int qp_grant(struct grant *g, bool shared_receive)
     struct ibv_qp_cap *cap = &g->cap;
     int error;
 
-    if (shared_receive) /* its own receive queue is none */
+    if (shared_receive) /* it has no receive queue of its own */
         cap->max_recv_wr = cap->max_recv_sge = 0;
     if (cap->max_send_sge > p->max_sge)
         return too_many("max_send_sge", cap->max_send_sge, p->max_sge, "max_sge");
@@ -160,7 +160,7 @@ static int qp_rings(struct sv_qp *qp, const struct grant *g, bool shared_receive
     q->send_limit = g->cap.max_send_wr;
     q->send_sge_limit = g->cap.max_send_sge;
     q->inline_limit = g->cap.max_inline_data;
-    q->mtu = 128u << sv_lib.profile->active_mtu; /* a datagram is at most what the port takes; a connection says its own */
+    q->mtu = 128u << sv_lib.profile->active_mtu; /* a datagram is at most as long as the port's MTU; a connection sets its own */
     q->frame_depth_send = g->frames_send;
     q->frame_depth_receive = g->frames_receive;
     q->receive.stride = sv_receive_stride(g->cap.max_recv_sge);
@@ -188,8 +188,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Takes an entry of the table. Nobody can reach it before it is in INIT, but a process that waited for one of its locks when it was
- * another queue pair may still be leaving. So the locks are held while the entry is filled in. */
+/* Takes an entry of the table. Nobody can reach it before it is in INIT, but a process that waited for one of its locks while it was
+   another queue pair may still be leaving. So the locks are held while the entry is filled in. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -246,7 +246,7 @@ static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.qps[qp->entry] == qp)
-        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
+        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* pollers read it with acquire */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -269,7 +269,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     int error;
 
     if (!sv_joined() || sv_context_of(context)->life != sv_lib.life) {
-        errno = ENODEV; /* a forked child with its parent's device */
+        errno = ENODEV; /* a forked child uses its parent's device */
         return NULL;
     }
     if ((error = sv_refused(SF_VERB_CREATE_QP, device)) != 0 || (error = check_type(a->qp_type)) != 0 || (error = check_extended(a)) != 0 ||
@@ -361,11 +361,11 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
         return errno = error;
     if (!mine) {
         if (qp->life == sv_lib.life)
-            qp_publish(qp, NULL); /* its owner was written over: still nothing may lead to what is freed */
+            qp_publish(qp, NULL); /* another process has overwritten its owner; pollers still must not find what is freed */
         goto gone;
     }
     /* While all its locks are held nobody works on it, and in RESET nobody begins to. Pollers look it up under their completion queue's
-     * lock, which is also held: after this they do not find it. */
+       lock, which is held too, so afterwards they do not find it. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);
@@ -395,15 +395,15 @@ gone:
 SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
     struct sv_qp *qp = sv_container(base, struct sv_qp, base);
-    (void)mask; /* says what the caller needs at least: all is at hand */
+    (void)mask; /* the mask says what the caller needs; everything is available */
 
-    pthread_mutex_lock(&qp->post_send); /* as ibv_modify_qp does */
+    pthread_mutex_lock(&qp->post_send); /* the same lock as in ibv_modify_qp() */
     *attr = qp->attr;
     attr->qp_state = atomic_load_explicit(&qp->shared->state, memory_order_acquire);
     pthread_mutex_unlock(&qp->post_send);
     attr->cur_qp_state = attr->qp_state;
     attr->cap = qp->init.cap;
-    attr->sq_draining = 0; /* once it stops, it has drained */
+    attr->sq_draining = 0; /* a queue that stops has drained */
     base->state = attr->qp_state;
     *init = qp->init;
     return 0;
@@ -412,7 +412,7 @@ SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode opcode, uint32_t flags)
 {
     (void)base, (void)opcode, (void)flags;
-    return 0; /* not promised: data is there when its completion is */
+    return 0; /* not guaranteed: the data is there only when its completion is */
 }
 
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)
@@ -425,7 +425,7 @@ SV_PUBLIC int ibv_set_ece(struct ibv_qp *base, struct ibv_ece *ece)
 {
     (void)base;
     if (ece->vendor_id == 0 && ece->options == 0 && ece->comp_mask == 0)
-        return 0; /* none are none */
+        return 0; /* no options are set */
     return sv_refuse(EOPNOTSUPP, "ibv_set_ece: enhanced connection establishment is not supported");
 }
 

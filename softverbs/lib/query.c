@@ -33,7 +33,7 @@ static int as_int(uint64_t count)
     return count < INT_MAX ? (int)count : INT_MAX;
 }
 
-/* 0, or why a query about this port cannot be answered. */
+/* 0, or the errno with which a query about this port fails. */
 static int query_refused(const char *call, struct ibv_context *context, enum sf_verb verb, uint32_t port)
 {
     uint32_t device = sv_context_of(context)->device;
@@ -95,7 +95,7 @@ SV_PUBLIC int ibv_query_device(struct ibv_context *context, struct ibv_device_at
     return error;
 }
 
-/* The caller's structure may be shorter or longer than this library's: it gets what both know, and zeros. */
+/* The caller's structure may be shorter or longer than this library's: the common part is filled in, the rest is zeroed. */
 int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr,
                        size_t bytes)
 {
@@ -103,7 +103,8 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     int error;
 
     if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
-        return sv_refuse(EINVAL, "ibv_query_device_ex: comp_mask %#x, %zu bytes", input ? input->comp_mask : 0, bytes);
+        return sv_refuse(EINVAL, "ibv_query_device_ex: comp_mask is %#x, and must be 0; or the structure of %zu bytes is too short",
+                         input ? input->comp_mask : 0, bytes);
     error = query_refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
     if (error)
         return error;
@@ -136,7 +137,7 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
 
     memset(attr, 0, sizeof *attr);
     attr->state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    attr->phys_state = up ? 5 : 2; /* link up, polling */
+    attr->phys_state = up ? 5 : 2; /* 5: link up, 2: polling */
     attr->max_mtu = IBV_MTU_4096;
     attr->active_mtu = (enum ibv_mtu)profile->active_mtu;
     attr->gid_tbl_len = SV_GIDS;
@@ -152,7 +153,7 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
         attr->flags = IBV_QPF_GRH_REQUIRED;
     } else {
         attr->lid = sf_lid(sv_lib.fabric, device);
-        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* as if the first device's host ran the subnet manager */
+        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* the subnet manager is said to run on the host of the first device */
     }
 }
 
@@ -169,7 +170,7 @@ int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_att
     return 0;
 }
 
-/* The symbol is for programs from before the structure's last fields; today's call the context's operation. */
+/* The symbol is for programs that were built before the structure got its last fields. Newer programs call the context's operation. */
 #undef ibv_query_port
 SV_PUBLIC int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
@@ -234,7 +235,7 @@ SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
     return 0;
 }
 
-/* All entries in use; a caller without room for them is refused, as by the kernel. */
+/* Returns all entries in use. As in the kernel, it fails if the caller has too little room. */
 SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *to, size_t most, uint32_t flags, size_t bytes)
 {
     uint32_t device = sv_context_of(context)->device;

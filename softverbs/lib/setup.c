@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library's life in a program: it joins a fabric when the program first asks for devices, knows when it was forked,
- * and leaves when the program ends.
+ * The library's life in a program: it joins a fabric when the program first asks for devices, handles forks, and leaves when the program
+ * ends.
  *
- *   SOFTVERBS_FABRIC   name of the fabric: without it there are no devices
- *   SOFTVERBS_HOST     the host of it that this program runs on: a name; the first one without it
- *   SOFTVERBS_DIR      where fabrics lie (fabric/file.c)
- *   SOFTVERBS_LOG      what is said on stderr (log.c)
+ *   SOFTVERBS_FABRIC   name of the fabric; if it is not set there are no devices
+ *   SOFTVERBS_HOST     name of the fabric's host that this program runs on; by default the first one
+ *   SOFTVERBS_DIR      where fabrics are (fabric/file.c)
+ *   SOFTVERBS_LOG      what is printed on stderr (log.c)
  */
 #include "lib.h"
 
@@ -21,20 +21,21 @@
 
 struct sv_library sv_lib = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static bool handlers; /* of fork, installed */
-static size_t mapped; /* bytes of the fabric */
+static bool handlers; /* the fork handlers are installed */
+static size_t mapped; /* size of the mapping of the fabric */
 static pid_t member;  /* the process that joined */
 
-/* From here on this process's view is a private copy of the fabric: what its threads still do touches nobody else.
- * The address stays the same, so no pointer into it dangles. */
+/* From here on this process's view is a private copy of the fabric, so its threads affect nobody else. The address stays the same, and
+   pointers into it stay valid. */
 static void setup_part(void)
 {
-    /* The system call itself: to the thread sanitizer mmap is a write to all of it, but the bytes do not change here. */
+    /* The system call is used directly: the thread sanitizer treats mmap() as a write to the whole mapping, but the contents do not change
+       here. */
     syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, sv_lib.view.fd, 0L);
 }
 
-/* The child has the parent's memory, not its place on the fabric. Its copies of the parent's objects act on a private copy
- * of the fabric; if it asks for devices, it joins as a process of its own. */
+/* The child has the parent's memory, but not its entry on the fabric. Its copies of the parent's objects act on a private copy of the
+   fabric. If it asks for devices, it joins as a process of its own. */
 static void setup_before_fork(void)
 {
     pthread_mutex_lock(&sv_lib.mutex);
@@ -52,13 +53,13 @@ static void setup_in_child(void)
         return;
     setup_part();
     close(sv_lib.view.fd);
-    sv_lib.view.fd = -1; /* nothing is done to whatever gets this number next */
+    sv_lib.view.fd = -1; /* another descriptor may get this number */
     sv_lib.joined = false;
     sv_lib.life++;
 }
 
-/* Others move data into and out of this process's memory: that takes their right to trace it. Yama's scope 1 gives it to
- * descendants only, unless the traced process names others; a process that is not dumpable gives it to root alone. */
+/* Other processes move data into and out of this process's memory, and need the right to trace it. Yama's scope 1 gives that right only to
+   descendants, unless the traced process names others. A process that is not dumpable can be traced only by root. */
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
@@ -98,8 +99,8 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* a fork's child still has its parent's */
-    /* 8 bytes for each object there could be; used where touched. */
+    free_tables(); /* a forked child still has those of its parent */
+    /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);
     sv_lib.srqs = calloc(SF_SRQS, sizeof *sv_lib.srqs);
@@ -109,7 +110,7 @@ static int make_tables(void)
     return -ENOMEM;
 }
 
-/* No device would refuse because of that, so it is said once, whatever SOFTVERBS_LOG says of refusals. */
+/* A real device would not fail for this reason, so it is logged once, at any log level. */
 static void no_room(const struct sf_view *view)
 {
     static _Atomic int said;
@@ -137,7 +138,7 @@ static int setup_join(void)
         sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric", name);
         return -EINVAL;
     }
-    /* A process says which host it is on when it takes its place; the hosts' names are on the fabric. */
+    /* The index of the host must be known when the process joins, and the names of hosts are on the fabric. */
     err = sf_attach(&look, name, false, 0, &why);
     if (err) {
         sv_log(SV_ERROR, "no devices: fabric %s: %s", name, *why.text ? why.text : strerror(-err));
@@ -163,8 +164,8 @@ static int setup_join(void)
     sv_lib.fabric = sv_lib.view.fabric;
     mapped = SF_BYTES;
     member = getpid();
-    /* sf_attach takes it out of children. Until setup_in_child has run, something else could be mapped there, such as the stack of
-     * a thread that another library starts in its child's handler. */
+    /* sf_attach() excludes the mapping from children. Something else could then be mapped at its address before setup_in_child() has run,
+       such as the stack of a thread that another library starts in its child handler. */
     madvise(sv_lib.fabric, mapped, MADV_DOFORK);
     sv_lib.profile = &sv_lib.fabric->model.profile;
     sv_lib.host = host;
@@ -189,30 +190,30 @@ int sv_join(void)
     return -err;
 }
 
-/* Other threads may run until the very end, and go on polling: for them the fabric stays where it was, as a private copy,
- * while a second mapping of the shared one is used to give everything back. */
+/* Other threads may run until the very end, and go on polling. For them the fabric stays at its address as a private copy, while a second,
+   shared mapping is used to give everything back. */
 __attribute__((destructor)) static void setup_leave(void)
 {
     struct timespec until;
     struct sf_view leaving;
     void *again;
 
-    /* Not for ever: a thread may be stuck with it, or this may be that thread, interrupted by a signal. By the wall clock,
-     * because the thread sanitizer does not know the call that takes another. */
+    /* The wait is limited: a thread may be stuck with the mutex, or this may be that thread, interrupted by a signal. The limit is by the
+       wall clock, because the thread sanitizer does not know the call that takes another clock. */
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
     if (pthread_mutex_timedlock(&sv_lib.mutex, &until))
         return;
-    if (!sv_lib.joined || member != getpid()) /* a child that was made without the fork handlers has no part in it */
+    if (!sv_lib.joined || member != getpid()) /* a child that was made without the fork handlers has not joined */
         goto out;
     leaving = sv_lib.view;
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
-        goto out; /* the next process that comes across what is left frees it */
+        goto out; /* the next process that comes across the remaining objects frees them */
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;
-    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* threads that go on look at it: sv_joined() */
+    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* threads that still run check it: sv_joined() */
     sf_detach(&leaving);
 out:
     pthread_mutex_unlock(&sv_lib.mutex);

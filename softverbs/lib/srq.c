@@ -51,7 +51,7 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     srq->life = sv_lib.life;
 
     struct sf_receive_queue *q = &srq->shared->queue;
-    sf_lock_receive(&sv_lib.view, q, NULL); /* someone may be on his way out of its former life */
+    sf_lock_receive(&sv_lib.view, q, NULL); /* a process may still be leaving the former queue in this entry */
     srq->shared->pd = sv_container(pd, struct sv_pd, base)->entry;
     srq->shared->context = (int32_t)sv_context_of(pd->context)->entry;
     bool there = srq_take_ring(&srq->ring, a->max_wr, sv_receive_stride(a->max_sge));
@@ -73,7 +73,7 @@ static void srq_publish(struct sv_srq *srq, struct sv_srq *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.srqs[srq->entry] == srq)
-        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* read with acquire when polling */
+        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* pollers read it with acquire */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -86,7 +86,7 @@ struct ibv_srq *sv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *a)
 
     if (attr.max_sge == 0)
         attr.max_sge = 1;
-    error = ENODEV; /* a forked child with its parent's domain */
+    error = ENODEV; /* a forked child uses its parent's domain */
     if (!sv_joined() || context->life != sv_lib.life)
         goto refused;
     if ((error = sv_refused(SF_VERB_CREATE_SRQ, context->device)) != 0 || (error = srq_check(sv_lib.profile, &attr)) != 0)
@@ -124,7 +124,7 @@ SV_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
     return sv_create_srq(pd, a);
 }
 
-/* Another ring, with the requests that wait in the old one. A request's place is its position modulo the capacity. */
+/* Makes another ring, and moves the waiting requests into it. A request's slot is its position modulo the capacity. */
 static int srq_resize(struct sv_srq *srq, uint32_t most)
 {
     struct sf_receive_queue *q = &srq->shared->queue;
@@ -161,7 +161,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u: more requests are outstanding, or srq_limit is higher", most) : 0;
 }
 
-/* With fewer requests than the limit to begin with, the event comes at once. */
+/* If fewer requests than the limit are posted already, the event comes at once. */
 static int srq_arm(struct sv_srq *srq, uint32_t limit)
 {
     struct sf_srq *s = srq->shared;
@@ -186,7 +186,7 @@ SV_PUBLIC int ibv_modify_srq(struct ibv_srq *base, struct ibv_srq_attr *a, int m
     int error = 0;
 
     if (srq->life != sv_lib.life)
-        return ENODEV; /* a forked child with its parent's queue */
+        return ENODEV; /* a forked child uses its parent's queue */
     if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
         return sv_refuse(EINVAL, "ibv_modify_srq: unknown attributes: mask %#x", mask);
     if (mask & IBV_SRQ_MAX_WR)
@@ -225,7 +225,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses it: only a process that is just finding that out can still be reading it. */
+    /* No queue pair uses it. Only a process that is just about to find that out can still be reading it. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

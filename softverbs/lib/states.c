@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * ibv_modify_qp: the states of a queue pair, which attributes each step needs and takes, and what a step does.
+ * ibv_modify_qp(): the states of a queue pair, the attributes that each transition requires and allows, and what a transition does.
  *
- * The table is the one of the InfiniBand specification (volume 1, 11.2.5.2) in the form Linux enforces it. Attributes are
- * written with every lock of the queue pair held, so that whoever executes it sees all of a step or nothing.
+ * The table is that of the InfiniBand specification (volume 1, 11.2.5.2) in the form that Linux enforces. Attributes are written with all
+ * locks of the queue pair held, so that an executor sees all of a transition or nothing.
  */
 #include "lib.h"
 
@@ -21,7 +21,7 @@ enum {
     LIVE = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | SECOND,
     LIVE_UD = IBV_QP_CUR_STATE | IBV_QP_QKEY,
     RETRIES = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-    /* What a program of rdma-core 44 can say to the kernel: later bits are unknown to the call, not to the step. */
+    /* The bits that a program of rdma-core 44 can pass to the kernel. The call refuses higher bits, whatever the transition. */
     KNOWN = (IBV_QP_DEST_QPN << 1) - 1,
 };
 
@@ -85,8 +85,8 @@ static enum kind kind_of(const struct sf_qp *q)
 }
 
 /* ---- Locks ----------------------------------------------------------------------------------------------------- */
-/* Two completion queues are locked in the order of their entries: another thread may reset a queue pair that uses the same
- * two the other way round. */
+/* Two completion queues are locked in the order of their entries: another thread may reset a queue pair that uses the same two in opposite
+   roles. */
 static void lock_polls(struct sv_cq *a, struct sv_cq *b)
 {
     pthread_mutex_lock(a->entry < b->entry ? &a->poll : &b->poll);
@@ -114,10 +114,10 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
     pthread_mutex_lock(&qp->post_send);
     pthread_mutex_lock(&qp->post_receive);
     if (pollers)
-        lock_polls(send_cq(qp), receive_cq(qp)); /* before the queues' locks: a poller runs queues with its own held */
+        lock_polls(send_cq(qp), receive_cq(qp)); /* before the queues' locks: a poller runs queues while it holds its own lock */
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
-    if (qp->base.srq) /* held by whoever takes a receive from there for this queue pair */
+    if (qp->base.srq) /* held by a process that takes a receive from it for this queue pair */
         sf_lock_receive(&sv_lib.view, shared_receives(qp), receive_cq(qp)->shared);
 }
 
@@ -137,12 +137,12 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Completions that have not been polled are removed, as mlx4, mlx5 and hns do, so that none of them is found after the queue pair is
- * connected again or another is created. No further one is written: all locks under which one is written are held. */
+/* Unpolled completions are removed, as mlx4, mlx5 and hns do, so that none of them is found after the queue pair is connected again or
+   another one is created. No new ones are written meanwhile: all locks under which they are written are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* Before all else: a process that waits for a lock looks at the state when it gets the lock. */
+    /* First the state: a process that waits for a lock checks it when it gets the lock. */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -178,7 +178,7 @@ void sv_reset_qp(struct sv_qp *qp)
         sv_forget_completions(send_cq(qp), qp->base.qp_num);
 }
 
-/* ---- What an attribute may be ------------------------------------------------------------------------------------ */
+/* ---- Checking attributes ----------------------------------------------------------------------------------------- */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *verb)
 {
     static const uint8_t none[16];
@@ -190,7 +190,7 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
             return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet an address needs a GID (pingpongs: -g 1, perftest: -x 1)", verb);
-        return 0; /* by LID alone, within the one subnet that a fabric is */
+        return 0; /* addressed by LID alone: a fabric is one subnet */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
     if (ah->grh.sgid_index >= d->gid_count || memcmp(d->gids[ah->grh.sgid_index].raw, none, 16) == 0)
@@ -207,12 +207,12 @@ uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
         *gid = index;
     if (sv_lib.profile->link_layer == IBV_LINK_LAYER_ETHERNET)
         return found;
-    /* InfiniBand's switches go by the LID; the port that it leads to takes a global header only if the GID is its own. */
+    /* InfiniBand switches forward by the LID. The port that it leads to accepts a global header only if the GID is its own. */
     uint32_t port = sf_find_lid(sv_lib.fabric, ah->dlid);
     return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
-/* The device an address leads to. Where the profile finds out at once that it leads nowhere: its errno. */
+/* The device that an address leads to. If the profile detects at once that it leads nowhere: the errno. */
 static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *peer)
 {
     static const uint8_t none[16];
@@ -223,7 +223,7 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     int error = sv_check_route(device, ah, "ibv_modify_qp");
     if (error)
         return error;
-    if (!ah->is_global) { /* a LID that nobody has: the data's time-outs tell */
+    if (!ah->is_global) { /* no port has this LID: requests will time out */
         *peer = sv_find_port(ah, NULL);
         return 0;
     }
@@ -237,7 +237,7 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
                          "ibv_modify_qp: no port of the fabric has the destination GID (profile %s, bad_gid_errno; " SV_DOCUMENTED ")",
                          p->name);
     if (p->unreachable_gid_errno == 0)
-        return 0; /* the data's time-outs tell */
+        return 0; /* requests will time out */
 
     const char *why = NULL;
     if (*peer == SF_NO_DEVICE)
@@ -293,7 +293,7 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
-/* The value and, for ibv_query_qp, what the program said. */
+/* Writes the attributes, and keeps what the program passed for ibv_query_qp(). */
 static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int mask, uint32_t peer)
 {
     struct sf_qp *q = qp->shared;
@@ -316,7 +316,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->path_mtu = a->path_mtu;
         q->mtu = 128u << a->path_mtu;
     }
-    if (q->type == IBV_QPT_UD) /* has no path of its own: a datagram may be as long as the port's packets */
+    if (q->type == IBV_QPT_UD) /* UD has no path MTU of its own: a datagram may be as long as the port's packets */
         q->mtu = 128u << sv_lib.profile->active_mtu;
     if (mask & IBV_QP_DEST_QPN) {
         q->peer_number = said->dest_qp_num = a->dest_qp_num;
@@ -344,7 +344,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->en_sqd_async_notify = a->en_sqd_async_notify;
 }
 
-/* Whether the step may be taken from the state the queue pair is in. With its locks held. */
+/* Whether the transition is allowed from the current state. With the queue pair's locks held. */
 static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const struct ibv_qp_attr *a, int mask)
 {
     const struct step *s = &steps[now][next];
@@ -364,7 +364,7 @@ static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const 
     return 0;
 }
 
-/* What has to be done once the locks are free again. */
+/* What must be done after the locks are released. */
 static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
 {
     struct sf_qp *q = qp->shared;
@@ -381,7 +381,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* and once, should a peer's request bring it there at the same time */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request brings it to ERR at the same time */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
@@ -399,7 +399,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
     uint32_t peer = SF_NO_DEVICE, device = sv_context_of(base->context)->device;
 
     if (qp->life != sv_lib.life)
-        return errno = ENODEV; /* a forked child with its parent's queue pair */
+        return errno = ENODEV; /* a forked child uses its parent's queue pair */
     int error = sv_refused(SF_VERB_MODIFY_QP, device);
     if (error)
         return errno = error;
@@ -409,7 +409,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         ((mask & IBV_QP_CUR_STATE) && (uint32_t)attr->cur_qp_state > IBV_QPS_ERR))
         return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not a state");
 
-    /* Without pollers as a rule: a program may do this between ibv_start_poll and ibv_end_poll. */
+    /* Usually without the pollers' locks: a program may call this between ibv_start_poll() and ibv_end_poll(). */
     bool reset = (mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET;
     sv_enter_qp(qp, reset);
     uint32_t now = atomic_load_explicit(&q->state, memory_order_relaxed);
@@ -436,16 +436,16 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* From now on nothing arrives. Without the locks, because a process that is moving a message may wait for one of them. */
+    /* Waits until nothing arrives any more. Without the locks, because a process that is moving a message may wait for one of them. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))
-        sv_run(qp->entry); /* someone wanted it run, and found it locked */
+        sv_run(qp->entry); /* a process wanted to run it and found it locked */
     if (error)
         return errno = error;
     if (mask & IBV_QP_STATE)
         sv_log(SV_DEBUG, "queue pair 0x%06x: %s to %s", base->qp_num, state_name(now), state_name(next));
-    /* Nothing is under way once the locks are ours: the queue has drained when it stops. */
+    /* While this thread holds the locks nothing is under way, so the queue has drained when it stops. */
     if (now == IBV_QPS_RTS && next == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify)
         sv_async_qp(qp->entry, 1 << IBV_EVENT_SQ_DRAINED);
     after_step(qp, now, next);

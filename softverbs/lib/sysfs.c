@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files of /sys, as libibverbs reads them for programs. The devices have no files here. Requests for them are answered from the fabric; all
- * other files are read where they are.
+ * Files of /sys that libibverbs reads for programs. softverbs' devices have no such files, so they are answered from the fabric; all other
+ * files are read from the file system.
  */
 #include "lib.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* No public header declares them any more. */
+/* no public header declares these functions any more */
 SV_PUBLIC const char *ibv_get_sysfs_path(void);
 SV_PUBLIC int ibv_read_sysfs_file(const char *directory, const char *file, char *text, size_t bytes);
 
@@ -33,7 +33,7 @@ static bool sysfs_there(uint32_t device)
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
 }
 
-/* A device's directory, and the rest of the path below it; NULL: of no device of this host. */
+/* The device whose directory the path is in, and the rest of the path; NULL: it is not of a device of this host. */
 static const struct sv_device_model *sysfs_model(const char *path, const char **rest)
 {
     static const char root[] = "/sys/class/infiniband/";
@@ -71,7 +71,7 @@ static int print_gid(char *text, size_t bytes, const uint8_t raw[16])
     return length;
 }
 
-/* As snprintf; -1: there is no such file. */
+/* Returns as snprintf() does; -1: there is no such file. */
 static int sysfs_print(const struct sv_device_model *model, const char *file, char *text, size_t bytes)
 {
     static const char *const types[] = {"IB/RoCE v1", "IB/RoCE v1", "RoCE v2"};
@@ -111,7 +111,8 @@ int sv_sysfs_text(const char *path, char *text, size_t bytes)
     return model ? sysfs_print(model, rest, text, bytes) : -1;
 }
 
-/* The directory that `path` is, '/' at its end or not: 0 the root, 1 a device's, 2 and on below it; -1: none of ours. */
+/* The level of the directory `path`, with or without '/' at its end: 0 is the root, 1 that of a device, 2 and more below it; -1: not one of
+   a device of this host. */
 static int sysfs_directory(const char *path)
 {
     static const char root[] = "/sys/class/infiniband";
@@ -174,7 +175,7 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
         return index < 4 && snprintf(name, bytes, "%s", below[index]) > 0;
     }
     case 5: return index == 0 && snprintf(name, bytes, "types") > 0;
-    default: { /* files that are numbered */
+    default: { /* numbered files */
         char whole[320], text[128];
         *folder = false;
         const char *last = folders[at - 1];

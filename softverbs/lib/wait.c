@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that cannot be carried out yet: what they wait for, how long, and how they end if it does not come.
+ * Requests that cannot be executed yet: what they wait for, how long, and how they end if it does not come.
  */
 #include "engine.h"
 
@@ -31,14 +31,14 @@ enum sv_step sv_stall(struct sv_job *j, enum sf_wait what, uint64_t until)
     uint64_t look = now + step < qp->wait_until ? now + step : qp->wait_until;
     atomic_store_explicit(&qp->next_look, look, memory_order_relaxed);
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* Both its queues: a program that waits for an answer polls only the one on which that comes. A peer need not wake the
-     * owner over a receive that is not there: its alarm has been set since it posted the request and tried it itself. */
+    /* Marks both of its completion queues, because a program that waits for an answer polls only the one on which that comes. A peer need
+       not wake the owner because of a missing receive: the owner's timer was set when it posted the request and tried it itself. */
     bool wake = what != SF_WAIT_RECEIVE || qp->owner == sv_lib.view.process;
     wait_mark(qp->send_cq, wake, look);
     if (qp->receive_cq != qp->send_cq)
         wait_mark(qp->receive_cq, wake, look);
     if ((what == SF_WAIT_DELAY || what == SF_WAIT_HELD) && j->target && qp->type != IBV_QPT_UD)
-        /* The receiver goes on with it too: the sender may be doing something else altogether. */
+        /* The receiver may continue it too, because the sender may be busy with something else. */
         wait_mark(j->target->receive_cq, true, look);
     return SV_STALL;
 }
@@ -56,7 +56,7 @@ enum sv_step sv_end(struct sv_job *j, enum ibv_wc_status status)
     return SV_DONE;
 }
 
-/* Nobody answers: no such queue pair, not connected to this one, its process dead, no way there. */
+/* Nobody answers: there is no such queue pair, it is not connected to this one, its process is dead, or it cannot be reached. */
 enum sv_step sv_no_answer(struct sv_job *j)
 {
     struct sf_qp *qp = j->qp;
@@ -65,7 +65,7 @@ enum sv_step sv_no_answer(struct sv_job *j)
             return sv_stall(j, SF_WAIT_RECEIVE, WAIT_FOR_EVER);
         return sv_lost(j);
     }
-    /* The standard's time-out: 4.096 us times two to the power of the attribute, for each try; 0 is for ever. */
+    /* The standard's time-out for each attempt: 4.096 us times two to the power of the attribute; 0 means for ever. */
     uint64_t once = UINT64_C(4096) << (qp->timeout & 31);
     uint64_t all = once * (qp->retry_count + 1u);
     if (qp->wait_for == SF_WAIT_ANSWER && sf_now() >= qp->wait_until)
@@ -76,7 +76,7 @@ enum sv_step sv_no_answer(struct sv_job *j)
 /* The receiver is there and has posted no receive. */
 enum sv_step sv_not_ready(struct sv_job *j)
 {
-    /* Milliseconds times 100, by the attribute min_rnr_timer of the receiver (InfiniBand, table 45). */
+    /* In units of 10 us, indexed by the receiver's attribute min_rnr_timer (InfiniBand, table 45). */
     static const uint32_t timer[32] = {65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,   48,    64,    96,    128,   192,
                                        256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
     struct sf_qp *qp = j->qp;
@@ -84,7 +84,7 @@ enum sv_step sv_not_ready(struct sv_job *j)
         return sv_stall(j, SF_WAIT_RECEIVE, WAIT_FOR_EVER);
     if (qp->type != IBV_QPT_RC)
         return sv_lost(j);
-    /* A dead process posts none. It is reaped; from then on nobody answers, and the retries run out. */
+    /* A dead process posts no receive. It is reaped; from then on nobody answers, and the retries run out. */
     bool look = qp->wait_for == SF_WAIT_NOTHING ? qp->rnr_retry == 0 : sf_now() >= qp->next_look;
     if (look && !sf_alive(sv_lib.fabric, j->target->owner))
         return sv_died(j, j->target->owner);
@@ -94,7 +94,7 @@ enum sv_step sv_not_ready(struct sv_job *j)
     return sv_stall(j, SF_WAIT_RECEIVE, qp->rnr_retry == 7 ? WAIT_FOR_EVER : sf_now() + qp->rnr_retry * step);
 }
 
-/* The other process died under our hands. */
+/* The other process died during the access. */
 enum sv_step sv_died(struct sv_job *j, uint32_t process)
 {
     if (j->later->dead_count < 4)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ibv_wr_* interface: between wr_start and wr_complete requests are collected, with copies of their elements and inline
- * data; wr_complete posts them as one chain. A mistake is remembered until then, and nothing is posted.
+ * The ibv_wr_* interface: between wr_start and wr_complete, requests are collected with copies of their elements and inline data.
+ * wr_complete posts them as one chain. An error is remembered until then, and nothing is posted.
  *
- * requests, elements and bytes grow as they are needed and stay for the next time. Elements and bytes are named by their
- * place in the array, since the arrays move; wr_complete turns places into pointers.
+ * The arrays `requests`, `elements` and `bytes` grow as needed, and are kept for the next time. Elements and bytes are referred to by
+ * index, because the arrays move when they grow; wr_complete turns indices into pointers.
  */
 #include "lib.h"
 
@@ -14,14 +14,14 @@
 
 struct built {
     struct ibv_send_wr wr;
-    size_t first; /* of its elements */
-    size_t byte;  /* where its inline data begin; it has one element, which stands for them */
+    size_t first; /* index of its first element */
+    size_t byte;  /* index of its inline data; it then has one element, which stands for the data */
 };
 
 struct sv_builder {
     pthread_mutex_t mutex; /* held from wr_start to wr_complete or wr_abort */
     int error;
-    size_t requests, elements, bytes; /* collected */
+    size_t requests, elements, bytes; /* how many are collected */
     size_t request_room, element_room, byte_room;
     struct built *request;
     struct ibv_sge *element;
@@ -38,7 +38,7 @@ static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
     size_t count = *room ? *room : 16;
     void *larger;
 
-    if (array && wanted <= *room) /* NULL is for a failure, so none at all has room for some */
+    if (array && wanted <= *room) /* NULL means failure, so an array is allocated even if nothing is wanted */
         return array;
     while (count < wanted)
         count *= 2;
@@ -48,13 +48,13 @@ static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
     return larger;
 }
 
-/* The request that the setters are for, or NULL after a mistake. */
+/* The request that setters apply to, or NULL after an error. */
 static struct built *wr_last(struct sv_builder *builder)
 {
     if (builder->error)
         return NULL;
     if (!builder->requests) {
-        builder->error = EINVAL; /* a setter before any request */
+        builder->error = EINVAL; /* a setter was called before any request */
         return NULL;
     }
     return &builder->request[builder->requests - 1];
@@ -70,7 +70,7 @@ static void wr_start(struct ibv_qp_ex *ex)
     builder->requests = builder->elements = builder->bytes = 0;
 }
 
-/* Free slots of the send queue, as ibv_post_send will find them unless another thread posts meanwhile. */
+/* Free slots of the send queue; ibv_post_send() finds as many unless another thread posts meanwhile. */
 static uint64_t wr_room(const struct sv_qp *qp)
 {
     uint64_t posted = atomic_load_explicit(&qp->shared->send_posted, memory_order_relaxed);
@@ -89,7 +89,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
     if (error || !builder->requests)
         goto out;
-    /* All or nothing; of a chain, ibv_post_send would take the part that fits. */
+    /* All requests or none: ibv_post_send() would post the part of a chain that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
         error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests", qp->base.qp_num,
                           builder->requests);
@@ -132,7 +132,7 @@ static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcod
     memset(one, 0, sizeof *one);
     one->wr.wr_id = ex->wr_id;
     one->wr.opcode = opcode;
-    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* the setter says what is inline */
+    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* only the setter decides what is inline */
     return &one->wr;
 }
 
@@ -200,7 +200,7 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t re
     add_atomic(ex, IBV_WR_ATOMIC_FETCH_AND_ADD, rkey, remote, value, 0);
 }
 
-/* ---- What they carry, and where to ----------------------------------------------------------------------------- */
+/* ---- Data and destinations --------------------------------------------------------------------------------------- */
 static struct ibv_sge *add_elements(struct sv_builder *builder, struct built *one, size_t count)
 {
     struct ibv_sge *larger = wr_grow(builder->element, &builder->element_room, builder->elements + count, sizeof *larger);
@@ -263,7 +263,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
     if (larger)
-        builder->byte = larger; /* at once: the old one is gone, whatever comes now */
+        builder->byte = larger; /* at once, because realloc() has freed the old array */
     sge = larger ? add_elements(builder, one, 1) : NULL;
     if (!sge) {
         builder->error = ENOMEM;
@@ -298,7 +298,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t num
 }
 
 /* ---- The queue pair's pointers --------------------------------------------------------------------------------- */
-/* send_ops are some that the device and this kind of queue pair have: qp.c has looked. */
+/* qp.c has checked that the device and this type of queue pair support `send_ops`. */
 void sv_wr_install(struct sv_qp *qp, uint64_t send_ops)
 {
     struct ibv_qp_ex *ex = &qp->ex;
@@ -351,7 +351,7 @@ void sv_wr_remove(struct sv_qp *qp)
     free(builder);
 }
 
-/* NULL for a queue pair that was not made for this interface. */
+/* NULL: the queue pair was not made for this interface. */
 SV_PUBLIC struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
     struct sv_qp *own = sv_container(qp, struct sv_qp, base);

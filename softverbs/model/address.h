@@ -11,27 +11,27 @@
 
 enum { SV_ADDRESS_TEXT = 48 };
 
-/* What a person gave the interface. */
+/* The addresses that a topology file gives an interface. */
 struct sv_addresses {
     unsigned v4_count, v6_count;
     uint8_t v4[SV_GIDS][4];
     uint8_t v6[SV_GIDS][16];
 };
 
-bool sv_mac_parse(const char *text, uint8_t mac[6]);  /* 36:73:76:00:00:01; a station's address, not all zero */
-bool sv_guid_parse(const char *text, uint64_t *guid); /* 3473:76ff:fe00:0001, colons or none; not 0 */
+bool sv_mac_parse(const char *text, uint8_t mac[6]);  /* 36:73:76:00:00:01; a unicast address, not all zero */
+bool sv_guid_parse(const char *text, uint64_t *guid); /* 3473:76ff:fe00:0001, with or without colons; not 0 */
 void sv_mac_text(const uint8_t mac[6], char text[SV_ADDRESS_TEXT]);
 void sv_guid_text(uint64_t guid, char text[SV_ADDRESS_TEXT]);
 void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT]);
 
-/* EUI-64 of a MAC: the interface's half of fe80::, and the GUID of a device that was given none. */
+/* The EUI-64 of a MAC: the interface's half of its fe80:: address, and the GUID of a device for which none is given. */
 uint64_t sv_eui64(const uint8_t mac[6]);
 
-/* Fills the device's table by the profile's rules: from the MAC, the IPv4-mapped ones, the other fe80::,
- * other IPv6 ones; on InfiniBand the one from the GUID alone. `mac` and `guid` are set. False: more than SV_GIDS. */
+/* Fills the device's table by the profile's rules: the GID from the MAC, the IPv4-mapped ones, the other fe80:: address, other IPv6 ones;
+   on InfiniBand only the one from the GUID. `mac` and `guid` are set. False: more than SV_GIDS. */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
-/* The profile's pattern of names for a device; false: too long. */
+/* Makes a device's name by the profile's pattern; false: it is too long. */
 bool sv_device_name(const struct sv_profile *, unsigned index, const char *interface, char name[SV_NAME]);
 
 #endif

@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the makers of a topology share. Inside the model only.
+ * Functions that make and check topologies. For the model only.
  */
 #ifndef SOFTVERBS_MODEL_BUILD_H
 #define SOFTVERBS_MODEL_BUILD_H
 
 #include "address.h"
 
-/* switch N and its kin; -ENOENT without a word when word[0] is none of them. */
+/* Makes switch N and the other built-in topologies; -ENOENT, and no sentence in `why`, if word[0] is none of them. */
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
-/* What must be true of the whole: names, addresses and GUIDs are not given twice, cables have two ends.
- * Clears what is not. */
+/* Checks the whole topology: names, addresses and GUIDs are unique, cables have two ends. Zeroes what is not used. */
 int sv_topology_check(struct sv_topology *, const char *origin, struct sv_why *);
 
-/* Whether all indices and names are such as can be used: a topology from a file that other processes write. */
+/* Whether all indices and names of a topology can be used. It comes from a file that other processes write. */
 bool sv_topology_sane(const struct sv_topology *);
 
-/* "HOST/INTERFACE" of a device. */
+/* The size of "HOST/INTERFACE", the place of a device. */
 enum { SV_PLACE = SV_NAME + 16 };
 const char *sv_place(const struct sv_topology *, uint32_t device, char place[SV_PLACE]);
 

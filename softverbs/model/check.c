@@ -17,7 +17,7 @@ const char *sv_place(const struct sv_topology *t, uint32_t device, char place[SV
     return place;
 }
 
-/* Something that no two devices may have, with whose it is. */
+/* A value that must be unique among devices, and the device that has it. */
 struct claim {
     uint8_t what[16];
     uint32_t device;
@@ -38,7 +38,7 @@ static size_t check_collect(const struct sv_topology *t, enum claimed kind, stru
         const struct sv_device_model *d = &t->devices[i];
         for (unsigned g = 0; kind == GIDS && g < d->gid_count; g++) {
             if (memcmp(d->gids[g].raw, none, 16) == 0)
-                continue; /* an empty entry: any number of them */
+                continue; /* empty entries may repeat */
             memcpy(claims[n].what, d->gids[g].raw, 16);
             claims[n++].device = i;
         }

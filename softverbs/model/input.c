@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading files and JSON that a person wrote, and describing what is wrong in them.
+ * Reading files and JSON that users write, and error messages about their mistakes.
  */
 #include "input.h"
 
@@ -30,12 +30,12 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
         rc = errno;
         return sv_fail(why, rc, "%s: %s", path, strerror(rc));
     }
-    /* Read, not mapped: it may be a pipe, and another process may shorten it meanwhile. */
+    /* Read instead of mapped: it may be a pipe, and another process may truncate it meanwhile. */
     size_t room = 64 << 10, got = 0;
     for (;;) {
         char *more = realloc(all, room);
         if (!more) {
-            rc = sv_fail(why, ENOMEM, "%s: no memory for it", path);
+            rc = sv_fail(why, ENOMEM, "%s: no memory to read it", path);
             goto out;
         }
         all = more;

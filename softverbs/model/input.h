@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading what a person wrote: files, JSON, and sentences about what is wrong in them. Inside the model only.
+ * Reading what users write: files, JSON, and error messages about their mistakes. For the model only.
  */
 #ifndef SOFTVERBS_MODEL_INPUT_H
 #define SOFTVERBS_MODEL_INPUT_H
@@ -12,16 +12,16 @@
 
 enum { SV_INPUT_MAX = 4 << 20, SV_FOUND = 64 };
 
-/* Writes the sentence, cut where `why` ends; returns -error. `why` may be NULL. */
+/* Writes the message, cut at the size of `why`; returns -error. `why` may be NULL. */
 int sv_fail(struct sv_why *why, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* A whole file, malloc'ed; at most SV_INPUT_MAX bytes. */
 int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *why);
 
-/* The JSON object in a text; the caller gives it back with json_decref. A key given twice is an error. */
+/* Reads the JSON object in a text; the caller frees it with json_decref(). A repeated key is an error. */
 int sv_read_object(const char *text, size_t bytes, const char *origin, json_t **object, struct sv_why *why);
 
-/* What stands in a file, in a few words for an error: `"many"`, `12`, `an object`. */
+/* A short description of a value, for an error message: `"many"`, `12`, `an object`. */
 const char *sv_found(const json_t *value, char found[SV_FOUND]);
 
 /* Letters, digits, - _ . ; first neither . nor -; shorter than `bytes`. */

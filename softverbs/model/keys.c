@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keys of a profile. The ranges are those that a fabric's tables can hold (SV_FABRIC_*) and the verbs' fields can say.
+ * The keys of a profile. The ranges are limited by the size of a fabric's tables (SV_FABRIC_*) and by the fields of the verbs.
  */
 #include "keys.h"
 
@@ -30,7 +30,7 @@ static const struct sv_word unpluggeds[] = {{"stalls", SV_UNPLUGGED_STALLS}, {"c
 #define MEMORY(f, meaning) {"memory", #f, SV_KEY_NUMBER, FIELD(memory.f), 0, 4095, NULL, meaning}
 /* clang-format on */
 
-/* Entry 0 of the fabric's tables is never given out. */
+/* entry 0 of the fabric's tables is never used */
 const struct sv_key sv_keys[] = {
     TEXT("", name, "name of the profile, as messages print it"),
     TEXT("", summary, "one sentence about it"),

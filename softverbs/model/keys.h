@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keys of a profile: one table from which files are read and printed, and docs/profiles.md has its list.
+ * The keys of a profile: one table, by which files are read and printed. docs/profiles.md lists them.
  */
 #ifndef SOFTVERBS_MODEL_KEYS_H
 #define SOFTVERBS_MODEL_KEYS_H
@@ -11,19 +11,19 @@ enum sv_key_type {
     SV_KEY_TEXT,   /* a string, shorter than the field */
     SV_KEY_NUMBER, /* from least to most */
     SV_KEY_FLAG,   /* true or false */
-    SV_KEY_WORD,   /* one of words */
-    SV_KEY_WORDS,  /* an array of words: bits */
-    SV_KEY_STEPS,  /* an array of ascending numbers; their count is kept beside them */
+    SV_KEY_WORD,   /* one of several words */
+    SV_KEY_WORDS,  /* an array of words, each of which is a bit */
+    SV_KEY_STEPS,  /* an array of ascending numbers; another field has their count */
 };
 
 struct sv_word {
-    const char *name; /* NULL ends a list */
+    const char *name; /* NULL: the end of the list */
     uint32_t value;
 };
 
 struct sv_key {
-    const char *group; /* the object it is in; "" is the top */
-    const char *name;  /* as the field is called */
+    const char *group; /* the object that contains it; "" is the outermost one */
+    const char *name;  /* the name of the field */
     enum sv_key_type type;
     size_t offset, bytes;
     uint64_t least, most;
@@ -33,7 +33,7 @@ struct sv_key {
 extern const struct sv_key sv_keys[];
 extern const size_t sv_key_count;
 
-/* What a key may be, in words: "a number from 1 to 12". */
+/* The allowed values of a key, in words: "a number from 1 to 12". */
 void sv_key_allowed(const struct sv_key *key, char *text, size_t bytes);
 
 /* The list of all keys with the built-in profiles' values, for docs/profiles.md. malloc'ed. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A topology as MLX's hostfile: a list of hosts, each with its row of the matrix of devices, which has for every host the device
- * that leads there, and null for itself and where nothing does.
+ * Prints a topology as MLX's hostfile: a list of hosts. Each has its row of the matrix of devices. A row has, for every host, the device
+ * that leads there, and null for the host itself and for hosts that no device leads to.
  *
- * MLX has one name for a pair, and both ends must name the same cable: it is chosen by the host with the lower number.
+ * MLX has one device for a pair at each end, and both ends must be of the same cable: the host with the lower number chooses it.
  */
 #include "build.h"
 #include "input.h"
@@ -18,7 +18,7 @@ static uint32_t end_of(const struct sv_topology *t, uint32_t host)
     return (uint32_t)t->hosts[host].first_device + t->hosts[host].device_count;
 }
 
-/* The first of a host's devices on the switch; -1: none. One whose port is down at the start only if there is no other. */
+/* A host's first device on the switch; -1: none. One whose port is down at the start is taken only if there is no other. */
 static int32_t on_switch(const struct sv_topology *t, uint32_t host)
 {
     for (int up = 1; up >= 0; up--)
@@ -28,7 +28,7 @@ static int32_t on_switch(const struct sv_topology *t, uint32_t host)
     return -1;
 }
 
-/* The first cable of `a` that leads to `b`, in the same order; returns how many lead there. */
+/* *first is the first cable of `a` that leads to `b`, in the same order of preference. Returns how many lead there. */
 static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t b, int32_t *first)
 {
     uint32_t count = 0;
@@ -43,7 +43,7 @@ static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t 
     return count;
 }
 
-/* [from][to]: the device, -1 where none leads. Returns whether any does. */
+/* Fills [from][to] with devices; -1: no device leads there. Returns whether any device leads anywhere. */
 static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv_several *several)
 {
     uint32_t n = t->host_count;
@@ -73,7 +73,7 @@ static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv
     return any;
 }
 
-/* All hosts are on this machine: what meets them over IP does so here. */
+/* All hosts are on this machine, so programs that connect over IP connect on this machine. */
 static json_t *host_json(const struct sv_topology *t, uint32_t host, const int32_t *row)
 {
     json_t *rdma = json_array();

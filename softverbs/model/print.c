@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A topology as JSON that is read back to the same, and as a picture in Graphviz dot.
+ * Prints a topology as JSON, which can be read back, and as a graph for Graphviz dot.
  *
  * What is printed may come from a file that other processes write: indices are checked before they are used.
  */
@@ -70,7 +70,7 @@ static int cables_json(const struct sv_topology *t, json_t *root)
         if (other == SV_SWITCH)
             bad |= json_array_append_new(joined, json_string(sv_place(t, i, place)));
         if (other < (int32_t)i)
-            continue; /* nothing, or told at its other end */
+            continue; /* no cable, or printed at its other end */
         json_t *one = json_object();
         bad |= json_object_set_new(one, "from", json_string(sv_place(t, i, place)));
         bad |= json_object_set_new(one, "to", json_string(sv_place(t, (uint32_t)other, place)));

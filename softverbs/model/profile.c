@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A profile from JSON and back, along the table of keys.c.
+ * Reads a profile from JSON and writes it, by the table of keys.c.
  */
 #include "input.h"
 #include "keys.h"
@@ -140,7 +140,7 @@ static int read_key(struct sv_profile *p, const struct sv_key *k, const json_t *
     return -EINVAL;
 }
 
-/* The names a group may hold ("" the top, with its groups), for the error about another. */
+/* The names of keys that a group may have ("" is the outermost one, with the groups), for the error about another key. */
 static void list_names(const char *group, char *text, size_t bytes)
 {
     const char *last = "";
@@ -177,7 +177,7 @@ static int profile_check_names(const json_t *object, const char *group, const ch
     return 0;
 }
 
-/* What keys say of each other. */
+/* Checks that depend on several keys. */
 static int check_whole(const struct sv_profile *p, const char *origin, struct sv_why *why)
 {
     const struct {
@@ -251,8 +251,7 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
     return 0;
 }
 
-/* {index} or {interface}, once or more, between the characters of a name: two devices must not get the same.
- */
+/* A pattern must contain {index} or {interface} at least once, so that two devices cannot get the same name. */
 static int check_pattern(const char *pattern, const char *origin, struct sv_why *why)
 {
     bool named = false, right = true;
@@ -292,7 +291,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
         goto out;
     }
     if (base) {
-        /* The depth is a matter of the built-in ones alone: files name these only. */
+        /* The depth limits chains of built-in profiles only, because files can extend only those. */
         rc = depth > 4 ? sv_fail(why, ELOOP, "%s: extends itself", origin) : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {
             char reason[sizeof why->text];
@@ -319,7 +318,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
                 goto out;
         }
         const json_t *value = group ? json_object_get(group, k->name) : NULL;
-        /* What is derived has a name of its own, so that messages tell which it is. */
+        /* A derived profile must have a name of its own, so that messages tell which one it is. */
         if (!value && (!base || strcmp(k->name, "name") == 0)) {
             rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys", origin, k->group,
                          profile_dot(k), k->name, k->meaning);
@@ -384,7 +383,7 @@ int sv_profile_load(const char *name, struct sv_profile *p, struct sv_why *why)
 const char *const *sv_profile_names(void)
 {
     static const char *names[16];
-    /* Written with the same values by whoever comes first or at once. */
+    /* Several threads may write this, but they all write the same values. */
     for (size_t i = 0; i < sv_builtin_profile_count && i < 15; i++)
         names[i] = sv_builtin_profiles[i].name;
     return names;

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * A topology from JSON.
+ * Reads a topology from JSON.
  *
  *   { "name": "two Macs",
  *     "hosts": [ { "name": "a", "devices": [ { "interface": "en2", "ipv4": "169.254.1.1" } ] },
  *                { "name": "b", "devices": [ { "interface": "en2", "ipv4": "169.254.1.2" } ] } ],
  *     "cables": [ { "from": "a/en2", "to": "b/en2" } ] }
  *
- * "switch": true instead of cables joins all devices that have none; an array of places joins these. A host
- * may be only its name (then it has en2), a device only its interface. Of a device: name, interface, mac,
- * guid, ipv4, ipv6 (one or an array), or all of its table as gids (an address, or { "gid", "unreachable" }),
- * and port ("up", "down").
+ * "switch": true, instead of cables, joins all devices that have no cable; an array of places joins only these. A host may be given by its
+ * name alone (then it has en2), and a device by its interface alone. The keys of a device are: name, interface, mac, guid, ipv4, ipv6 (one
+ * address or an array); instead of addresses gids, the whole table (each an address, or { "gid", "unreachable" }); and port ("up", "down").
  */
 #include "build.h"
 #include "input.h"
@@ -28,7 +27,7 @@ struct reader {
     struct sv_why *why;
 };
 
-/* The keys that an object has; anything else is a slip of the pen. */
+/* Checks that an object has only known keys: any other one is a typing error. */
 static int check_keys(struct reader *r, const json_t *object, const char *where, const char *const *keys)
 {
     const char *name;
@@ -82,7 +81,7 @@ static int read_addresses(struct reader *r, const json_t *value, const char *whe
         uint8_t raw[16] = {0};
         if (!json_is_string(one) || inet_pton(family, json_string_value(one), raw) != 1)
             return topology_wrong(r, where, key, one, allowed);
-        /* no interface has the unspecified address or a group's */
+        /* no interface can have the unspecified address or a multicast address */
         static const uint8_t none[16];
         if (memcmp(raw, none, 16) == 0 || (family == AF_INET ? raw[0] >= 224 : raw[0] == 0xff))
             return topology_wrong(r, where, key, one, "an address that an interface can have");
@@ -155,7 +154,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     const bool short_form = json_is_string(value);
     d->host = (uint16_t)host;
     d->cable = SV_NO_CABLE;
-    d->port_up = 2; /* not said */
+    d->port_up = 2; /* not given */
     if (!short_form && !json_is_object(value))
         return topology_wrong(r, where, "", value, "an object, or the name of its interface");
     const json_t *o = short_form ? NULL : value;
@@ -229,7 +228,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
 /* ---- Cables and the switch
  * ------------------------------------------------------------------------------------------ */
 
-/* "HOST/INTERFACE", or "HOST/DEVICE" by the device's name. */
+/* Reads a place: "HOST/INTERFACE", or "HOST/DEVICE" with the device's name. */
 static int read_place(struct reader *r, const json_t *value, const char *where, const char *key, uint32_t *device)
 {
     const struct sv_topology *t = r->t;
@@ -311,7 +310,7 @@ static int read_switch(struct reader *r, const json_t *value)
     return 0;
 }
 
-/* A port is up where it is not said to be down and its cable leads to a port of which the same is true. */
+/* Decides which ports are up: a port is up if it has a cable, and neither it nor the port at the other end is set to "down". */
 static int settle_ports(struct reader *r)
 {
     struct sv_topology *t = r->t;
@@ -343,7 +342,7 @@ static int read_topology_name(struct reader *r, const json_t *value)
 {
     char *name = r->t->name;
     if (value) {
-        /* "switch 8" is one too: blanks between its words. */
+        /* "switch 8" is allowed: single blanks between words */
         char packed[SV_NAME] = "";
         const char *s = json_string_value(value);
         size_t n = s ? strlen(s) : 0;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of the command share: fabrics of their own, and programs on them that do what they are told."""
+"""What the tests of the command share: fabrics of their own, and programs on them that execute commands of the test."""
 import json
 import os
 import shutil

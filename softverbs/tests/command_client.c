@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program for libibverbs that does what it is told, line by line on standard input, for test_command.py. It
- * knows nothing of softverbs. Each line is answered by one: "ok ...", or "errno N", or what a command says
- * below.
+ * A program for libibverbs that executes commands, one in a line of standard input, for test_command.py. It knows nothing of softverbs.
+ * Each command is answered by one line: "ok ...", or "errno N", or what is listed below.
  *
- *   open NAME | pd | free-pd | mr | cq | qp rc|uc      make one; the last one made is used by what follows.
- * qp: "ok NUMBER" address                                            "ok GID", of the highest index that is
- * set connect NUMBER GID                                 the queue pair, to RTS receive COUNT | send TEXT
- * post; send waits for its completion: "ok", or "status N" arrived COUNT MS waits so long for so many
- * messages: "ok TEXT TEXT ..." flushed COUNT MS                                   waits for so many
- * completions of any kind: "ok STATUS STATUS ..." event MS                                           the next
- * asynchronous event: "ok TYPE", or "none"
+ *   open NAME | pd | free-pd | mr | cq | qp rc|uc      makes or frees an object; later commands use the last one made.
+ *                                                      qp: "ok NUMBER"
+ *   address                                            "ok GID": the GID with the highest index that is set
+ *   connect NUMBER GID                                 brings the queue pair to RTS
+ *   receive COUNT | send TEXT                          posts; send waits for its completion: "ok", or "status N"
+ *   arrived COUNT MS                                   waits up to MS for COUNT messages: "ok TEXT TEXT ..."
+ *   flushed COUNT MS                                   waits up to MS for COUNT completions: "ok STATUS STATUS ..."
+ *   event MS                                           waits for the next asynchronous event: "ok TYPE", or "none"
+ *   woken MS                                           waits for an event of the completion channel, and arms again: "ok", or "none"
+ *   where                                              "ok PLACE": address and key of the memory
+ *   read-then-write PLACE fence|...                    reads the peer's memory, and writes to it right behind the read
  */
 #include <infiniband/verbs.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * An MPI program: messages of all lengths in a ring, a reduction, and one-sided calls, each byte of them checked. Compiled by
- * test_ucx.py with mpicc.
+ * An MPI program: messages of all lengths in a ring, a reduction, and one-sided calls. It checks every byte. test_ucx.py compiles it with
+ * mpicc.
  */
 #include <mpi.h>
 #include <stdio.h>

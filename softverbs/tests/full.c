@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Takes of everything a device gives until it gives no more; then a pair of queue pairs, if there is one, carries a
- * message. Of test_full.py: the file system is what ends first, and nothing but an errno may come of it.
+ * Makes as many objects of each kind as a device allows; then sends a message over a pair of queue pairs, if it got one. test_full.py runs
+ * it on a small file system, which fills up first. Every failure must be an errno.
  */
 #include <infiniband/verbs.h>
 

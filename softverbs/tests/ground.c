@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A fabric of a test's own.
+ * A fabric for one test.
  */
 #include "ground.h"
 

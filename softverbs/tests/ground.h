@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A fabric of a test's own, in a directory of its own. It is made before the process touches the verbs;
- * its file is there until ground_remove.
+ * A fabric for one test, in a directory of its own. It must be made before the process uses the verbs. ground_remove() removes it.
  */
 #ifndef SOFTVERBS_TESTS_GROUND_H
 #define SOFTVERBS_TESTS_GROUND_H
@@ -12,17 +11,17 @@
 
 struct ground {
     char directory[200];
-    struct sv_model model; /* what the fabric is made of: may be changed between the two below */
+    struct sv_model model; /* the model of the fabric; it may be changed between ground_plan() and ground_make() */
 };
 
-/* words: as for sv_topology_load. Both print what is wrong, and return 0 or a negative errno. */
+/* `word` is as for sv_topology_load(). Both functions print what is wrong, and return 0 or a negative errno. */
 int ground_plan(struct ground *, const char *profile, int words, const char *const *word);
-/* Makes the fabric and sets the environment of the library; this process and its children are on host
- * `host`, until ground_host says otherwise. */
+/* Makes the fabric and sets the environment of the library. This process and its children are on host `host`, until ground_host() changes
+   it. */
 int ground_make(struct ground *, unsigned host);
 void ground_host(const struct ground *, unsigned host);
-struct ibv_context *ground_open(void); /* the first device of this process's host; NULL: there is none, or it refuses */
-/* Fails when a process is still on it, or something stays in the directory. */
+struct ibv_context *ground_open(void); /* opens the first device of this process's host; NULL: there is none, or it cannot be opened */
+/* Fails if a process is still on the fabric, or a file is left in the directory. */
 int ground_remove(struct ground *);
 
 #endif

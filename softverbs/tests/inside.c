@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests in a child of the test's process.
+ * Runs tests in a child process.
  */
 #include "inside.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests in a child of the test's process: so its leaving the fabric is one of the things tested.
+ * Runs tests in a child process, so that leaving the fabric at its exit is tested too.
  */
 #ifndef SOFTVERBS_TESTS_INSIDE_H
 #define SOFTVERBS_TESTS_INSIDE_H
 
 #include "ground.h"
 
-/* On a fabric that is made; removes it. What `tests` returned, or 1. */
+/* Runs `tests` on a fabric that was made, and removes the fabric. Returns what `tests` returned, or 1. */
 int inside_run(struct ground *, int (*tests)(void));
 
 #endif

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * One process of a mesh that talks without end: RC, UC, and RC through a shared receive queue, with each
- * of its peers. test_kill.py starts several, joins them, and kills them. Every byte that arrives is
- * checked.
+ * One process of a mesh that sends without end: over RC, UC, and RC with a shared receive queue, to each of its peers. test_kill.py starts
+ * several, connects them, and kills them. Every byte that arrives is checked.
  *
- * Reads commands, a line each, and answers on stdout:
- *   link PEER KIND EPOCH   makes (anew) a queue pair for the peer
+ * Reads commands, one in a line, and answers on stdout:
+ *   link PEER KIND EPOCH   makes a new queue pair for the peer
  *                          -> card PEER KIND EPOCH GID NUMBER ADDRESS RKEY
  *   join PEER KIND EPOCH GID NUMBER ADDRESS RKEY
  *                          connects it                   -> joined PEER KIND EPOCH
- *   go PEER KIND EPOCH     it sends from then on; for when both sides have joined
- *   quiet                  sends no more                 -> quiet, when all it sent is complete
- *   count                  what went until now           -> stat PEER KIND SENT RECEIVED a link, told
- *   tell                   the same, once nothing more comes
+ *   go PEER KIND EPOCH     begins to send; for when both sides have joined
+ *   quiet                  stops sending                 -> quiet, when all sends are complete
+ *   count                  counts until now              -> stat PEER KIND SENT RECEIVED for each link, then told
+ *   tell                   the same, when nothing more arrives
  *   stop                   frees everything and ends
- * Unasked: "broken PEER KIND EPOCH STATUS", the status of the first completion of a link that was none;
- * and "wrong ..." when something happened that must not.
+ * Printed at any time: "broken PEER KIND EPOCH STATUS", the status of the first failed completion of a link; and "wrong ..." when something
+ * happened that must not.
  */
 #include <arpa/inet.h>
 #include <errno.h>

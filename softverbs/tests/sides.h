@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Two or three processes on a fabric of their own, each one side of what a test is about. They tell each other what a program
- * exchanges through a page they share; when a test is over, nothing of any of them may be left (tear_down).
+ * Two or three processes on a fabric of their own; each is one side of a test. They exchange through a shared page what programs usually
+ * exchange over a socket. At the end of a test nothing of any of them may be left (tear_down()).
  */
 #ifndef SOFTVERBS_TESTS_SIDES_H
 #define SOFTVERBS_TESTS_SIDES_H
@@ -28,7 +28,7 @@
 
 enum { BYTES = 1 << 16 };
 
-/* What the sides know of each other. */
+/* The shared page: what the sides tell each other. */
 struct meeting {
     _Atomic uint32_t number[4], key[4], stage;
     _Atomic uint64_t address[4];
@@ -42,7 +42,7 @@ struct meeting {
         }                                                                                            \
     } while (0)
 
-/* To RTR, and to RTS where `send`; rnr, retries and timer of the sender. */
+/* How a queue pair is connected: to RTR, and to RTS if `send`; the RNR retries, retries and RNR timer of the sender. */
 struct how {
     uint32_t peer, peer_host;
     uint8_t rnr, retries, timeout, rnr_timer;
@@ -80,7 +80,7 @@ void nothing_left(void);
 int tear_down(void **state);
 void both(void (*a)(void), void (*b)(void));
 enum { ROUNDS = 1000 };
-/* Two sides that sleep on their channels over many messages. */
+/* Two sides that sleep on their channels during many messages. */
 void sleepy_sender(void);
 void sleepy_receiver(void);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues, the channels that tell of their completions, and asynchronous events: made and destroyed, from this
- * process and from others, sleeping and not.
+ * Completion queues, completion channels, and asynchronous events: made and destroyed, used by this process and by others, by sleeping and
+ * by polling programs.
  */
 #include "inside.h"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The command `softverbs`: fabrics come, are shown and go; programs start on them; every mistake gets an answer.
+"""The command `softverbs`: fabrics are made, shown and removed; programs start on them; every wrong command line gets a message.
 
 Usage: test_command.py PATH-OF-SOFTVERBS PATH-OF-COMMAND_CLIENT MANUAL [TEST...]
 """

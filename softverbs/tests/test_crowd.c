@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Many threads at once on what they share: two completion queues that all of them poll, a connection all
- * of them send on, a shared receive queue all of them post to, a counter all of them add to. Memory is
- * registered and taken back while others write to it; queue pairs come and go; one thread sleeps for its
- * completions and one reads the events.
+ * Many threads use the same objects at the same time: two completion queues that all of them poll, a connection that all of them send on, a
+ * shared receive queue that all of them post to, a counter that all of them add to. Memory is registered and deregistered while others
+ * write to it; queue pairs are made and destroyed; one thread sleeps for completions and one reads the events.
  *
- * For the sanitizers as much as for itself.
+ * Also run with the sanitizers.
  */
 #include "ground.h"
 #include "inside.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A peer is killed: in the middle of its work, and while the survivor waits for it. The survivor's reliable requests run out
- * of retries, its unreliable ones are lost, and nothing of the dead one stays.
+ * A peer is killed: in the middle of its work, and while the survivor waits for it. The survivor's reliable requests run out of retries,
+ * its unreliable ones are lost, and nothing of the dead process is left.
  */
 #include "lib/lib.h"
 #include "ground.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The engine between processes (sides.h). What becomes of the others when a process dies, is killed anywhere, stops, or ends in the middle
- * of things.
+ * Queues of several processes (sides.h): what happens to the others when a process dies, is killed at any moment, is stopped, or exits in
+ * the middle of its work.
  */
 #include "sides.h"
 

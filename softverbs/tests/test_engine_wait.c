@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The engine between processes (sides.h). Who waits is woken or finds out, whatever the other side does meanwhile; lost messages, large
- * ones, shared queues.
+ * Queues of several processes (sides.h): a process that waits is woken or finds out by itself, whatever the other side does meanwhile; lost
+ * messages, large messages, shared receive queues.
  */
 #include "sides.h"
 

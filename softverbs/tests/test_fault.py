@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""`softverbs fault`: rules that lose, harm, delay and refuse while programs run; cables and devices that go and come back.
+"""`softverbs fault`: rules that lose, corrupt, delay and refuse while programs run; cables and devices that are removed and restored.
 
 Usage: test_fault.py PATH-OF-SOFTVERBS PATH-OF-COMMAND_CLIENT [TEST...]
 """

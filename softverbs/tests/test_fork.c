@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forks and execs of a program with open devices and queues in use: the child is refused what is its parent's, its end takes
- * nothing of it away, and it can open devices of its own; of a program that another took the place of, nothing stays.
+ * Forks and execs of a program with open devices and queues in use. The child may not use its parent's objects, its exit takes nothing from
+ * the parent, and it can open devices of its own. After an exec nothing of the former program is left.
  */
 #include "inside.h"
 

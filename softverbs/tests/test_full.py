@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A full file system: calls fail with an errno, no program gets SIGBUS, and the next one finds the fabric whole.
+"""A full file system: calls fail with an errno, no program gets SIGBUS, and the next program finds the fabric intact.
 
 Usage: test_full.py PATH-OF-SOFTVERBS PATH-OF-FULL
 """

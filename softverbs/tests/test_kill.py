@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Processes of a mesh are killed at any moment and started again. The others see what the profile says and nothing
-else, what they tell each other stays right, and in the end nothing is left.
+"""Processes of a mesh are killed at any moment and started again. The others see only what the profile allows, the data that they
+exchange is correct, and in the end nothing is left.
 
-Usage: test_kill.py PATH-OF-SOFTVERBS PATH-OF-MESH [TEST...]     WEFT_TEST_LONG=1: a minute in place of some seconds
+Usage: test_kill.py PATH-OF-SOFTVERBS PATH-OF-MESH [TEST...]     WEFT_TEST_LONG=1: a minute instead of some seconds
 """
 import fcntl
 import os

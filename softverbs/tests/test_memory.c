@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which memory registers: what is not mapped does not, and heap is told from mappings. The profile is one whose three
- * kinds are refused with three different errors, so that a test sees what a piece of memory was taken for.
+ * Which memory can be registered: unmapped memory cannot, and heap is distinguished from mappings. The profile refuses three kinds of
+ * memory with three different errors, so that the test sees which kind was recognized.
  */
 #include "inside.h"
 

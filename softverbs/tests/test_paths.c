@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files that programs look for beside libibverbs (lib/paths.c), by each of libc's calls for it. Run by `softverbs run` on a
- * host of the built-in switch, whose only device is sv0.
+ * Files that programs look for beside libibverbs (lib/paths.c), by each of libc's calls for that. Run by `softverbs run` on a host of the
+ * built-in switch, whose only device is sv0.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Debian's own programs for libibverbs, as they are, on softverbs: ibverbs-utils and perftest. Their results are checked.
+"""Debian's programs for libibverbs, unchanged, on softverbs: ibverbs-utils and perftest. Their results are checked.
 
 Usage: test_programs.py PATH-OF-SOFTVERBS [TEST...]     WEFT_TEST_LONG=1: all combinations, some minutes
 """

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The room in queues: when a slot becomes free again, whatever becomes of its completion; and requests whose edges are odd:
- * inline data of no bytes, receives that are not filled, queue pairs that stand still or fail twice.
+ * Room in queues: when a slot becomes free again, whatever happens to its completion. And unusual requests: inline data of no bytes,
+ * receives that are not filled, queue pairs that stand still or fail twice.
  */
 #include "inside.h"
 

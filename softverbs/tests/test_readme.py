@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The console blocks of softverbs/README.md, as printed: each `$ ` line must succeed, and what it prints must be what the
-README shows. In the README `...` in a line stands for anything there, and a line of `...` alone for any lines.
+"""Runs the console blocks of softverbs/README.md: each `$ ` line must succeed and print what the README shows. In the README, `...` in
+a line stands for any text, and a line with only `...` for any lines.
 
 Usage: test_readme.py SOFTVERBS-COMMAND
 """

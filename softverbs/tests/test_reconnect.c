@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs that are reset, failed and destroyed under traffic: two threads send to each other, write into each other's
- * memory and poll, and each in its own time breaks its end and makes it anew. Nothing hangs, nothing arrives in a
- * connection that it was not sent on, and everything is given back. The sanitizers look on.
+ * Queue pairs are reset, failed and destroyed under traffic. Two threads send to each other, write into each other's memory, and poll. Each
+ * of them breaks its end at its own times and makes it anew. Nothing may hang, nothing may arrive in a connection that it was not sent on,
+ * and everything is freed. Also run with the sanitizers.
  */
 #include "lib/lib.h"
 

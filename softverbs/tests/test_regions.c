@@ -121,7 +121,7 @@ static void test_limits(void **state)
     for (int turn = 0; turn < 100; turn++) {
         mr[0] = ibv_reg_mr(pd, memory, PAGE, LOCAL);
         assert_non_null(mr[0]);
-        assert_int_not_equal(mr[0]->lkey, key); /* one that has gone is not soon another's */
+        assert_int_not_equal(mr[0]->lkey, key); /* a freed key is not used again soon */
         assert_int_equal(ibv_dereg_mr(mr[0]), 0);
     }
     assert_int_equal(ibv_dereg_mr(mr[1]), 0);

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Programs without rights: an ordinary user under each of Yama's scopes, two users, namespaces.
 
-Usage: test_rights.py SOFTVERBS. As root it runs the programs as user 1000; Yama's scopes are set where this is a virtual
-machine (VM_INDEX set: test_yama.py), and nowhere else.
+Usage: test_rights.py SOFTVERBS. If root runs it, the programs run as user 1000. Yama's scopes are set only in a virtual
+machine (VM_INDEX is set: test_yama.py).
 """
 import contextlib
 import os

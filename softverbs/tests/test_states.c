@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: every step between two states with every attribute, values at their edges, what is granted, and what the
- * tb5 profiles refuse; shared receive queues and address handles. No data moves here.
+ * Queue pairs: every transition between two states with every attribute, limits of values, what is granted, and what the tb5 profiles
+ * refuse; shared receive queues and address handles. No data moves here.
  *
- * A process joins one fabric: each group runs in a child of its own, on a fabric of its own.
+ * A process can join only one fabric, so each group of tests runs in a child process on a fabric of its own.
  *
- * Over 600 lines: the groups share one device, and one set of attributes that each of them changes in one place.
+ * Over 600 lines: the groups share one device and one set of attributes, which each of them changes in one place.
  */
 #include "lib/lib.h"
 

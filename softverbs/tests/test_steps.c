@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * A process is killed at each step of what it does to another's queues: at the first change of shared memory that it makes, at the
- * second, and so on. Its page tables stop it at each store, so that none is passed over. The other one, asleep the whole time,
- * must then have been told of all that has happened to it; what it has not been told of must not have happened; and its queues go
- * on.
+ * A process is killed at each step of what it does to another's queues: at its first change of shared memory, at the second, and so on. The
+ * page tables stop it at each store, so that none is missed. The other process sleeps the whole time. Afterwards it must have been told of
+ * everything that has happened to it, nothing that it was not told of may have happened, and its queues must work.
  *
- * One round: the owner (side 0) makes and connects its queue pair and arms its queues; the victim (side 1), a new process, connects,
- * and acts until it kills itself at the step of the round's number; the owner looks.
+ * One round: the owner (side 0) makes and connects its queue pair, and arms its queues. The victim (side 1), a new process, connects, and
+ * works until it kills itself at the step with the round's number. Then the owner checks its queues.
  */
 #include "sides.h"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The large users of libibverbs, as they are, on softverbs: UCX, OpenMPI on it, and libfabric. What is not installed is
-skipped, and said so.
+"""The large users of libibverbs, unchanged, on softverbs: UCX, OpenMPI over UCX, and libfabric. What is not installed is skipped, with a
+message.
 
 Usage: test_ucx.py PATH-OF-SOFTVERBS [TEST...]
 """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """test_rights.py in a virtual machine, where Yama's scopes can be set; then a command, as an ordinary user under scope 1.
 
-Usage: test_yama.py RUN SOFTVERBS COMMAND [ARGUMENT...]. Exits 77 where there are no virtual machines to be had, except under CI.
+Usage: test_yama.py RUN SOFTVERBS COMMAND [ARGUMENT...]. Exits with 77 if virtual machines are not available, except under CI.
 """
 import os
 import shlex

@@ -25,7 +25,7 @@ enum guard_verb {
     GUARD_QUERY_DEVICE,
     GUARD_QUERY_PORT,   /* a: port */
     GUARD_QUERY_GID,    /* a: port, b: index */
-    GUARD_QUERY_GID_EX, /* likewise */
+    GUARD_QUERY_GID_EX, /* a: port, b: index */
     GUARD_ALLOC_PD,
     GUARD_DEALLOC_PD,
     GUARD_REG_MR, /* object: domain, a: address, b: bytes, c: access */

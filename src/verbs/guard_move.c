@@ -8,10 +8,9 @@
 
 #include "verbs/guard_serve.h"
 
-#define LOOK_POST \
-    (WEFT_MS /    \
-     20) /* ports are looked at so often before something is sent, and each time before receives are posted (tb/cable.c says why) */
-#define BATCH 32u
+/* Before a send, ports are queried if the last query is older than this; before a post of receives always (tb/cable.c says why). */
+#define LOOK_POST (WEFT_MS / 20)
+#define BATCH     32u
 
 void guard_look(struct guard *g, struct context *c, int64_t at_most)
 {

@@ -27,7 +27,7 @@ struct verbs_library {
     struct ibv_context *(*open_device)(struct ibv_device *device);
     int (*close_device)(struct ibv_context *context);
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills the old, smaller struct */
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills in the older, smaller structure */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
     /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
@@ -82,7 +82,8 @@ struct verbs_traits {
     bool heap;               /* memory from malloc() can be registered */
     enum ibv_mtu mtu;
 };
-/* From the device's answers and what is known of its transport. `transport` is ibv_device.transport_type. Pure. */
+/* Makes the traits from the device's answers and from what is known about its transport. `transport` is ibv_device.transport_type. Has no
+   side effects. */
 void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device, const struct ibv_port_attr *port,
                        bool has_dmabuf);
 
@@ -177,7 +178,7 @@ struct verbs_regions {
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
-/* -ENOSPC when it needs more regions than `budget` (0: the traits'), with a sentence that says how many and what to do. */
+/* -ENOSPC if it needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
    `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP with a sentence
@@ -194,7 +195,8 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
 /* Makes a completion queue and its channel on a device that is in use. If it fails, with a sentence, the caller still calls
    verbs_cq_destroy() to free what was made. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
-void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d); /* NULLs allowed, and set */
+/* *cq and *channel may be NULL; sets both to NULL */
+void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d);
 /* takes the events that have come from the channel */
 void verbs_cq_woken(struct ibv_comp_channel *channel, const struct verbs_device *d);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Several nodes in a test: forked processes that join one cluster. A check that fails says where and ends its node
- * with status 1; the test in the parent sees who ended how.
+ * Tests with several nodes: forked processes that join one cluster. A check that fails prints where, and ends its node with status 1. The
+ * test in the parent sees how each node ended.
  */
 #ifndef WEFT_CLUSTER_TEST_H
 #define WEFT_CLUSTER_TEST_H
@@ -38,22 +38,22 @@
 
 typedef void (*node_fn)(weft_node *w, void *arg);
 
-/* Start `n` nodes that open (with `environment`, "NAME=VALUE" strings ended by NULL, or NULL), run `fn` and close.
- * Returns when all have ended. `status[i]` is as from waitpid(); those that hang are killed after two minutes. */
+/* Starts `n` nodes, which open (with `environment`, "NAME=VALUE" strings that end with NULL; may be NULL), run `fn` and close. Returns when
+   all have ended. `status[i]` is as from waitpid(). Nodes that hang are killed after two minutes. */
 void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int status[NODES_MAX]);
 
-/* The same, and all must end well: how many did not. */
+/* The same, but returns how many nodes failed. */
 int nodes_failed_with(int n, node_fn fn, void *arg, const char *const *environment);
 int nodes_failed(int n, node_fn fn, void *arg);
 
-/* Without joining: `fn` gets no node and its number in WEFT_RANK. */
+/* The same without joining: `fn` gets no node; its number is in WEFT_RANK. */
 typedef int (*process_fn)(int rank, void *arg); /* exit status */
 void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX]);
 
-/* The same, and all must end with status 0: how many did not. */
+/* The same, but returns how many processes did not end with status 0. */
 int processes_failed(int n, process_fn fn, void *arg);
 
-/* In a node: `bytes` zeros, at the same offset on every node. Collective. */
+/* In a node: allocates `bytes` zeros, at the same offset on every node. Collective. */
 weft_gaddr symmetric_alloc(weft_node *w, size_t bytes);
 static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 {
@@ -67,39 +67,39 @@ static inline weft_link_stats stats(weft_node *w, uint32_t node)
     return s;
 }
 
-/* A handler of messages that are numbered from 0 on (uint32_t, the header), with `struct numbers` as its argument. */
+/* A handler for messages whose header is a number (uint32_t), counted from 0. Its argument is a `struct numbers`. */
 struct numbers {
     uint32_t next;
-    bool wrong; /* one was out of order */
+    bool wrong; /* a message was out of order */
 };
 void on_number(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg);
 
-/* Linux: this process is in the network namespace from now on. */
+/* Linux: moves this process into the network namespace. */
 void enter_namespace(const char *path);
 
-/* The command softverbs with these words, about the fabric of the test: what it prints, until the next call. It must succeed. */
+/* Runs the command softverbs with these words on the test's fabric. Returns what it prints, valid until the next call. It must succeed. */
 char *softverbs(const char *words);
 
-/* Wait until a word in shared memory has come to `at_least`; when it never does, nodes_run() ends it. */
+/* Waits until a word in shared memory is `at_least`. If it never is, nodes_run() ends the wait. */
 void wait_for(const _Atomic uint32_t *word, uint32_t at_least);
-/* All `n` meet, by a shared word and not by weft. A node that is then killed disturbs nobody's barrier or exchange before
- * it: a barrier that one of them has passed may still be under way at another, and the death would fail it there. */
+/* Waits for all `n` nodes by a shared word, not by weft. A node that is killed after it then disturbs no barrier or exchange before it: a
+   barrier that one node has passed may still be under way at another, where the death would make it fail. */
 void meet(_Atomic uint32_t *word, uint32_t n);
 
-/* SIGSTOP, at a moment when each of the process's threads sleeps. In the middle of a step of an emulated device it would keep
- * others from theirs, which who is stopped does not with a real one (softverbs/docs/design.md). */
+/* Sends SIGSTOP when all threads of the process sleep. A process that is stopped in the middle of a step of an emulated device would hold
+   up others, which does not happen with a real device (softverbs/docs/design.md). */
 void stop_asleep(pid_t pid);
 
-/* Shared between the forked nodes and the parent, zero at first. */
+/* Memory that the forked nodes and the parent share, zero at first. */
 void *shared_words(size_t bytes);
 
 int64_t now_ns(void);
 
-/* How long to wait for what takes far less than `seconds` on a machine that is quick and quiet: tests/speed says what this one is. */
+/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one is. */
 int64_t patience_ns(uint32_t seconds);
 
-/* How often a test is to do what it does `n` times: fewer by the factor TEST_DIVIDE, where every step is slow (an emulated
- * machine). TEST_HANG=SECONDS, likewise, is the time after which a node counts as hanging. */
+/* How often a test should repeat what it normally does `n` times: fewer times, divided by TEST_DIVIDE, where every step is slow (an
+   emulated machine). TEST_HANG=SECONDS is the time after which a node counts as hanging. */
 uint32_t repeats(uint32_t n);
 
 /* A cheap seeded generator, so that a failure can be replayed. */

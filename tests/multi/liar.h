@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that lies. Every node may write to every pool, and sends what it likes: a record that another node reads out of a pool or
- * gets by message may hold any bytes. lie_about() takes a record as it should be and tells it with one field wrong at a time,
- * for each field and each of many values, and cut short. A test says what telling is: put it to where others read it, or send it.
+ * A node that lies. Every node may write to every pool, and may send anything. So a record that another node reads from a pool, or gets by
+ * message, may hold any bytes. lie_about() takes a correct record and hands it to the test with one field wrong at a time, for each field
+ * and each of many values, and also truncated. The test's function `tell` puts it where others read it, or sends it.
  *
  *     static const struct lie_field FIELDS[] = {LIE_FIELD(struct request, length), LIE_FIELD(struct request, name)};
  *     lie_about(&truth, sizeof truth, FIELDS, LIE_COUNT(FIELDS), tell, arg);
  *
- * The others have to bear all of it: no crash, no write outside their memory (the address sanitizer runs these tests), no call that
- * outlasts its time-out, no memory without bound, and honest nodes can go on together once the liar has gone.
- * test_liar.c is the example.
+ * The other nodes must stand all of it: no crash, no write outside their memory (the tests also run with the address sanitizer), no call
+ * that outlasts its time-out, no unbounded memory; and honest nodes can go on together after the liar has gone. test_liar.c is the example.
  *
- * At the end: one liar and two honest nodes, and what they share.
+ * At the end of this file: one liar and two honest nodes, and what they share.
  */
 #ifndef WEFT_LIAR_H
 #define WEFT_LIAR_H
@@ -34,12 +33,12 @@ struct lie_field {
     }
 #define LIE_COUNT(fields) (sizeof(fields) / sizeof((fields)[0]))
 
-/* `what` says which lie it is, for who has to find out which one did it. */
+/* `what` describes the lie, for a failure's message. */
 typedef void (*lie_fn)(const void *record, size_t bytes, const char *what, void *arg);
 
 #define LIE_RECORD_MAX 4096u
 
-/* Small counts and their neighbours, powers of two, what is negative, and what wraps when something is added to it. */
+/* Small counts and their neighbours, powers of two, negative numbers, and numbers that wrap when something is added. */
 static const uint64_t LIE_VALUES[] = {
     0,
     1,
@@ -94,13 +93,13 @@ static inline void lie_number(uint8_t *record, size_t bytes, const struct lie_fi
     char what[96];
     uint8_t kept[sizeof value];
     memcpy(kept, record + f->offset, f->bytes);
-    memcpy(record + f->offset, &value, f->bytes); /* little-endian, as all that weft runs on */
+    memcpy(record + f->offset, &value, f->bytes); /* little-endian, like all machines that weft runs on */
     snprintf(what, sizeof what, "%s = %#llx", f->name, (unsigned long long)value);
     tell(record, bytes, what, arg);
     memcpy(record + f->offset, kept, f->bytes);
 }
 
-/* A name, a payload: all bytes the same, so that text has no end. */
+/* A name or a payload: all bytes equal, so that text has no end. */
 static inline void lie_bytes(uint8_t *record, size_t bytes, const struct lie_field *f, int byte, lie_fn tell, void *arg)
 {
     static uint8_t kept[LIE_RECORD_MAX];
@@ -149,8 +148,8 @@ static inline void lie_about(const void *truth, size_t bytes, const struct lie_f
 enum { LIAR = 2, NODES = 3 };
 
 struct told {
-    _Atomic uint32_t here, over, met[3]; /* met: the honest ones, later */
-    _Atomic weft_gaddr cut_short;        /* what only messages that are too short say */
+    _Atomic uint32_t here, over, met[3]; /* met: counts the honest nodes that meet later */
+    _Atomic weft_gaddr cut_short;        /* errors that only messages of a wrong length cause */
     char what[96];                       /* the last lie */
     _Atomic uint32_t lies;
 };
@@ -161,7 +160,7 @@ static inline void note(struct told *t, const char *what)
     atomic_fetch_add(&t->lies, 1);
 }
 
-/* How it went: where an honest node did not bear it, the last lie is the one to look at. */
+/* The result. If an honest node failed, the last lie is the one to look at. */
 static inline void run_with_liar(node_fn fn)
 {
     struct told *t = shared_words(4096);
@@ -172,13 +171,13 @@ static inline void run_with_liar(node_fn fn)
     assert_true(t->lies > 100);
 }
 
-/* A word that others look at, and how the liar writes it. */
+/* A word that others read, and how the liar writes it. */
 struct word_to {
     weft_node *w;
     struct told *t;
     weft_gaddr at;
     int (*set)(weft_node *w, weft_gaddr at, uint64_t value);
-    useconds_t pause; /* for the honest nodes to look at it */
+    useconds_t pause; /* time for the honest nodes to read it */
 };
 
 static inline void tell_word(const void *record, size_t bytes, const char *what, void *arg)

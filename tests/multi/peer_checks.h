@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A little of everything that nodes do with each other, each byte checked: for tests in which they are on different hosts.
- * Collective; `times` says how much.
+ * Checks of the common operations between nodes, for tests in which the nodes are on different hosts. Every byte is checked. Collective;
+ * `times` is the number of repetitions.
  */
 #ifndef WEFT_PEER_CHECKS_H
 #define WEFT_PEER_CHECKS_H
@@ -16,7 +16,7 @@ static inline void peer_fill(uint8_t *p, size_t n, uint64_t seed)
         p[i] = (uint8_t)(random_next(&seed) >> 32);
 }
 
-/* Puts and gets of many lengths, aligned and not, to everyone at once. */
+/* Puts and gets of many lengths, aligned and not, to all nodes at the same time. */
 static inline void check_transfers(weft_node *w, uint32_t times)
 {
     uint32_t me = weft_rank(w), n = weft_size(w);
@@ -71,7 +71,7 @@ static inline void check_atomics(weft_node *w, uint32_t times)
 }
 
 struct peer_messages {
-    uint64_t next[NODES_MAX]; /* number of the message that is to come from each node */
+    uint64_t next[NODES_MAX]; /* number of the next message from each node */
     uint64_t wrong;
 };
 
@@ -90,7 +90,7 @@ static inline void peer_message(weft_node *w, uint32_t from, const void *header,
     __atomic_store_n(&m->next[from], number + 1, __ATOMIC_RELEASE);
 }
 
-/* Messages come whole, in order, once. */
+/* Messages arrive complete, in order, and once. */
 static inline void check_messages(weft_node *w, uint32_t times)
 {
     static struct peer_messages m;
@@ -116,7 +116,7 @@ static inline void check_messages(weft_node *w, uint32_t times)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* The signal is seen after the bytes. */
+/* The signal is seen after the data. */
 static inline void check_signals(weft_node *w, uint32_t times)
 {
     uint32_t me = weft_rank(w), n = weft_size(w), next = (me + 1) % n, before = (me + n - 1) % n;
@@ -149,7 +149,7 @@ static inline void check_lock(weft_node *w, uint32_t times)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* Everyone submits, everyone works, every result comes once. */
+/* All nodes submit and all nodes work; every result comes once. */
 static inline void check_queue(weft_node *w, uint32_t count)
 {
     weft_queue *q = open_queue(w, 64, 0, false, QUEUE_SPREAD);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the queue's tests share: tasks that carry a number in every field, work whose result follows from it, and
- * reaping that checks both and that nothing comes twice.
+ * Helpers of the queue's tests: tasks that carry a number in every field, work whose result depends on it, and reaping that checks both and
+ * that nothing comes twice.
  */
 #ifndef WEFT_QUEUE_TEST_H
 #define WEFT_QUEUE_TEST_H
@@ -18,7 +18,7 @@ static inline weft_queue *open_queue(weft_node *w, uint32_t slots, int64_t lease
     weft_queue_config c = {.bytes = sizeof c, .slots = slots, .lease_ns = lease_ns, .submit_only = submit_only};
     CHECK(weft_queue_open(w, "work", &c, &q) == 0);
     CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
-    /* After the barrier every HELLO is delivered or about to be: wait for the answers, to have all shards. */
+    /* After the barrier every HELLO is delivered or about to be. Waits for the answers, so that all shards are known. */
     for (uint32_t i = 0; i < weft_size(w); i++)
         while (!queue_view_of(q, i)) {
             weft_progress(w);
@@ -43,7 +43,7 @@ static inline void check_numbered(const weft_task *t)
     CHECK(memcmp(t, &want, sizeof want) == 0);
 }
 
-/* Claim and complete what is there, at most `max` tasks. Results are made from the task. */
+/* Claims and completes what is ready, at most `max` tasks. Results are made from the task. */
 static inline int work(weft_queue *q, uint32_t max, int64_t timeout_ns)
 {
     weft_lease claims[64];
@@ -59,7 +59,7 @@ static inline int work(weft_queue *q, uint32_t max, int64_t timeout_ns)
     return n;
 }
 
-/* Reap into seen[tag]; each must come once. Returns how many. */
+/* Reaps into seen[tag]; each task must come once. Returns how many came. */
 static inline uint32_t reap(weft_queue *q, uint8_t *seen, uint64_t count, int64_t timeout_ns)
 {
     weft_done done[64];

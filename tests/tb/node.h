@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node of the tb transport, number 1 of 3, with a cable to each of the other two, on devices that are made here: what they grant and
- * complete is the test's to say. They stop the process where a driver may crash: a receive on a port that is down, more requests than
- * were granted, a queue pair that is gone or not connected. Included once by a program.
+ * One node of the tb transport, number 1 of 3, with a cable to each of the other two. Its devices are made here; the test decides what they
+ * grant and complete. A device stops the process where a driver might crash: a receive on a port that is down, more requests than were
+ * granted, a queue pair that is destroyed or not connected. A program includes this file once.
  */
 #ifndef WEFT_TESTS_TB_NODE_H
 #define WEFT_TESTS_TB_NODE_H
@@ -18,7 +18,7 @@
 #include "fabric/transports.h"
 #include "sync/sync.h"
 
-enum { BEFORE, HERE, BEHIND, NODES }; /* HERE is this node */
+enum { BEFORE, HERE, BEHIND, NODES }; /* HERE is the number of this node */
 enum { CABLES = 2, LANES = 2 };
 enum { SESSION = 77, POOL = 1 << 18, POSTED = 256, COMPLETIONS = 8192 };
 static const struct fab_lane node_lanes[LANES] = {{4096, 8}, {16384, 2}};
@@ -39,10 +39,10 @@ struct fake_queue {
     uint32_t in, out;
 };
 struct fake_device {
-    struct ibv_context context; /* first: the verbs hand out pointers to it */
+    struct ibv_context context; /* first, because the verbs return pointers to it */
     struct ibv_device device;
     bool up;
-    uint32_t grants; /* of control's queues at most; 0: as asked */
+    uint32_t grants; /* the most requests of a control queue pair; 0: as many as requested */
 };
 
 static struct fake_node {
@@ -52,13 +52,13 @@ static struct fake_node {
     struct fab_bell bell;
     struct fake_device device[CABLES];
     struct verbs_device verbs[CABLES];
-    struct fake_queue *poured; /* a test: that queue is never empty, it gets one more for each that is taken, */
-    struct fake_request pour;  /* from this */
-    bool stale;                /* completions stay when their queue pair goes */
+    struct fake_queue *poured; /* set by a test: that queue is never empty; it gets a new completion for each that is taken, */
+    struct fake_request pour;  /* copied from this one */
+    bool stale;                /* completions stay when their queue pair is destroyed */
     int other_end[NODES];
 } node;
 
-static int alive_here, *alive = &alive_here; /* objects of the devices; a test may count them in memory that outlives its process */
+static int alive_here, *alive = &alive_here; /* counts objects of the devices; a test may place it in memory that outlives its process */
 
 static void must(bool right)
 {
@@ -267,7 +267,7 @@ static const struct verbs_library node_library = {
     .wc_status_str = fake_status,
 };
 
-/* What they do next. False: nothing is posted. */
+/* Executes the next request of the devices. False: nothing is posted. */
 
 static inline bool arrives(struct fake_pair *p, const void *bytes, uint32_t len)
 {
@@ -336,7 +336,7 @@ static void make_device(uint32_t i)
     node.tb->device_count = i + 1;
 }
 
-/* Connected to the node at the end of its cable, which is the device of this number. */
+/* Connects to the node at the end of the cable of the device with this number. */
 static void make_link(uint32_t to, uint32_t device)
 {
     struct verbs_address there = address_of_nobody();
@@ -413,9 +413,9 @@ static void close_node(void)
     must(*alive == 0);
 }
 
-/* --- what the others say --- */
+/* --- messages of the other nodes --- */
 
-/* As watch.c has them. */
+/* as in watch.c */
 enum { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 struct cable_message {
     uint16_t kind;
@@ -442,7 +442,7 @@ static inline void hear_neighbours(uint32_t from, uint16_t count, uint16_t a, ui
     hear(from, m, 4 + 2 * (size_t)count);
 }
 
-/* What a node does of itself, as if time had passed: ports are looked at, what is to be said is, cables are built anew. */
+/* Does what a node does as time passes: checks ports, sends what is due, connects cables again. */
 static inline void upkeep(void)
 {
     char bytes[4096];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A world for the tb protocol: nodes with pools, cables between some of them, devices that keep little of what one would wish,
- * and a clock that only events move. Everything is drawn from one seed, so every schedule can be run again.
+ * A simulated world for the tb protocol: nodes with pools, cables between some of them, devices that lose, delay, damage and reorder, and a
+ * clock that only events move. One seed decides everything, so every schedule can be repeated.
  *
- * world.c has the clock and the nodes' loops, devices.c the devices; work.c what the nodes do and how it is checked.
+ * world.c has the clock and the nodes' loops, devices.c the devices, work.c the nodes' operations and the checks of their results.
  */
 #ifndef TEST_TB_SIM_H
 #define TEST_TB_SIM_H
@@ -23,9 +23,9 @@
 
 #define NODES_MAX 5u
 #define LANES_MAX 4u
-#define QUEUES    (1u + LANES_MAX) /* of a cable's direction: control, lanes */
-#define FIRST     4096u            /* byte of a pool that may be written */
-#define WORDS     16u              /* from FIRST on: shared words; even ones are added to, odd ones swapped */
+#define QUEUES    (1u + LANES_MAX) /* queue pairs in a direction of a cable: control, lanes */
+#define FIRST     4096u            /* the first byte of a pool that may be written */
+#define WORDS     16u              /* shared words begin at FIRST; even ones are added to, odd ones swapped */
 
 struct chain;
 struct world;
@@ -34,7 +34,7 @@ struct lane_config {
     uint32_t message, depth;
 };
 
-/* What this world does to its nodes; chances in 1/100000. */
+/* What goes wrong in this world; probabilities are in 1/100000. */
 struct faults {
     uint32_t lose, lose_lane, twice, spoil, spoil_lane, reorder, withhold, refuse, stop, restart, hang, pull, deaf;
 };
@@ -43,27 +43,27 @@ struct config {
     uint64_t seed;
     uint32_t nodes, lane_count;
     struct lane_config lanes[LANES_MAX];
-    bool credits; /* a send waits for its receive; else it is lost without one */
+    bool credits; /* a send waits for its receive; otherwise it is lost without one */
     enum tb_check check;
     uint64_t pool_bytes, segment;
-    uint32_t control_depth; /* receives, and sends, of a control queue */
+    uint32_t control_depth; /* the depths of a control queue pair: receives, and sends */
     int64_t delay_most, idle_most, handle_most;
-    uint32_t ops, burst, biggest;     /* biggest: log2 */
-    uint32_t words, shared, messages; /* percent of what is begun; the rest are blocks */
-    uint32_t faults_percent;          /* of the ops, after which nothing goes wrong any more; 100: always */
-    bool heat;                        /* some gets are of memory that changes whenever a lane sends it */
-    bool puts;                        /* blocks are put, one at a time: nothing waits for a fence */
-    bool one_sided;                   /* only node 0 begins anything */
-    bool wrap;                        /* begin right before all counters wrap */
+    uint32_t ops, burst, biggest;     /* log2 of the largest transfer */
+    uint32_t words, shared, messages; /* percent of the operations; the others are blocks */
+    uint32_t faults_percent; /* percent of the operations after which nothing goes wrong any more; 100: things go wrong until the end */
+    bool heat;               /* some gets read memory that changes whenever a lane sends it */
+    bool puts;               /* blocks are put one at a time, so nothing waits for a fence */
+    bool one_sided;          /* only node 0 begins operations */
+    bool wrap;               /* all counters start just before they wrap */
     struct faults faults;
 };
 
 struct send {
-    struct end *end;        /* whose frame buffer or pool it is; NULL: `copy` */
-    uint32_t session, slot; /* of a control frame; */
+    struct end *end;        /* the endpoint whose frame buffer or pool holds the data; NULL: `copy` */
+    uint32_t session, slot; /* of a control frame */
     uint64_t offset;        /* of a lane's message */
     uint8_t *copy;
-    uint64_t sum; /* of what is there when it is posted */
+    uint64_t sum; /* checksum of the data at the time of posting */
     uint32_t bytes;
     bool departed;
 };
@@ -72,14 +72,14 @@ struct send {
 /* One direction of a queue pair. */
 struct queue {
     uint8_t from, to, number;
-    uint32_t generation; /* what is under way of an older one is gone */
+    uint32_t generation; /* messages under way of an older one are lost */
     struct send sends[QUEUE_MAX];
-    uint32_t send_first, send_next, departed; /* [send_first, departed) have left, and their completions have not come */
+    uint32_t send_first, send_next, departed; /* [send_first, departed) have been sent, and their completions have not come */
     uint64_t receives[QUEUE_MAX];
     uint32_t receive_first, receive_next, flying;
     bool leaving;
     int64_t last_arrival, last_sent, last_received;
-    int64_t deaf_until; /* all is lost */
+    int64_t deaf_until; /* everything is lost */
 };
 
 struct message {
@@ -88,24 +88,24 @@ struct message {
     uint8_t bytes[];
 };
 
-/* One node's end of what it has with another. */
+/* One node's end of its link with another node. */
 struct end {
     struct world *w;
     uint32_t node, peer;
     struct tb_endpoint p;
     uint8_t *frames;
     bool up, flushing, pump, adjacent;
-    struct fab_flush flush;           /* flushing: since then; */
-    uint64_t flush_chain, flush_sent; /* what had begun */
+    struct fab_flush flush;           /* flushing: since when */
+    uint64_t flush_chain, flush_sent; /* flushing: what had begun by then */
     uint16_t generation;              /* of its lanes */
-    bool down, failing;               /* down: some lanes are */
+    bool down, failing;               /* down: some lanes are down */
     int64_t armed;
-    int64_t jammed_until[3];      /* frames, lanes' receives, lanes' sends: are refused */
+    int64_t jammed_until[3];      /* frames, receives of lanes, sends of lanes: whether they are refused */
     uint64_t sent, came, handled; /* messages of this session */
     struct message *waiting, **waiting_end;
     uint32_t waiting_count;
     bool handling;
-    struct chain *chains; /* under way */
+    struct chain *chains; /* operations under way */
     uint32_t chain_count;
 };
 
@@ -127,7 +127,7 @@ struct node {
     struct done *done, **done_end;
     bool waking;
     int64_t stopped_until;
-    uint64_t word_sum[WORDS], word_maybe[WORDS]; /* added for sure, and perhaps; swapped in less swapped out */
+    uint64_t word_sum[WORDS], word_maybe[WORDS]; /* added for certain, and possibly; values swapped in minus values swapped out */
     bool word_unknown[WORDS];
 };
 
@@ -162,12 +162,12 @@ struct world {
 _Noreturn void sim_fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t sim_random(struct world *w);
 uint64_t sim_below(struct world *w, uint64_t n);      /* [0, n) */
-bool sim_chance(struct world *w, uint32_t in_100000); /* of something going wrong */
+bool sim_chance(struct world *w, uint32_t in_100000); /* the probability that something goes wrong */
 void sim_at(struct world *w, int64_t at, const struct event *e);
 
-/* Run one world to its end; fails by sim_fail(). */
+/* Runs one world to its end; sim_fail() reports a failure. */
 void sim_draw(struct config *c, uint64_t seed);
-uint64_t sim_run(const struct config *c, bool verbose); /* steps taken */
+uint64_t sim_run(const struct config *c, bool verbose); /* counts the steps */
 void sim_pump(struct end *e);
 
 /* --- devices.c --- */
@@ -181,20 +181,21 @@ uint64_t device_sum(const uint8_t *at, uint32_t bytes);
 void sim_wake(struct world *w, uint32_t node, int64_t at);
 
 /* --- work.c --- */
-void work_begin(struct world *w, struct end *e); /* one operation or a chain of them */
+void work_begin(struct world *w, struct end *e); /* begins one operation, or a chain */
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-void work_look(struct world *w, uint32_t node); /* after anything was written to this node */
-void work_flush(struct end *e);                 /* from now on tb_endpoint_flushed() is asked, about what has begun */
-void work_flushed(struct end *e);               /* tb_endpoint_flushed() has just been true */
-void work_settle(struct end *e);                /* take in what is complete */
-void work_failed(struct end *e);                /* after tb_endpoint_fail(): all is complete, somehow, and may still happen */
-void work_ended(struct end *e);                 /* after tb_endpoint_end(): all is complete, somehow */
+void work_look(struct world *w, uint32_t node); /* call it after something was written to this node */
+void work_flush(struct end *e);                 /* begins a flush of what has begun; tb_endpoint_flushed() is called from now on */
+void work_flushed(struct end *e);               /* call it when tb_endpoint_flushed() has become true */
+void work_settle(struct end *e);                /* handles completed operations */
+/* after tb_endpoint_fail(): all operations must be complete, with any result, and may still take effect */
+void work_failed(struct end *e);
+void work_ended(struct end *e); /* after tb_endpoint_end(): all operations must be complete, with any result */
 void work_handle(struct end *e);
 void work_check_all(struct world *w, uint32_t node);
 void work_check_words(struct world *w);
-/* Memory that an op under way may write to at this node. */
-void work_heat(struct world *w, uint32_t node, uint64_t offset, uint64_t bytes); /* is about to be sent by a lane */
+/* Whether an operation under way may write to this memory of the node. */
+void work_heat(struct world *w, uint32_t node, uint64_t offset, uint64_t bytes); /* the memory is about to be sent by a lane */
 bool work_covers(struct world *w, uint32_t node, uint64_t offset, uint64_t bytes);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the tests of the pool share: opening one, taking and giving back, and what must be true of an empty
- * one.
+ * Helpers of the pool's tests: opening a pool, allocating and freeing, and checking that a pool is empty.
  */
 #ifndef WEFT_TEST_POOL_H
 #define WEFT_TEST_POOL_H
@@ -22,7 +21,7 @@
 #define KIB  UINT64_C(1024)
 #define MIB  (KIB * 1024)
 #define GIB  (MIB * 1024)
-#define HEAP MEM_EXTENT_BYTES /* what the pools here leave below the heap: one extent, the least there is */
+#define HEAP MEM_EXTENT_BYTES /* the space below the heap in these pools: one extent, the minimum */
 
 static inline struct mem_pool *open_pool(uint64_t heap_bytes)
 {
@@ -52,7 +51,7 @@ static inline uint8_t *bytes_at(struct mem_pool *p, uint64_t at)
     return (uint8_t *)mem_base(p) + at;
 }
 
-/* Nothing is live, and all of the heap is one piece again. */
+/* Checks that nothing is allocated, and that the whole heap is one free range again. */
 static inline void assert_empty(struct mem_pool *p)
 {
     struct mem_stats s;

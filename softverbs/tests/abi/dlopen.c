@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * dlopen LIBRARY [VERSION]: loads it as programs do that run with and without RDMA (JACCL: "librdma.dylib" and plain names;
- * NCCL: "libibverbs.so.1" and names of version IBVERBS_1.1), and exchanges messages over every kind of connection the device
+ * dlopen LIBRARY [VERSION]: loads the library at run time, as programs do that run with and without RDMA (JACCL: "librdma.dylib" and plain
+ * names; NCCL: "libibverbs.so.1" and names of version IBVERBS_1.1), and exchanges messages over each type of connection that the device
  * has.
  */
 #include "pair.h"

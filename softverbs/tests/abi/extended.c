@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The extended interfaces: requests through ibv_wr_*, completions through ibv_start_poll, on a device that has everything.
- * Linked with the library, as programs are that name it at build time.
+ * The extended interfaces: requests through ibv_wr_*, completions through ibv_start_poll, on a device that supports all of them. The
+ * program is linked with the library.
  */
 #include "pair.h"
 

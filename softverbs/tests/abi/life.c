@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library's life in a program: no fabric, fork, an end with everything still open and threads still polling. The library
- * is linked in, so that the fabric's counts can be looked at.
+ * The library's life in a program: no fabric, fork, and an exit while objects exist and threads poll. The library's files are linked in
+ * statically, so that the test can read the fabric's counts.
  */
 #include "pair.h"
 

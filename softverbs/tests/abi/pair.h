@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Two connected queue pairs within one process, made through whatever table of functions a test has got hold of: it is not
- * linked with a libibverbs itself.
+ * Two connected queue pairs in one process. They are made through a table of functions that the test fills in: this file is not linked with
+ * a libibverbs.
  */
 #ifndef SOFTVERBS_TESTS_ABI_PAIR_H
 #define SOFTVERBS_TESTS_ABI_PAIR_H
@@ -14,7 +14,7 @@
 
 #undef ibv_reg_mr
 
-/* X(result, name, parameters): the functions that are symbols of the library; the others of verbs.h go through the context. */
+/* X(result, name, parameters) for each function that is a symbol of the library. The other functions of verbs.h go through the context. */
 #define PAIR_FUNCTIONS(X)                                                                              \
     X(struct ibv_device **, get_device_list, (int *))                                                  \
     X(void, free_device_list, (struct ibv_device **))                                                  \
@@ -45,16 +45,17 @@ struct pair {
     struct verbs_table verbs;
     struct ibv_context *context;
     struct ibv_pd *pd;
-    struct ibv_cq *cq; /* of both */
+    struct ibv_cq *cq; /* used by both queue pairs */
     struct ibv_mr *mr;
-    uint8_t *memory; /* mapped: the first half is sent from, the second received into */
+    uint8_t *memory; /* mapped memory: the first half is sent from, the second received into */
     union ibv_gid gid;
     int gid_index;
-    unsigned access; /* of the queue pairs, beside remote write, and remote read where there is any */
+    /* access flags of the queue pairs, in addition to remote write, and remote read if supported */
+    unsigned access;
     struct ibv_qp *qp[2];
 };
 
-/* A test that fails says where and what, and ends. */
+/* If the condition is false, prints where and what, and ends the process. */
 #define CHECK(condition, ...)                                               \
     do {                                                                    \
         if (!(condition)) {                                                 \
@@ -65,18 +66,18 @@ struct pair {
         }                                                                   \
     } while (0)
 
-/* Opens the first device and makes what both queue pairs share; pair->verbs is filled. */
+/* Opens the first device and makes the objects that both queue pairs share. pair->verbs must be filled in. */
 void pair_open(struct pair *);
-/* Two queue pairs of a kind, connected to each other: by create_qp, or those that are in pair->qp already. */
+/* Connects two queue pairs of a type to each other: those in pair->qp, or new ones made by create_qp. */
 void pair_connect(struct pair *, enum ibv_qp_type);
 void pair_disconnect(struct pair *);
 void pair_close(struct pair *);
 
 /* Different bytes for each seed. */
 void pair_fill(uint8_t *, size_t bytes, unsigned seed);
-/* Waits for so many completions, which must be successes; the last that was a receive's is left in *receive, if any. */
+/* Waits for `count` completions, which must be successful. *receive (may be NULL) gets the last one of a receive. */
 void pair_wait(struct pair *, int count, struct ibv_wc *receive);
-/* One SEND of so many bytes, and one RDMA write followed by its completion; the bytes must be there. */
+/* Does one SEND of so many bytes, and one RDMA write; checks the completions, and that the bytes have arrived. */
 void pair_send(struct pair *, uint32_t bytes);
 void pair_write(struct pair *, uint32_t bytes);
 

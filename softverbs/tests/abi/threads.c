@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Many threads of one program on one device: pairs of their own that come and go, and one pair, one domain, one completion
- * queue that all of them use at once, by both interfaces. Run with the sanitizers as well.
+ * Many threads of one program on one device. They make and destroy pairs of their own, and all use one pair, one domain and one completion
+ * queue at the same time, by both interfaces. Also run with the sanitizers.
  */
 #include "pair.h"
 

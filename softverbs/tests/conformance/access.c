@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of what may touch a region: bounds, keys, access flags and protection domains, on every use.
+ * Checks of access to regions: bounds, keys, access flags and protection domains, on every use.
  */
 #include "conf.h"
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The conformance suite: small checks of what a verbs device does, by its public interface alone (libibverbs'
- * headers of rdma-core 44), so that the same program judges softverbs and a real kernel's devices.
+ * The conformance suite: small checks of what a verbs device does. It uses only the public interface (libibverbs' headers of rdma-core 44),
+ * so the same program tests softverbs and a real kernel's devices.
  *
- * A check is a function and a name. It runs in a child process of the harness (harness.c), so that a crash or
- * a hang costs one check. Inside a check nothing is returned and nothing cleaned up by hand: what is made
- * with the kit (kit.c) is destroyed, newest first, when the check ends, and a want() that does not hold
- * leaves the check at once. Destroying is a check of its own: one that fails makes the whole check fail.
+ * A check is a function and a name. It runs in a child process of the harness (harness.c), so a crash or a hang costs one check. A check
+ * returns nothing and cleans up nothing: what it makes with the kit (kit.c) is destroyed at its end, newest first. A want() that does not
+ * hold ends the check at once. Destroying is a check of its own: if it fails, the whole check fails.
  */
 #ifndef SOFTVERBS_CONFORMANCE_CONF_H
 #define SOFTVERBS_CONFORMANCE_CONF_H
@@ -20,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a check needs; a device without it skips the check and says why. */
+/* What a check needs. If the device does not have it, the check is skipped, with the reason. */
 enum need {
     NEED_UC = 1 << 0,
     NEED_UD = 1 << 1,
@@ -30,7 +29,7 @@ enum need {
     NEED_SGE4 = 1 << 5, /* at least four scatter/gather elements */
     NEED_CQ_EX = 1 << 6,
     NEED_QP_EX = 1 << 7,
-    NEED_RC = 1 << 8, /* asked for by the kit itself, where a check makes such a QP */
+    NEED_RC = 1 << 8, /* the kit itself asks for these when a check makes such a QP */
 };
 
 struct t;
@@ -38,16 +37,16 @@ struct t;
 struct check {
     const char *name;
     void (*fn)(struct t *t, long arg);
-    long arg; /* lets one function be several checks */
+    long arg; /* a parameter, so that one function can be several checks */
     unsigned needs;
 };
 
-/* One list a file, each ended by an empty entry; harness.c names them all. */
+/* Each file has one list, which ends with an empty entry. harness.c uses all of them. */
 extern const struct check device_checks[], mr_checks[], access_checks[], cq_checks[], channel_checks[], cq_ex_checks[], qp_create_checks[],
     qp_state_checks[], qp_query_checks[], queue_checks[], rc_checks[], rc_error_checks[], uc_checks[], ud_checks[], lid_checks[],
     srq_checks[], qp_ex_checks[], event_checks[], process_checks[], thread_checks[], optional_checks[];
 
-/* The program started by itself for a check with two processes: conformance --peer NAME (process.c). */
+/* The second process of a check with two: this program started again as conformance --peer NAME (process.c). */
 int peer_main(struct t *t, const char *name);
 
 enum outcome { OUT_OK, OUT_NOT_OK, OUT_SKIP };
@@ -58,21 +57,21 @@ struct kept {
     const char *verb;
 };
 
-/* A running check: the device under test, and what it has made so far. */
+/* A running check: the device under test, and what the check has made so far. */
 struct t {
     const struct check *check;
-    const char *device;   /* asked for by name; NULL: the first */
-    const char *peer_run; /* what starts the other process of a check with two, or NULL: see process.c */
-    int asked_gid;        /* asked for by index; -1: the first IPv4-mapped one, else 0 */
-    int slow;             /* every wait is this many times longer */
-    int wait_s;           /* how long a check waits for what should come */
+    const char *device;   /* the device requested by name; NULL: the first */
+    const char *peer_run; /* the command that starts the second process of a check; may be NULL; see process.c */
+    int asked_gid;        /* the GID requested by index; -1: the first IPv4-mapped one, or else 0 */
+    int slow;             /* a factor for the length of all waits */
+    int wait_s;           /* how long a check waits for something that must come */
     struct ibv_context *ctx;
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;
     uint8_t port;
     uint8_t gid_index;
     union ibv_gid gid;
-    unsigned has, probed; /* enum need, found out when first asked for */
+    unsigned has, probed; /* bits of enum need, found out when first needed */
     jmp_buf out;
     enum outcome outcome;
     char why[512];
@@ -89,11 +88,11 @@ void want_ret_(struct t *t, long long ret, int err, const char *what, int line);
 void want_eq_(struct t *t, long long got, long long want, const char *got_s, const char *want_s, int line);
 
 #define want(t, cond) ((cond) ? (void)0 : fail((t), "line %d: expected %s", __LINE__, #cond))
-/* A verb that returns 0 or a positive errno value. */
+/* For a verb that returns 0 or a positive errno value. */
 #define want_ret(t, expr, err) want_ret_((t), (expr), (err), #expr, __LINE__)
 #define want_ok(t, expr)       want_ret_((t), (expr), 0, #expr, __LINE__)
 #define want_eq(t, got, exp)   want_eq_((t), (long long)(got), (long long)(exp), #got, #exp, __LINE__)
-/* A verb that returns NULL, or -1, and sets errno. */
+/* For a verb that returns NULL or -1 and sets errno. */
 #define want_null(t, expr, err)                                                \
     do {                                                                       \
         errno = 0;                                                             \
@@ -107,10 +106,10 @@ void want_eq_(struct t *t, long long got, long long want, const char *got_s, con
         want_ret_((t), ret_ == -1 ? errno : ret_ ? ret_ : 0, (err), #expr, __LINE__); \
     } while (0)
 
-/* ---- Resources (kit.c): made, or the check fails; destroyed at its end */
+/* ---- Resources (kit.c). If one cannot be made the check fails. They are destroyed at the end of the check. */
 
 void keep(struct t *t, void *what, int (*undo)(void *), const char *verb);
-void drop(struct t *t, void *what);   /* destroy it now, and want that to succeed */
+void drop(struct t *t, void *what);   /* destroys it now; this must succeed */
 void forget(struct t *t, void *what); /* the check has destroyed it itself */
 void undo_all(struct t *t);
 
@@ -122,7 +121,7 @@ struct ibv_cq *cq_new(struct t *t, int cqe, struct ibv_comp_channel *channel);
 struct ibv_srq *srq_new(struct t *t, struct ibv_pd *pd, uint32_t max_wr);
 struct ibv_qp *qp_new(struct t *t, struct ibv_pd *pd, struct ibv_qp_init_attr *init);
 struct ibv_qp *qp_simple(struct t *t, struct ibv_pd *pd, struct ibv_cq *cq, enum ibv_qp_type type);
-struct ibv_ah *ah_new(struct t *t, struct ibv_pd *pd); /* to the port itself */
+struct ibv_ah *ah_new(struct t *t, struct ibv_pd *pd); /* an address handle that leads to the port itself */
 void keep_cq_ex(struct t *t, struct ibv_cq_ex *cq);
 void keep_qp(struct t *t, struct ibv_qp *qp);
 
@@ -136,9 +135,9 @@ bool has(struct t *t, unsigned need);
 /* ---- Queue pairs and their states (pair.c) */
 
 #define QKEY        0x11111111u
-#define ANY_TIMEOUT 14 /* 67 ms: what a connected QP waits for an answer, unless a check says otherwise */
+#define ANY_TIMEOUT 14 /* 67 ms: how long a connected QP waits for an answer, unless a check sets another time-out */
 
-/* The attributes a step of the state machine needs, filled in; the mask that goes with them is returned. */
+/* Fills in the attributes that a transition of the state machine needs. Returns the mask for them. */
 int attr_init(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr);
 int attr_rtr(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr, uint32_t dest_qpn);
 int attr_rts(const struct t *t, enum ibv_qp_type type, struct ibv_qp_attr *attr);
@@ -146,7 +145,7 @@ void fill_ah(const struct t *t, struct ibv_ah_attr *ah);
 void to_init(struct t *t, struct ibv_qp *qp);
 void to_rtr(struct t *t, struct ibv_qp *qp, uint32_t dest_qpn);
 void to_rts(struct t *t, struct ibv_qp *qp);
-int to_state(struct ibv_qp *qp, enum ibv_qp_state state); /* with no other attribute */
+int to_state(struct ibv_qp *qp, enum ibv_qp_state state); /* sets the state, and no other attribute */
 enum ibv_qp_state state_of(struct t *t, struct ibv_qp *qp);
 void wait_state(struct t *t, struct ibv_qp *qp, enum ibv_qp_state state);
 
@@ -163,22 +162,22 @@ struct pair {
     struct end a, b;
 };
 
-struct pair_opt {          /* what is 0 has the default beside it */
+struct pair_opt {          /* options of a pair; 0 means the default that stands at each member */
     enum ibv_qp_type type; /* RC */
     size_t len;            /* 64 KiB a buffer */
-    int access;            /* of both regions: ALL_ACCESS */
-    int b_access;          /* of b's region alone: as access */
-    unsigned qp_access;    /* of both QPs: ALL_ACCESS */
+    int access;            /* access of both regions; ALL_ACCESS */
+    int b_access;          /* access of b's region; like `access` */
+    unsigned qp_access;    /* access flags of both QPs; ALL_ACCESS */
     uint32_t depth;        /* 16 requests in each queue */
     int cqe;               /* depth + 4 in each CQ */
     int sig_all;
-    int rnr_retry;                    /* 7; -1 stands for none at all */
+    int rnr_retry;                    /* 7; -1 means 0 retries */
     int timeout;                      /* ANY_TIMEOUT */
     int retry_cnt;                    /* 7 */
     bool no_rts;                      /* leave both in RTR */
-    struct ibv_srq *srq;              /* of b */
-    struct ibv_comp_channel *channel; /* of b's receive CQ */
-    struct ibv_pd *pd;                /* instead of a new one */
+    struct ibv_srq *srq;              /* the shared receive queue of b */
+    struct ibv_comp_channel *channel; /* the channel of b's receive CQ */
+    struct ibv_pd *pd;                /* the domain to use; a new one */
 };
 
 void pair_new(struct t *t, struct pair *p, struct pair_opt opt);
@@ -187,8 +186,7 @@ void pair_new(struct t *t, struct pair *p, struct pair_opt opt);
 /* ---- Requests and completions (pair.c) */
 
 struct ibv_sge sge_at(const struct end *e, size_t off, uint32_t len);
-/* A signalled request with one element, or none where sge is NULL; rdma and atomics need their fields set
- * after. */
+/* A signalled request with one element, or none if sge is NULL. The caller adds the fields of RDMA and atomics. */
 struct ibv_send_wr wr_of(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge);
 struct ibv_send_wr wr_rdma(enum ibv_wr_opcode opcode, uint64_t wr_id, struct ibv_sge *sge, const struct end *to, size_t off);
 int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr);
@@ -199,18 +197,18 @@ int post_recv(struct ibv_qp *qp, uint64_t wr_id, struct ibv_sge *sge, int n);
 double now(void);
 void nap(int ms);
 struct ibv_wc wait_wc(struct t *t, struct ibv_cq *cq);
-/* The next completion, which must be this request's with this status. */
+/* Waits for the next completion, which must be that of this request with this status. */
 struct ibv_wc wait_for(struct t *t, struct ibv_cq *cq, uint64_t wr_id, enum ibv_wc_status status);
-void quiet(struct t *t, struct ibv_cq *cq); /* nothing comes for a while */
+void quiet(struct t *t, struct ibv_cq *cq); /* no completion may come for a while */
 void fill(char *buf, size_t len, unsigned seed);
 void want_filled(struct t *t, const char *buf, size_t len, unsigned seed);
 bool readable(int fd, int ms);
-/* The next async event of the context within the deadline, acknowledged; must be of this type. */
+/* Waits for the next asynchronous event of the context, which must come in time and be of this type. Acknowledges it. */
 struct ibv_async_event wait_event(struct t *t, enum ibv_event_type type);
 
-#define WAIT_S 10 /* for what must come, also where a process is kept waiting for a processor */
+#define WAIT_S 10 /* for something that must come, even if a process gets no processor for a while */
 
-/* For what must not come. A device is done in microseconds, an emulated machine is not. */
+/* For something that must not come. A device needs microseconds, an emulated machine more. */
 static inline int quiet_ms(const struct t *t)
 {
     return t->slow > 1 ? 30 * t->slow : 10;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of asynchronous events that are not another topic's: whom they tell, and acknowledging them.
+ * Checks of asynchronous events that belong to no other file: who gets them, and acknowledging them.
  */
 #include <pthread.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * conformance: runs the checks and says what came of each, a line a check (the Test Anything Protocol).
+ * conformance: runs the checks and prints the result of each in a line (the Test Anything Protocol).
  *
- * The checks run in a child process that works through the list and tells of each over a pipe. A check that
- * is not ok ends the child, and a new one goes on behind it: what a failed check left behind (a crash, a
- * thread that hangs, a resource that cannot be destroyed) never reaches the next.
+ * The checks run in a child process, which works through the list and reports each result over a pipe. If a check is not ok the child ends,
+ * and a new one continues with the next check. So what a failed check leaves behind (a crash, a hanging thread, an object that cannot be
+ * destroyed) does not affect the next.
  */
 #include <fnmatch.h>
 #include <getopt.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The kit of the checks: expectations, the device, and resources that clean themselves up.
+ * The kit of the checks: expectations, the device, and objects that are destroyed at the end of a check.
  */
 #include <arpa/inet.h>
 #include <stdarg.h>

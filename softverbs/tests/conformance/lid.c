@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of addresses without a global header. On InfiniBand the LID alone leads there; over Ethernet each of them is refused.
+ * Checks of addresses without a global header. On InfiniBand the LID alone is enough; over Ethernet such addresses are refused.
  */
 #include "conf.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of verbs that a device need not have: either they work, or they say so in the way programs that try
- * them expect, and do no harm.
+ * Checks of verbs that a device need not support: either they work, or they fail in the way that programs which try them expect, and have
+ * no effect.
  */
 #include "conf.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs brought to where they talk, requests, and waiting for completions with a deadline.
+ * Connecting queue pairs, posting requests, and waiting for completions with a deadline.
  */
 #include <arpa/inet.h>
 #include <poll.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks with two processes: data between them, and one that dies.
+ * Checks with two processes: data between them, and a process that dies.
  *
- * The second process is this program again (conformance --peer NAME), talked to over a socket: each side
- * tells the other its QP and its region, and the peer then does what its name says. With --peer-run COMMAND
- * it is started by that command: on another host of a softverbs fabric, say, and so with another device.
+ * The second process is this program started again (conformance --peer NAME). The two are connected by a socket: each sends the other its
+ * QP and its region, and the peer then does what its name says. With --peer-run COMMAND the second process is started by that command, for
+ * example on another host of a softverbs fabric, and so with another device.
  */
 #include <signal.h>
 #include <stdlib.h>

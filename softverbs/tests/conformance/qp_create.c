@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of queue pairs coming and going: what they can be asked for, and what they are granted.
+ * Checks of creating and destroying queue pairs: what can be requested, and what is granted.
  */
 #include "conf.h"
 

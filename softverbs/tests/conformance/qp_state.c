@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of the queue pair's state machine: each step between two states for each type of QP, each attribute
- * a step needs, and attributes that do not belong there.
+ * Checks of the queue pair's state machine: each transition between two states for each type of QP, each attribute that a transition needs,
+ * and attributes that it does not allow.
  */
 #include "conf.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of posting: which state takes what, full queues, chains of requests, signalling and flushing.
+ * Checks of posting: which state accepts which requests, full queues, chains of requests, signalling and flushing.
  */
 #include "conf.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of the reliable connection where all goes well: every operation, lengths, elements, order.
+ * Checks of the reliable connection without errors: every operation, lengths, elements, order.
  */
 #include <arpa/inet.h>
 

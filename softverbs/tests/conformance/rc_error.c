@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of the reliable connection where something is wrong: statuses on both sides, retries, states.
+ * Checks of the reliable connection with errors: statuses on both sides, retries, states.
  */
 #include "conf.h"
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs the conformance suite and compares what came with what is written down.
+"""Runs the conformance suite and compares the results with the expected ones.
 
-  run.py EXPECTED [--doc PAGE] -- COMMAND...      COMMAND runs the suite and prints a line a check
+  run.py EXPECTED [--doc PAGE] -- COMMAND...      COMMAND runs the suite and prints a line for each check
 
-EXPECTED lists the checks that are known to end otherwise than "ok" on this device, a line each:
+EXPECTED lists the checks that are known to have a result other than "ok" on this device, one in a line:
 
   not-ok NAME   # the reason
   skip NAME     # the reason
 
-NAME may end in * for all checks whose name begins so. The run fails when a check fails or is skipped that is not
-listed, when one that is listed ends otherwise, and when the suite did not end as it should. Exit status 77 when the
-command itself says that way that it cannot run here. With --doc, each NAME that is not ok must stand in the page. The suite
-is told which checks are not expected to be ok (--brief): those mostly wait for what does not come.
+NAME may end in *, for all checks whose name begins with the part before it. The run fails if a check that is not listed fails or is
+skipped, if a listed check has another result, and if the suite does not end normally. The exit status is 77 if that of the command is 77:
+it cannot run here. With --doc, the page must contain each NAME that is not ok. The suite is told which checks are not expected to be ok
+(--brief), because those usually wait for something that never comes.
 """
 import re
 import subprocess

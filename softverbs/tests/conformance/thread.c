@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks with several threads: verbs objects may be used from any thread at once.
+ * Checks with several threads: any thread may use verbs objects at any time.
  */
 #include <pthread.h>
 #include <sched.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of the unreliable connection: what arrives, and what is dropped without a word.
+ * Checks of the unreliable connection: which messages arrive, and which are dropped without an error.
  */
 #include <arpa/inet.h>
 

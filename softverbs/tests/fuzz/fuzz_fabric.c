@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * A fabric that another process writes over while this one works on it: the input is a list of steps, each a verb or a word
- * that changes in the tables, queues, counters and rings. The library may lose messages, fail calls, take nonsense for
- * completions; it must not crash, leave its memory or stay in a loop.
+ * Another process overwrites a fabric while this one uses it. The input is a list of steps; each is a verb, or changes a word in the
+ * tables, queues, counters or rings. The library may lose messages, fail calls, and report wrong completions. It must not crash, access
+ * memory that is not its own, or loop for ever.
  *
- * Left alone are the locks (whose living holder is waited for), the table of processes (whose numbers lead to other
- * programs), the addresses of regions (as good as leave to write anywhere, which whoever may attach has anyway) and the model
- * (mapped for reading only).
+ * Not changed are: locks, because a living holder is waited for; the table of processes, because its numbers lead to other programs; the
+ * addresses of regions, because they allow writes anywhere, which every process of the fabric may do anyway; and the model, which is mapped
+ * read-only.
  */
 #include "../../lib/lib.h"
 #include "../ground.h"

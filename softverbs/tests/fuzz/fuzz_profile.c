@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as a profile: read or refused with a sentence, never a crash; what was read is within the
- * fabric's tables, and is printed so that it is read back to the same.
+ * Any bytes as a profile: it is read, or refused with a message, and never crashes. A profile that was read fits into the fabric's tables,
+ * and printing and reading it again gives the same profile.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as a topology: read or refused with a sentence, never a crash; what was read has no index that
- * leads outside, and is printed so that it is read back to the same.
+ * Any bytes as a topology: it is read, or refused with a message, and never crashes. A topology that was read has only valid indices, and
+ * printing and reading it again gives the same topology.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs a fuzz target without libFuzzer: over each file of the given directories, and over mutations of them, the
- * same ones each time. So every compiler and every CI run has the target; libFuzzer finds more (see tests/run).
+ * Runs a fuzz target without libFuzzer, over each file of the given directories and over mutations of them, which are the same in each run.
+ * So every compiler and every CI run can use the target. libFuzzer finds more (see tests/run).
  *
  * Usage: fuzz_NAME [-mutations N] DIRECTORY...
  */

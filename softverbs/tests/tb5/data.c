@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The data path, and the end. The comment at each check is the line it shows.
+ * Checks of the data path, and of the end of processes and objects. The comment at each check is the line it shows.
  */
 #include "tb5.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the checks of Apple's device share.
+ * Helpers of the checks of Apple's device.
  */
 #include "tb5.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How much there is of everything, and which memory registers. The comment at each check is the line it
- * shows.
+ * Checks of limits, and of which memory can be registered. The comment at each check is the line it shows.
  */
 #include "tb5.h"
 

@@ -135,7 +135,7 @@ int rc_gone(struct rc_link *l)
 /* --- how long a queue pair may take --- */
 
 /* The time-out of a request. The queue pair must go on trying for at least the liveness time, because a host that is silent for a while may
-   not be dead; the device must not decide that. But no longer than about half a minute. If a broken queue pair is made anew, about one
+   not be dead; the device must not decide that. It goes on for about half a minute at most. If a broken queue pair is made anew, about one
    second is enough: a new one costs little, and may find another path. */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
 {

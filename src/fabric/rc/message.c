@@ -27,7 +27,7 @@ static bool rc_message_serve(struct rc_link *l, const struct rc_frame *f)
         return false;
     if (f->kind == RC_ATOMIC && !fab_atomic_do(f->what, word, f->a, f->b, &before))
         return false;
-    if (f->kind == RC_SIGNAL) /* release (part of seq_cst): the data before the word */
+    if (f->kind == RC_SIGNAL) /* release (part of seq_cst): the data is visible before the word */
         __atomic_fetch_add(word, f->a, __ATOMIC_SEQ_CST);
     else if (f->kind != RC_ATOMIC)
         __atomic_store_n(word, f->a, __ATOMIC_SEQ_CST);

@@ -69,7 +69,7 @@ int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const v
     struct shm_link *s = l->impl;
     if (len)
         copy(w, s->pool + to, src, len); /* a copy with non-temporal stores ends with a store fence */
-    /* release (part of seq_cst): the data before the word */
+    /* release (part of seq_cst): the data is visible before the word */
     __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
     fab_fence_after_rmw();
     shm_wake_sleepers(s);

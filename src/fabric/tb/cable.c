@@ -48,7 +48,7 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
     while (index < tb->cable_count && tb->cables[index])
         index++;
     if (index == tb->cable_max) {
-        base_fail(-ENOSPC, "more than %u cables", tb->cable_max);
+        base_fail(-ENOSPC, "no room for another cable: %u are connected", tb->cable_max);
         return NULL;
     }
     struct tb_cable *c = calloc(1, sizeof *c);
@@ -128,7 +128,7 @@ int tb_cable_receive_owed(struct tb_cable *c)
     if (n == 0 || !tb_device_up(c->tb, c->device, LOOK_RECEIVE))
         return 0;
     int err = ibv_post_recv(c->control.qp, wr, &bad);
-    return err ? base_fail(-err, "%s: the queue pair to node %u takes no receives: %s", c->device->d->name, c->node, base_strerror(err))
+    return err ? base_fail(-err, "%s: the queue pair to node %u accepts no receives: %s", c->device->d->name, c->node, base_strerror(err))
                : 0;
 }
 
