@@ -155,7 +155,7 @@ WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64
 
 /* How this node reaches another, and counts since weft_open(). */
 typedef struct weft_link_stats {
-    char transport[16];      /* "shm", "rc", "tb" */
+    char transport[16];      /* "shm", "rc", "tb", "ofi" */
     uint64_t staged_puts;    /* pieces that were copied once more, because they were outside this node's pool; */
     uint64_t staged_gets;    /* a small put travels inside its request and does not count */
     uint64_t native_atomics; /* done by the other node's device, atomically with its processor; waiters there are not woken */

@@ -44,6 +44,8 @@ int join_listen_away(struct join *j, int fd)
     size_t n = strcspn(host, "%");
     snprintf(j->scope, sizeof j->scope, "%.*s", (int)strcspn(host + n, "]"), host + n);
     snprintf(address, sizeof address, "%s:0", host);
+    bool six = host[0] == '['; /* "[fe80::1%eth0]" */
+    snprintf(j->w->address, sizeof j->w->address, "%.*s", (int)strcspn(host + six, "]"), host + six);
     j->away.fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
     return j->away.fd < 0 ? j->away.fd : 0;
 }
@@ -76,7 +78,7 @@ static int pair_up(struct join *j, uint32_t node, int fd, int pid)
     memcpy(l->host, c->host, sizeof l->host);
     /* Use the pid that the kernel reports, not the one on the card: it is valid in this process's pid namespace. */
     l->pid_fd = base_watch_process(pid);
-    int rc = fab_choose(j->w, c->host_id)->connect(j->w, l, fd, j->deadline);
+    int rc = fab_connect(j->w, l, c->host_id, fd, j->deadline);
     if (!rc)
         atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
     return rc;

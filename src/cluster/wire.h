@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC        UINT64_C(0x7765667430303033) /* "weft0003": the number grows when a message changes */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303034) /* "weft0004": the number grows when a message changes */
 #define WIRE_NONCE        32
 #define WIRE_MAC          32
 #define WIRE_ADDRESS      108

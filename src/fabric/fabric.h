@@ -78,7 +78,9 @@ struct fab_options {
     char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
     struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
     uint32_t lane_count;
-    bool check_frames; /* tb: verify a part of every frame of bulk data; false: every byte */
+    char ofi_provider[48];  /* ofi: libfabric's provider; "": the best */
+    char ofi_interface[64]; /* ofi: a network interface, or an address of this host; "": that of the side connections */
+    bool check_frames;      /* tb: verify a part of every frame of bulk data; false: every byte */
 };
 
 #define FAB_TRANSPORTS_MAX 4u
@@ -236,7 +238,8 @@ struct weft_node {
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm, *rc, *tb;                                            /* the state of each transport */
+    void *shm, *rc, *tb, *ofi;                                      /* the state of each transport */
+    char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
     char **towards;      /* [size]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
@@ -470,8 +473,10 @@ void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
-/* The best transport to a peer of that host; NULL: none reaches it. */
+/* The best transport to a peer of that host, as far as this node knows; NULL: none reaches it. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);
+/* Both nodes of a pair call it with their side connection: agrees on the best transport that both can use for this pair, and connects. */
+int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline);
 
 /* The result of looking for devices. They are looked for once, when a peer first needs them. */
 struct fab_look {

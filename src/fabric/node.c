@@ -33,25 +33,66 @@ int fab_connect_self(struct weft_node *w, int64_t deadline)
     return w->transports[0]->connect(w, &w->links[w->rank], -1, deadline);
 }
 
+static bool node_may_use(const struct weft_node *w, const struct fab_transport *t)
+{
+    const char *only = w->options.transport;
+    return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
+}
+
+/* The reasons of all transports that failed: the last one's need not be the important one. */
+static void node_add_why(char *why, size_t room)
+{
+    size_t n = strlen(why);
+    if (base_error()[0] && !strstr(why, base_error()))
+        snprintf(why + n, room - n, "%s%s", n ? "; " : "", base_error());
+}
+
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id)
 {
-    char why[800] = ""; /* the reasons of all transports that failed: the last one's need not be the important one */
+    char why[800] = "";
     for (const struct fab_transport **t = w->transports; *t; t++) {
-        bool allowed = strcmp(w->options.transport, "rdma") == 0
-                           ? (*t)->rdma
-                           : !w->options.transport[0] || strcmp((*t)->name, w->options.transport) == 0;
-        if (!allowed)
+        if (!node_may_use(w, *t))
             continue;
         base_error_clear();
         if ((*t)->reaches(w, peer_host_id))
             return *t;
-        size_t n = strlen(why);
-        if (base_error()[0] && !strstr(why, base_error()))
-            snprintf(why + n, sizeof why - n, "%s%s", n ? "; " : "", base_error());
+        node_add_why(why, sizeof why);
     }
     if (why[0])
         base_fail(-EHOSTUNREACH, "%s", why);
     return NULL;
+}
+
+/* What the two say to each other about each transport, in the order of the table. Only what the better ones leave open is asked for: to
+   look for devices takes time. */
+struct offer {
+    uint8_t index, can;
+};
+
+int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
+{
+    char why[700] = "", there[64] = "";
+    for (uint8_t i = 0; w->transports[i]; i++) {
+        const struct fab_transport *t = w->transports[i];
+        base_error_clear();
+        struct offer mine = {.index = i, .can = node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
+        if (!mine.can)
+            node_add_why(why, sizeof why);
+        int err = fab_side_transfer(side_fd, &mine, sizeof mine, true, deadline);
+        if (!err)
+            err = fab_side_transfer(side_fd, &theirs, sizeof theirs, false, deadline);
+        if (err)
+            return base_fail(err, "agreeing with node %u on a transport: %s", l->node, base_strerror(err));
+        if (theirs.index != i || theirs.can > 1)
+            return base_fail(-EPROTO, "node %u has other transports than this one: both must be of one version of weft", l->node);
+        if (mine.can && theirs.can)
+            return t->connect(w, l, side_fd, deadline);
+        size_t n = strlen(there);
+        if (theirs.can)
+            snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);
+    }
+    return base_fail(-EHOSTUNREACH, "node %u and this node have no transport in common: it could use %s%s%s", l->node,
+                     there[0] ? there : "none", why[0] ? "; here " : "", why);
 }
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))

@@ -7,6 +7,6 @@
 #define WEFT_TRANSPORTS_H
 
 struct fab_transport;
-extern const struct fab_transport fab_shm, fab_rc, fab_tb;
+extern const struct fab_transport fab_shm, fab_rc, fab_tb, fab_ofi;
 
 #endif

@@ -17,7 +17,7 @@
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
 /* All transports, the preferred ones first (see fabric/transports.h). */
-static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, NULL};
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, &fab_ofi, NULL};
 
 /* The open handles of this process. A closed handle points to freed memory, so only this list can show that a handle is not open. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;

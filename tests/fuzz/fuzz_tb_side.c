@@ -89,9 +89,9 @@ static void frame(struct input *in, uint32_t by)
     if (!c || !c->control.qp)
         return;
     const struct tb_link *l = link_to(by);
-    f.sequence = l->endpoint.stream.expected;
-    f.ack = l->endpoint.stream.next;
-    f.grant = l->endpoint.stream.granted;
+    f.sequence = l->r.endpoint.stream.expected;
+    f.ack = l->r.endpoint.stream.next;
+    f.grant = l->r.endpoint.stream.granted;
     w.r.lane = how >> 4 & 1;
     w.r.detail = how & 128 ? c->generation : (uint16_t)(how >> 5 & 3);
     w.r.generation = how & 128 ? 0 : (uint16_t)take(in, 1);
@@ -144,10 +144,10 @@ static void look(void)
         const struct tb_link *l = link_to(i);
         if (!l)
             continue;
-        const struct tb_cable *own = l->closed ? NULL : tb_link_cable(l);
+        const struct tb_cable *own = l->r.closed ? NULL : tb_link_cable(l);
         must(!own || l->via == own);
         must(!l->via || (l->via->ready && l->via->control.qp));
-        must(!own || !l->cut);
+        must(!own || !l->r.cut);
     }
     for (uint32_t i = 0; i < node.tb->cable_count; i++) {
         const struct tb_cable *c = node.tb->cables[i];

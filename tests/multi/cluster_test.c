@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #if defined(__linux__)
+#include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #endif
@@ -166,6 +168,28 @@ static void wait_all(int n, const pid_t *pids, int *status)
     }
 }
 
+#if defined(__linux__)
+void enter_namespace(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET)) {
+        perror(path);
+        _exit(1);
+    }
+    close(fd);
+}
+
+/* Under over_network.py: the hosts in turn. */
+static void enter_host(int rank)
+{
+    char *paths[NODES_MAX], *rest = strdup(getenv("TEST_NAMESPACES"));
+    int n = 0;
+    for (char *path; n < NODES_MAX && (path = strsep(&rest, ":"));)
+        paths[n++] = path;
+    enter_namespace(paths[rank % n]);
+}
+#endif
+
 void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX])
 {
     pid_t pids[NODES_MAX];
@@ -188,6 +212,10 @@ void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX])
             /* With softverbs: each node on a host of its own. */
             if (getenv("SOFTVERBS_FABRIC"))
                 setenv("SOFTVERBS_HOST", rank, 1);
+#if defined(__linux__)
+            if (getenv("TEST_NAMESPACES"))
+                enter_host(i);
+#endif
             _exit(fn(i, arg));
         }
     }
@@ -224,7 +252,10 @@ void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int
 {
     static unsigned number;
     struct plan p = {n, fn, arg, environment, ""};
-    snprintf(p.coord, sizeof p.coord, "unix:@weft-test-%d-%u", (int)getpid(), number++);
+    if (getenv("TEST_COORD"))
+        snprintf(p.coord, sizeof p.coord, "%s:%u", getenv("TEST_COORD"), 20000 + number++ % 10000);
+    else
+        snprintf(p.coord, sizeof p.coord, "unix:@weft-test-%d-%u", (int)getpid(), number++);
     processes_run(n, run_node, &p, status);
 }
 

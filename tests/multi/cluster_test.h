@@ -74,6 +74,9 @@ struct numbers {
 };
 void on_number(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg);
 
+/* Linux: moves this process into the network namespace. */
+void enter_namespace(const char *path);
+
 /* Runs the command softverbs with these words on the test's fabric. Returns what it prints, valid until the next call. It must succeed. */
 char *softverbs(const char *words);
 

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric/tb/endpoint.h"
+#include "fabric/records/endpoint.h"
 
 #define US INT64_C(1000)
 #define MS (1000 * US)

@@ -128,7 +128,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
-    assert_int_equal(n, 28);
+    assert_int_equal(n, 31);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {
@@ -255,7 +255,7 @@ static void names_the_wrong_one(void **state)
         {"WEFT_DEADLINE", "0", "WEFT_DEADLINE='0': expected a duration from 1ms to 1000h, as in 500ms or 2s"},
         {"WEFT_SPIN", "2s", "WEFT_SPIN='2s': expected a duration from 0 to 1s, as in 500ms or 2s"},
         {"WEFT_POOL_LOCK", "maybe", "WEFT_POOL_LOCK='maybe': expected 0, 1, yes, no, true, false, on or off"},
-        {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected one of shm|rc|tb|rdma"},
+        {"WEFT_TRANSPORT", "smoke", "WEFT_TRANSPORT='smoke': expected one of shm|rc|tb|ofi|rdma"},
         {"WEFT_RAILS", "0", "WEFT_RAILS='0': expected " RAILS_EXPECTED},
         {"WEFT_RAILS", "5", "WEFT_RAILS='5': expected " RAILS_EXPECTED},
         {"WEFT_RAILS", "a,,b", "WEFT_RAILS='a,,b': expected " RAILS_EXPECTED},

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
-#include "fabric/tb/bulk.h"
+#include "fabric/records/bulk.h"
 
 #define POOL    (UINT64_C(1) << 20)
 #define MESSAGE (32u << 10)

@@ -42,7 +42,7 @@ static int connect_exchange(struct tb_link *l, int fd, const void *mine, void *t
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, len, false, deadline);
-    return err ? base_fail(err, "exchange of queue pairs with node %u: %s", l->link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "exchange of queue pairs with node %u: %s", l->r.link->node, base_strerror(err)) : 0;
 }
 
 static bool connect_offered(const struct tb_device *d)
@@ -87,7 +87,7 @@ static void connect_introduce(const struct tb *tb, struct hello *h, uint32_t nod
 
 static int check_hello(const struct tb_link *l, const struct hello *mine, const struct hello *h)
 {
-    uint32_t node = l->link->node;
+    uint32_t node = l->r.link->node;
     if (h->magic != TB_HELLO || h->rank != node || h->size != mine->size || h->offers > TB_DEVICES || h->lanes > TB_CABLE_LANES ||
         h->pool_bytes < l->tb->w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES || h->segment < BASE_PAGE ||
         (h->segment & (h->segment - 1)) || h->check > TB_CHECK_FRAMES || h->told > TOLD_DOWN || !memchr(h->towards, 0, sizeof h->towards))
@@ -148,7 +148,7 @@ static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t
     bool both;
     *out = NULL;
     base_spin_lock(receiving);
-    struct tb_cable *c = tb_cable_make(l->tb, device, l->link->node);
+    struct tb_cable *c = tb_cable_make(l->tb, device, l->r.link->node);
     int err = c ? 0 : -1;
     if (c)
         connect_addresses(&mine, &c->control, 1);
@@ -282,7 +282,7 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
 int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
 {
     struct tb *tb = l->tb;
-    struct fab_link *link = l->link;
+    struct fab_link *link = l->r.link;
     struct hello mine, theirs = {0};
     char why[400] = "";
     base_spin_lock(&tb->receiving);

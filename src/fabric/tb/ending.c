@@ -71,7 +71,7 @@ static void ending_give_back(struct tb *tb)
     bool mine = ending_take_lock(&tb->receiving);
     for (uint32_t i = 0; mine && i < tb->w->size; i++) {
         struct tb_link *l = tb_link_of(tb, i);
-        mine = !l || ending_take_lock(&l->lock);
+        mine = !l || ending_take_lock(&l->r.lock);
     }
     if (!mine) {
         base_log(BASE_LOG_WARN,

@@ -4,7 +4,6 @@
  */
 #include "fabric/tb/tb.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link)
@@ -13,31 +12,22 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link)
     if (!l)
         return NULL;
     l->tb = tb;
-    l->link = link;
-    atomic_init(&l->due, INT64_MAX);
-    stash_init(&l->stash, link->node);
+    l->r.w = tb->w;
+    l->r.link = link;
+    l->r.no_way = "its cables are unplugged, or their ports down; retry when one is back";
+    l->r.earliest = &tb->due;
+    atomic_init(&l->r.due, INT64_MAX);
+    stash_init(&l->r.stash, link->node);
     link->impl = l;
     return l;
-}
-
-void tb_break(struct tb_link *l, const char *why, ...)
-{
-    va_list ap;
-    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
-        return;
-    va_start(ap, why);
-    vsnprintf(l->why, sizeof l->why, why, ap);
-    va_end(ap);
-    atomic_store_explicit(&l->broken, true, memory_order_release);
-    fab_kick(l->tb->w);
 }
 
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct tb_link *l = ctx;
-    bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FRAME, l->link->node, slot, frame, bytes);
+    bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FRAME, l->r.link->node, slot, frame, bytes);
     if (!went)
-        atomic_store_explicit(&l->no_room, true, memory_order_relaxed);
+        atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
     return went;
 }
 
@@ -78,12 +68,12 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
 {
     struct tb *tb = l->tb;
     struct weft_node *w = tb->w;
-    uint32_t node = l->link->node, place = node < w->rank ? node : node - 1;
+    uint32_t node = l->r.link->node, place = node < w->rank ? node : node - 1;
     struct tb_endpoint_env env = {.ctx = l,
                                   .emit = link_emit,
                                   .lane_receive = link_lane_receive,
                                   .lane_send = link_lane_send,
-                                  .message = tb_message_keep,
+                                  .message = records_message_keep,
                                   .complete = link_completed};
     struct tb_endpoint_config config = {
         .here = (uint16_t)w->rank,
@@ -96,14 +86,14 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
         .segment = segment,
         .check = tb->check,
     };
-    l->inbox = malloc(TB_MESSAGES * sizeof *l->inbox);
-    if (!l->inbox)
+    l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
+    if (!l->r.inbox)
         return base_fail(-ENOMEM, "no memory for messages of node %u", node);
-    tb_endpoint_init(&l->endpoint, &env, &config);
+    tb_endpoint_init(&l->r.endpoint, &env, &config);
     for (uint32_t i = 0; i < l->cable_count; i++)
         for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)
-            tb_endpoint_add_lane(&l->endpoint, tb->lanes[k].message, tb->lanes[k].depth);
-    l->endpoint.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
+            tb_endpoint_add_lane(&l->r.endpoint, tb->lanes[k].message, tb->lanes[k].depth);
+    l->r.endpoint.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
     if (l->cable_count) {
         for (uint32_t i = 0; i < l->cable_count; i++)
             l->cables[i]->ready = true;

@@ -33,17 +33,17 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
     if (!l)
         return false; /* damaged, or from an unknown node: it will be retransmitted if it matters */
-    base_spin_lock(&l->lock);
-    int rc = l->closed ? -EBADMSG : tb_endpoint_frame(&l->endpoint, frame, bytes, now);
+    base_spin_lock(&l->r.lock);
+    int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, bytes, now);
     if (rc == 0 && alone)
-        tb_pump_locked(l, now);
-    base_spin_unlock(&l->lock);
+        records_pump_locked(&l->r, now);
+    base_spin_unlock(&l->r.lock);
     tb->answered = rc == 0 && alone;
     l->touched = l->touched || !tb->answered;
     if (rc == 0)
-        fab_heard(l->link);
+        fab_heard(l->r.link);
     else if (rc != -EBADMSG)
-        tb_break(l, "%s", l->endpoint.broken);
+        records_break(&l->r, "%s", l->r.endpoint.broken);
     return false;
 }
 
@@ -52,7 +52,7 @@ static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
     struct tb_link *l = tb_link_of(tb, c->node);
     tb->owes_receives = true;
     if (tb_cable_receive(c, slot) != 0 && l)
-        tb_break(l, "%s", base_error());
+        records_break(&l->r, "%s", base_error());
 }
 
 /* A forwarded frame has left: the receive that it came in is free. */
@@ -75,7 +75,7 @@ static void poll_receive_owed(struct tb *tb)
         struct tb_cable *c = tb->cables[i];
         struct tb_link *l = c && c->open ? tb_link_of(tb, c->node) : NULL;
         if (c && c->open && tb_cable_receive_owed(c) != 0 && l)
-            tb_break(l, "%s", base_error());
+            records_break(&l->r, "%s", base_error());
     }
 }
 
@@ -90,9 +90,9 @@ static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, boo
     if (wc->status != IBV_WC_SUCCESS) {
         struct tb_link *to = tb_link_of(tb, c->node);
         if (to && wc->status != IBV_WC_WR_FLUSH_ERR)
-            tb_break(to, "%s: a %s failed: %s (%d)", c->device->d->name,
-                     what == TB_REQUEST_FRAME || what == TB_REQUEST_LANE_SEND ? "send to it" : "receive from it",
-                     c->device->d->lib->wc_status_str(wc->status), (int)wc->status);
+            records_break(&to->r, "%s: a %s failed: %s (%d)", c->device->d->name,
+                          what == TB_REQUEST_FRAME || what == TB_REQUEST_LANE_SEND ? "send to it" : "receive from it",
+                          c->device->d->lib->wc_status_str(wc->status), (int)wc->status);
         return;
     }
     switch (what) {
@@ -112,16 +112,16 @@ static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, boo
     }
     if (!l)
         return;
-    base_spin_lock(&l->lock);
-    if (!l->closed) {
+    base_spin_lock(&l->r.lock);
+    if (!l->r.closed) {
         if (what == TB_REQUEST_FRAME)
-            tb_endpoint_left(&l->endpoint, slot);
+            tb_endpoint_left(&l->r.endpoint, slot);
         else if (what == TB_REQUEST_LANE_SEND)
-            tb_endpoint_lane_left(&l->endpoint, c->lane_base + slot);
+            tb_endpoint_lane_left(&l->r.endpoint, c->lane_base + slot);
         else
-            tb_endpoint_lane_landed(&l->endpoint, c->lane_base + slot, now);
+            tb_endpoint_lane_landed(&l->r.endpoint, c->lane_base + slot, now);
     }
-    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->r.lock);
     l->touched = true;
 }
 
@@ -137,15 +137,15 @@ static void poll_pump_all(struct tb *tb, int64_t now)
         struct tb_link *l = tb_link_of(tb, i);
         if (!l)
             continue;
-        bool time = now >= atomic_load_explicit(&l->due, memory_order_relaxed);
-        if (l->touched || time || atomic_load_explicit(&l->no_room, memory_order_relaxed)) {
+        bool time = now >= atomic_load_explicit(&l->r.due, memory_order_relaxed);
+        if (l->touched || time || atomic_load_explicit(&l->r.no_room, memory_order_relaxed)) {
             l->touched = false;
-            base_spin_lock(&l->lock);
-            if (!l->closed)
-                tb_pump_locked(l, now);
-            base_spin_unlock(&l->lock);
+            base_spin_lock(&l->r.lock);
+            if (!l->r.closed)
+                records_pump_locked(&l->r, now);
+            base_spin_unlock(&l->r.lock);
         }
-        int64_t at = atomic_load_explicit(&l->due, memory_order_relaxed);
+        int64_t at = atomic_load_explicit(&l->r.due, memory_order_relaxed);
         due = at < due ? at : due;
     }
     if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
@@ -253,10 +253,31 @@ int tb_service(struct weft_node *w)
     return poll_try(w->tb, false);
 }
 
-void tb_make_room(struct tb *tb)
+void tb_make_room(struct weft_node *w)
 {
-    if (poll_try(tb, true) > 0)
-        fab_wake_here(tb->w);
+    if (poll_try(w->tb, true) > 0)
+        fab_wake_here(w);
+}
+
+int tb_progress(struct weft_node *w)
+{
+    struct tb *tb = w->tb;
+    int n = 0;
+    for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
+        struct tb_link *l = tb_link_of(tb, i);
+        n += l ? records_progress(w, &l->r) : 0;
+    }
+    return n;
+}
+
+static bool poll_no_messages(const struct tb *tb)
+{
+    for (uint32_t i = 0; i < tb->w->size; i++) {
+        const struct tb_link *l = tb_link_of(tb, i);
+        if (l && !records_message_none(&l->r))
+            return false;
+    }
+    return true;
 }
 
 /* Called on the progress thread. */
@@ -302,7 +323,7 @@ bool tb_idle(struct weft_node *w)
         }
     }
     base_spin_unlock(&tb->receiving);
-    return quiet && tb_message_none(tb);
+    return quiet && poll_no_messages(tb);
 }
 
 int tb_fd(struct weft_node *w, uint32_t i)

@@ -156,26 +156,26 @@ void tb_routes_apply(struct tb *tb)
         if (!l)
             continue;
         struct tb_link *next = r->first[i] < r->size && r->first[i] != tb->w->rank ? tb_link_of(tb, r->first[i]) : NULL;
-        base_spin_lock(&l->lock);
-        struct tb_cable *own = l->closed ? NULL : tb_link_cable(l);
-        struct tb_cable *via = own || l->closed ? own : next ? tb_link_cable(next) : NULL;
-        if (via != l->via && !own && !l->closed)
+        base_spin_lock(&l->r.lock);
+        struct tb_cable *own = l->r.closed ? NULL : tb_link_cable(l);
+        struct tb_cable *via = own || l->r.closed ? own : next ? tb_link_cable(next) : NULL;
+        if (via != l->via && !own && !l->r.closed)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no route leads to node %u now", i, r->first[i]);
         /* Until all nodes have reported their cables there may be another route: operations under way wait for that. */
-        if (!l->closed && !via && known && !atomic_load_explicit(&l->cut, memory_order_relaxed) && !routes_has_hung_up(l->link)) {
-            atomic_store_explicit(&l->cut, true, memory_order_relaxed);
-            if (tb_endpoint_fail(&l->endpoint, -ENETDOWN))
-                atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
+        if (!l->r.closed && !via && known && !atomic_load_explicit(&l->r.cut, memory_order_relaxed) && !routes_has_hung_up(l->r.link)) {
+            atomic_store_explicit(&l->r.cut, true, memory_order_relaxed);
+            if (tb_endpoint_fail(&l->r.endpoint, -ENETDOWN))
+                atomic_store_explicit(&l->r.link->unsure, true, memory_order_relaxed);
         } else if (via) {
             if (!own && l->cable_count && l->via != via)
-                tb_endpoint_reroute(&l->endpoint);
-            atomic_store_explicit(&l->cut, false, memory_order_relaxed);
+                tb_endpoint_reroute(&l->r.endpoint);
+            atomic_store_explicit(&l->r.cut, false, memory_order_relaxed);
             /* relaxed: no other memory is read depending on it */
             atomic_store_explicit(&l->led, true, memory_order_relaxed);
         }
         l->via = via;
         l->touched = true;
-        base_spin_unlock(&l->lock);
+        base_spin_unlock(&l->r.lock);
     }
 }
 
@@ -262,12 +262,12 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
         return false;
     f.hops--;
     memcpy(frame, &f, sizeof f);
-    base_spin_lock(&l->lock); /* the link's route changes only under its lock */
+    base_spin_lock(&l->r.lock); /* the link's route changes only under its lock */
     bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
     if (went) {
         from->held[slot] = (uint16_t)(l->via->index + 1);
         from->held_count++;
     }
-    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->r.lock);
     return went;
 }

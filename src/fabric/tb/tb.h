@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share. Each calls only those before it. First the protocol, which knows no device:
- *
- *   stream.c       frames, each delivered once and in order
- *   bulk.c         large data without a copy; over bulk_receive.c and bulk_send.c
- *   endpoint.c     every operation between two nodes; over endpoint_records.c, and that over endpoint_operations.c
- *
- * then what carries it:
+ * What the files of the tb transport share: what carries the frames of fabric/records/. Each calls only those before it:
  *
  *   device.c       devices, their memory and completion queues
  *   cable.c        the queue pairs to a neighbour
- *   message.c      messages that wait for their handlers
  *   link.c         a link's life, and what its endpoint asks for
  *   routes.c       routes through other nodes
  *   watch.c        cables that are pulled and plugged in again
@@ -18,7 +11,6 @@
  *   ending.c       frees devices when a signal ends the process
  *   connect.c      finds and connects the cables to a node that joins
  *   poll.c         progress: completion queues, timers, upkeep
- *   operations.c   puts, gets, atomics, messages, flush, fence
  *   transport.c    opening, joining, the end of a link; the table
  *
  * Locks, outer first: tb->receiving (who polls), a link's lock (its endpoint). Cables post under the lock of whichever link emits,
@@ -28,18 +20,15 @@
 #define WEFT_TB_H
 
 #include "fabric/fabric.h"
-#include "fabric/stash.h"
-#include "fabric/tb/endpoint.h"
+#include "fabric/records/link.h"
 #include "verbs/verbs.h"
 
 #define TB_DEVICES     8u /* the most devices of a node */
 #define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
-#define TB_RECEIVES     128u /* control frames posted on a cable, for all links that use it */
-#define TB_OWED         8u   /* how many of them may wait to be posted again with one call */
-#define TB_SENDS        128u
-#define TB_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer before its senders wait */
-#define TB_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer before handlers get -ENOBUFS */
+#define TB_RECEIVES 128u /* control frames posted on a cable, for all links that use it */
+#define TB_OWED     8u   /* how many of them may wait to be posted again with one call */
+#define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
 
@@ -104,35 +93,15 @@ struct tb_cable {
     int64_t again_at;
 };
 
-struct tb_message {
-    uint16_t id, header_len, payload_len;
-    _Alignas(8) uint8_t bytes[WEFT_HEADER_MAX + WEFT_PAYLOAD_MAX];
-};
-
 struct tb_link {
+    struct records_link r; /* first: fab_link's `impl` points to it */
     struct tb *tb;
-    struct fab_link *link;
-    base_spin lock; /* protects the endpoint */
-    struct tb_endpoint endpoint;
-    uint32_t crowded; /* how many operations began while much was under way */
-    bool closed;
-    bool touched;         /* an event has happened since the last pump; under tb->receiving */
-    _Atomic bool no_room; /* a frame or a piece could not be posted */
-    _Atomic int64_t due;  /* when a timer of the endpoint expires next */
+    bool touched; /* an event has happened since the last pump; under tb->receiving */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
     _Atomic bool led;     /* there has been a route */
-    _Atomic bool cut;     /* there is no route; or there never was one, and that is known for certain */
     char no_cable[320];   /* why no cable was found */
-    /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
-    struct tb_message *inbox; /* [TB_MESSAGES] */
-    _Atomic uint32_t inbox_in, inbox_out;
-    /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
-    uint32_t withheld;
-    struct stash stash;
-    _Atomic bool broken;
-    char why[160]; /* written before `broken` is set */
 };
 
 struct tb {
@@ -267,50 +236,19 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
     return node < tb->w->size ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
-/* Lets the endpoint send what it can; under its lock. */
-static inline void tb_pump_locked(struct tb_link *l, int64_t now)
-{
-    struct tb *tb = l->tb;
-    atomic_store_explicit(&l->no_room, false, memory_order_relaxed);
-    tb_endpoint_pump(&l->endpoint, now);
-    int64_t due = tb_endpoint_due(&l->endpoint);
-    atomic_store_explicit(&l->due, due, memory_order_relaxed);
-    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
-        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
-}
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
-void tb_break(struct tb_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 /* its cables are known: makes its endpoint. Under tb->receiving */
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of the link that is ready; NULL: none */
 
-/* message.c */
-/* The function `message` of struct tb_endpoint_env. */
-bool tb_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-int tb_message_deliver(struct weft_node *w, struct tb_link *l, uint32_t most); /* returns how many it delivered */
-bool tb_message_none(struct tb *tb);                                           /* whether no message waits to be delivered */
-int tb_progress(struct weft_node *w);
-
-/* poll.c; the last five: what struct fab_transport says of them */
+/* poll.c; the last six: what struct fab_transport says of them */
 int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked to; under tb->receiving */
-void tb_make_room(struct tb *tb);       /* polls all completion queues, unless another thread does; no lock may be held */
+void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; no lock may be held */
 int tb_service(struct weft_node *w);
+int tb_progress(struct weft_node *w);
 int64_t tb_upkeep(struct weft_node *w, int64_t now);
 bool tb_idle(struct weft_node *w);
 int tb_fd(struct weft_node *w, uint32_t i);
 void tb_woken(struct weft_node *w);
-
-/* operations.c: what struct fab_transport says of them */
-int tb_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
-int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
-int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
-int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
-              weft_op *op);
-int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
-                  weft_op *op);
-int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
-            size_t payload_len, weft_op *op);
-bool tb_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f);
-void tb_fence(struct weft_node *w, struct fab_link *link);
 
 #endif

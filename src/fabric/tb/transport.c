@@ -12,8 +12,8 @@
 
 /* The memory that a pair of nodes with one cable needs, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came
    early, messages, receives. */
-_Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES + TB_MESSAGES * sizeof(struct tb_message) +
-                       sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
+_Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES +
+                       TB_MESSAGES * sizeof(struct records_message) + sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
                    1350u << 10,
                "the documented memory of a link");
 
@@ -74,6 +74,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
     struct tb_link *l = tb_link_make(w->tb, link);
     if (!l)
         return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    l->r.make_room = tb_make_room;
     link->transport = &fab_tb;
     return tb_connect(l, side_fd, deadline);
 }
@@ -85,7 +86,7 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
     for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         while (l && fab_alive(w, i) && !atomic_load_explicit(&l->led, memory_order_relaxed)) {
-            if (atomic_load_explicit(&l->cut, memory_order_relaxed))
+            if (atomic_load_explicit(&l->r.cut, memory_order_relaxed))
                 return base_fail(-EHOSTUNREACH, "node %u: no cable was found that leads to it, and no route through other nodes%s%s", i,
                                  l->no_cable[0] ? ": " : "", l->no_cable);
             if (base_now_ns() > deadline)
@@ -134,7 +135,7 @@ static const char *tb_broken(struct weft_node *w, struct fab_link *link)
 {
     struct tb_link *l = link->impl;
     (void)w;
-    return l && atomic_load_explicit(&l->broken, memory_order_acquire) ? l->why : NULL;
+    return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
 }
 
 /* Handles what the completion queues held when this began: a request completes once before it is posted again, so this ends. */
@@ -164,7 +165,7 @@ static void tb_last_words(struct weft_node *w, struct fab_link *link)
     int n;
     do {
         take_all(tb);
-        n = tb_message_deliver(w, l, left);
+        n = records_message_deliver(w, &l->r, left);
         left -= (uint32_t)n;
     } while (n > 0 && left > 0);
 }
@@ -178,24 +179,24 @@ static void tb_disconnect(struct weft_node *w, struct fab_link *link)
     if (!l)
         return;
     base_spin_lock(&tb->receiving);
-    base_spin_lock(&l->lock);
-    uint32_t cables = l->closed ? 0 : l->cable_count;
-    bool end = !l->closed && tb_link_of(tb, link->node);
-    l->closed = true;
+    base_spin_lock(&l->r.lock);
+    uint32_t cables = l->r.closed ? 0 : l->cable_count;
+    bool end = !l->r.closed && tb_link_of(tb, link->node);
+    l->r.closed = true;
     l->via = NULL;
     l->cable_count = 0;
-    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->r.lock);
     tb_routes_cable(tb, link->node, false);
     tb_routes_apply(tb);
     for (uint32_t i = 0; i < cables; i++) {
         tb_watch_abandon(tb, l->cables[i]);
         tb_cable_close(l->cables[i]);
     }
-    base_spin_lock(&l->lock);
+    base_spin_lock(&l->r.lock);
     if (end)
-        tb_endpoint_end(&l->endpoint, -ECONNRESET);
-    atomic_store_explicit(&l->due, INT64_MAX, memory_order_relaxed);
-    base_spin_unlock(&l->lock);
+        tb_endpoint_end(&l->r.endpoint, -ECONNRESET);
+    atomic_store_explicit(&l->r.due, INT64_MAX, memory_order_relaxed);
+    base_spin_unlock(&l->r.lock);
     base_spin_unlock(&tb->receiving);
 }
 
@@ -209,8 +210,8 @@ static void tb_release(struct weft_node *w, struct fab_link *link)
     base_spin_lock(&tb->receiving); /* a thread that ends the process after a signal reads the links (ending.c) */
     __atomic_store_n(&tb->links[link->node], NULL, __ATOMIC_RELEASE);
     base_spin_unlock(&tb->receiving);
-    stash_clear(&l->stash);
-    free(l->inbox);
+    stash_clear(&l->r.stash);
+    free(l->r.inbox);
     free(l);
     link->impl = NULL;
 }
@@ -235,11 +236,11 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
     struct tb_link *l = link->impl;
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving); /* cables are added, removed and moved under it */
-    base_spin_lock(&l->lock);
-    const struct tb_stream_counts *s = &l->endpoint.stream.counts;
-    const struct tb_bulk_counts *b = &l->endpoint.bulk.counts;
-    out->staged_puts = l->endpoint.counts.staged_puts;
-    out->staged_gets = l->endpoint.counts.staged_gets;
+    base_spin_lock(&l->r.lock);
+    const struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
+    const struct tb_bulk_counts *b = &l->r.endpoint.bulk.counts;
+    out->staged_puts = l->r.endpoint.counts.staged_puts;
+    out->staged_gets = l->r.endpoint.counts.staged_gets;
     out->via = l->via ? l->via->node : UINT32_MAX;
     if (l->via && l->via->node != link->node)
         snprintf(out->devices, sizeof out->devices, "%s", l->via->device->d->name);
@@ -258,7 +259,7 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
     out->bulk_received_bytes = b->received_bytes;
     out->bulk_rejected = b->rejected;
     out->bulk_repairs = b->repairs;
-    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->r.lock);
     base_spin_unlock(&tb->receiving);
 }
 
@@ -273,14 +274,14 @@ const struct fab_transport fab_tb = {
     .last_words = tb_last_words,
     .disconnect = tb_disconnect,
     .release = tb_release,
-    .put = tb_put,
-    .get = tb_get,
-    .atomic = tb_atomic,
-    .put_signal = tb_put_signal,
-    .set_system = tb_set_system,
-    .send = tb_send,
-    .flushed = tb_flushed,
-    .fence = tb_fence,
+    .put = records_put,
+    .get = records_get,
+    .atomic = records_atomic,
+    .put_signal = records_put_signal,
+    .set_system = records_set_system,
+    .send = records_send,
+    .flushed = records_flushed,
+    .fence = records_fence,
     .service = tb_service,
     .progress = tb_progress,
     .idle = tb_idle,

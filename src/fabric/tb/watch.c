@@ -47,7 +47,7 @@ static bool watch_tell(struct tb_link *l, const struct tb_cable *c, enum cable_w
                               .generation = c->generation};
     if (word == CABLE_ADDRESS)
         m.address = queue ? c->lanes[queue - 1].here : c->control.here;
-    return fab_side_send(l->link, &m, sizeof m) == 0;
+    return fab_side_send(l->r.link, &m, sizeof m) == 0;
 }
 
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
@@ -55,7 +55,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
     struct tb_link *l = tb_link_of(tb, c->node);
     c->was = c->ready ? c->device : c->was;
     if (l) {
-        base_spin_lock(&l->lock);
+        base_spin_lock(&l->r.lock);
         bool had = c->lane_count && c->ready;
         base_spin_lock(&c->lock);
         c->ready = false;
@@ -63,10 +63,10 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         /* First destroy the lanes' queue pairs, under the lock that all threads hold which post on them: nothing may be written any more
            into memory that is requested anew. */
         tb_cable_lanes_down(c);
-        for (uint32_t i = 0; i < tb->lane_count && had && !l->closed; i++)
-            tb_endpoint_lane_down(&l->endpoint, c->lane_base + i);
-        bool other = !l->closed && tb_link_cable(l);
-        base_spin_unlock(&l->lock);
+        for (uint32_t i = 0; i < tb->lane_count && had && !l->r.closed; i++)
+            tb_endpoint_lane_down(&l->r.endpoint, c->lane_base + i);
+        bool other = !l->r.closed && tb_link_cable(l);
+        base_spin_unlock(&l->r.lock);
         tb_routes_cable(tb, c->node, other);
         tb_routes_apply(tb); /* from here on nobody sends on it */
     }
@@ -80,11 +80,11 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         struct tb_link *of = tb_link_of(tb, c->flight[c->flight_out % TB_SENDS].whose);
         if (c->flight[c->flight_out % TB_SENDS].passed_on || !of)
             continue;
-        base_spin_lock(&of->lock);
-        if (!of->closed)
-            tb_endpoint_left(&of->endpoint, c->flight[c->flight_out % TB_SENDS].slot);
+        base_spin_lock(&of->r.lock);
+        if (!of->r.closed)
+            tb_endpoint_left(&of->r.endpoint, c->flight[c->flight_out % TB_SENDS].slot);
         of->touched = true;
-        base_spin_unlock(&of->lock);
+        base_spin_unlock(&of->r.lock);
     }
 }
 
@@ -161,12 +161,12 @@ static bool watch_leads(const struct tb *tb, const struct tb_cable *c)
 static void watch_open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
 {
     c->building = false;
-    base_spin_lock(&l->lock);
+    base_spin_lock(&l->r.lock);
     c->ready = true;
     for (uint32_t i = 0; i < c->lane_count; i++)
-        tb_endpoint_lane_up(&l->endpoint, c->lane_base + i, c->generation);
+        tb_endpoint_lane_up(&l->r.endpoint, c->lane_base + i, c->generation);
     l->touched = true;
-    base_spin_unlock(&l->lock);
+    base_spin_unlock(&l->r.lock);
     tb_routes_cable(tb, c->node, true);
     tb_routes_apply(tb);
     if (c->was && c->was != c->device)

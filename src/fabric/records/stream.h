@@ -8,12 +8,12 @@
  * frame is kept until the peer reports that it was executed. What is missing is seen from what arrives after it or, if nothing does, by
  * time.
  */
-#ifndef WEFT_TB_STREAM_H
-#define WEFT_TB_STREAM_H
+#ifndef WEFT_RECORDS_STREAM_H
+#define WEFT_RECORDS_STREAM_H
 
 #include <stddef.h>
 
-#include "fabric/tb/frame.h"
+#include "fabric/records/frame.h"
 #include "weft/fabric.h"
 
 #define TB_WINDOW 64u /* frames under way at most: as many as `early` has bits, plus one */
@@ -52,8 +52,12 @@ struct tb_stream {
     struct tb_stream_env env;
     uint16_t here, peer;
     uint32_t session;
-    uint8_t hops;    /* the initial hop count of a frame */
-    uint8_t *frames; /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
+    uint8_t hops; /* the initial hop count of a frame */
+    /* For a route that says that a send is done long before the peer has it: records share a frame while frames are not acknowledged,
+       instead of while sends are not done, and such frames ask for an acknowledgement. Set after tb_stream_init(), as the next two. */
+    bool paced;
+    int64_t rto_least, rto_most; /* bounds of the retransmission time-out `rto`, which is to be set with them */
+    uint8_t *frames;             /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
 
     /* Sending: frames [first, next) are under way; while fill > 0, frame `next` is open. */
     uint32_t first, next, fill;
@@ -111,6 +115,8 @@ bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* The send of a buffer given to emit() has completed, or never will, because its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);
+/* The connection below has broken: all that is not acknowledged and whose send is over is sent again by the next pump. */
+void tb_stream_again(struct tb_stream *s);
 /* Send what is due. */
 void tb_stream_pump(struct tb_stream *s, int64_t now);
 /* The last committed record waits to share its frame: pump would not send it before a send completes or the frame is full. */

@@ -2,7 +2,9 @@
  *
  * The life of an endpoint, and what happens to it: see endpoint.h.
  */
-#include "fabric/tb/endpoint_private.h"
+#include "fabric/records/endpoint_private.h"
+
+#include <errno.h>
 
 #define TELL_GRANT (TB_MESSAGES / 4)
 
@@ -60,6 +62,14 @@ void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane)
         tb_bulk_left(&e->bulk, lane);
 }
 
+void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status)
+{
+    struct tb_work *k = cookie;
+    e->tracked--;
+    k->restart = k->restart || status == -EAGAIN;
+    tb_endpoint_piece_done(e, k, status == -EAGAIN ? 0 : status);
+}
+
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages)
 {
     e->stream.grant += messages;
@@ -107,7 +117,13 @@ static bool endpoint_fetch(void *ctx, uint32_t transfer, uint16_t generation, ui
 
 void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config)
 {
-    *e = (struct tb_endpoint){.env = *env, .pool = config->pool, .pool_bytes = config->pool_bytes, .first_byte = config->first_byte};
+    *e = (struct tb_endpoint){.env = *env,
+                              .pool = config->pool,
+                              .pool_bytes = config->pool_bytes,
+                              .first_byte = config->first_byte,
+                              .move_least = config->move_least ? config->move_least : UINT64_MAX,
+                              .move_most = config->move_most,
+                              .move_segment = config->move_segment};
     e->works_end = &e->works;
     e->messages_end = &e->messages;
     e->serves_end = &e->serves;

@@ -2,11 +2,11 @@
  *
  * What the files of bulk share. bulk.c calls bulk_receive.c and bulk_send.c, which call neither it nor each other.
  */
-#ifndef WEFT_TB_BULK_PRIVATE_H
-#define WEFT_TB_BULK_PRIVATE_H
+#ifndef WEFT_RECORDS_BULK_PRIVATE_H
+#define WEFT_RECORDS_BULK_PRIVATE_H
 
 #include "base/hash.h"
-#include "fabric/tb/bulk.h"
+#include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
 #define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* sends that have not left within this time are reported as not left */

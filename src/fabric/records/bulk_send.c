@@ -2,7 +2,7 @@
  *
  * The sending side of bulk: sends the pieces that the receiver has posted receives for, in the order it has told.
  */
-#include "fabric/tb/bulk_private.h"
+#include "fabric/records/bulk_private.h"
 
 #include <errno.h>
 

@@ -7,13 +7,13 @@
  * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer); what follows
  * the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not delay what needs none.
  */
-#ifndef WEFT_TB_ENDPOINT_H
-#define WEFT_TB_ENDPOINT_H
+#ifndef WEFT_RECORDS_ENDPOINT_H
+#define WEFT_RECORDS_ENDPOINT_H
 
 #include "fabric/atomic.h"
 #include "fabric/flush.h"
-#include "fabric/tb/bulk.h"
-#include "fabric/tb/stream.h"
+#include "fabric/records/bulk.h"
+#include "fabric/records/stream.h"
 
 #define TB_ASKS      256u        /* asks (requests that the peer answers) under way */
 #define TB_ASK_BYTES (32u << 10) /* the most bytes of a get that one ask requests */
@@ -27,6 +27,10 @@ struct tb_endpoint_env {
     /* A message has come, in order: keep a copy. At most TB_MESSAGES wait. False: no memory; the peer is given up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
+    /* Both may be NULL. move: starts to copy bytes to the peer's pool, or with `get` from there, without records. tb_endpoint_moved()
+       follows, not from inside this call. False: no room now. movable: whether that can be done with this local memory. */
+    bool (*move)(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
+    bool (*movable)(void *ctx, const uint8_t *local, uint64_t len);
 };
 
 struct tb_endpoint_config {
@@ -37,6 +41,9 @@ struct tb_endpoint_config {
     uint64_t pool_bytes, first_byte; /* this node's pool; nobody may write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
+    /* Of moves: the least bytes for which they are used, 0: they are not; the most bytes of one; and a power of two whose multiples in the
+       peer's pool none crosses. */
+    uint64_t move_least, move_most, move_segment;
 };
 
 struct tb_work;
@@ -68,7 +75,8 @@ struct tb_endpoint {
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* bytes queued: of works and serves; of messages. Read without the lock as a hint */
     uint32_t messages_sent, messages_received;
-    uint32_t tracked; /* asks and transfers under way, which a fence waits for */
+    uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while there are no moves */
+    uint32_t tracked;                             /* asks, transfers and moves under way, which a fence waits for */
     /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
        turn are under way. */
@@ -118,6 +126,8 @@ int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, 
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
 void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
 void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
+/* A move has ended. -EAGAIN: it has failed, and may have happened in part: its operation begins again. Other negative: it is given up. */
+void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status);
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled this many more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
 /* the operation that just began waits to share a frame with others: do not call pump for it */

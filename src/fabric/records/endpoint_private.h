@@ -3,10 +3,10 @@
  * What the files of an endpoint share. Each calls only those after it: endpoint.c (its life and events), endpoint_records.c (what the
  * peer's records ask for), endpoint_operations.c (this node's own operations).
  */
-#ifndef WEFT_TB_ENDPOINT_PRIVATE_H
-#define WEFT_TB_ENDPOINT_PRIVATE_H
+#ifndef WEFT_RECORDS_ENDPOINT_PRIVATE_H
+#define WEFT_RECORDS_ENDPOINT_PRIVATE_H
 
-#include "fabric/tb/endpoint.h"
+#include "fabric/records/endpoint.h"
 
 #define TB_PUT_HEAD     16u /* struct tb_record, offset */
 #define TB_DATA_HEAD    16u /* struct tb_record, token */

@@ -2,7 +2,7 @@
  *
  * See stream.h.
  */
-#include "fabric/tb/stream.h"
+#include "fabric/records/stream.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u /* with this many sends under way, records wait to share a frame */
+#define BUSY       2u /* with this many sends (or frames, see `paced`) under way, records wait to share a frame */
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* how long an acknowledgement that nobody asked for may wait */
 #define RTO_FIRST  (5 * MS)
@@ -46,7 +46,15 @@ void tb_frame_seal(const struct tb_frame *header, void *frame, uint32_t bytes)
 
 void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session, uint8_t *frames)
 {
-    *s = (struct tb_stream){.env = *env, .here = here, .peer = peer, .session = session, .frames = frames, .rto = RTO_FIRST, .hops = 1};
+    *s = (struct tb_stream){.env = *env,
+                            .here = here,
+                            .peer = peer,
+                            .session = session,
+                            .frames = frames,
+                            .rto = RTO_FIRST,
+                            .hops = 1,
+                            .rto_least = RTO_LEAST,
+                            .rto_most = RTO_MOST};
 }
 
 static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int status)
@@ -112,10 +120,18 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     return true;
 }
 
+/* How much is under way, as far as that decides whether records wait to share a frame. */
+static uint32_t stream_busy(const struct tb_stream *s)
+{
+    return s->paced ? s->next - s->first : s->unleft;
+}
+
 /* Closes the open frame, so that it is sent as soon as possible. */
 static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
+    if (s->paced && s->first != s->next && (int32_t)(s->asked - s->first) <= 0)
+        slot->asks = true; /* what gathers waits for an acknowledgement, and none has been asked for */
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
     slot->lost = s->unsent = true; /* marked as lost so that the next pump sends it */
     slot->retransmitted = false;
@@ -213,10 +229,19 @@ void tb_stream_left(struct tb_stream *s, uint32_t slot)
     s->unleft--;
 }
 
+void tb_stream_again(struct tb_stream *s)
+{
+    for (uint32_t i = s->first; i != s->next; i++) {
+        struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+        if (!slot->arrived && slot->at)
+            slot->lost = s->unsent = true;
+    }
+}
+
 static int64_t stream_rto(const struct tb_stream *s)
 {
     int64_t t = s->rto << s->backoff;
-    return t > RTO_MOST ? RTO_MOST : t;
+    return t > s->rto_most ? s->rto_most : t;
 }
 
 /* The oldest frame that the peer is not known to have received. */
@@ -280,7 +305,7 @@ static bool probe_credit(struct tb_stream *s, int64_t now)
 void tb_stream_pump(struct tb_stream *s, int64_t now)
 {
     s->pumped = now;
-    if (s->fill && (s->unleft < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
+    if (s->fill && (stream_busy(s) < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
         if (s->want_ack)
             s->slots[s->next % TB_WINDOW].asks = true;
         stream_seal(s);
@@ -315,7 +340,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
 
 bool tb_stream_gathers(const struct tb_stream *s)
 {
-    return s->fill && s->fill < TB_PAYLOAD_BYTES && s->unleft >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
+    return s->fill && s->fill < TB_PAYLOAD_BYTES && stream_busy(s) >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
            s->unsaid < SAY_EVERY && s->credit == TB_CREDIT_OK;
 }
 
@@ -345,7 +370,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
             int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's clock reading may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
-            s->rto = s->rto < RTO_LEAST ? RTO_LEAST : s->rto;
+            s->rto = s->rto < s->rto_least ? s->rto_least : s->rto;
         }
         if ((int32_t)(slot->order - s->order_arrived) > 0)
             s->order_arrived = slot->order;

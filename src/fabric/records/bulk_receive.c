@@ -2,7 +2,7 @@
  *
  * The receiving side of bulk: posts receives, judges the pieces that come, and has lanes repaired that have lost some.
  */
-#include "fabric/tb/bulk_private.h"
+#include "fabric/records/bulk_private.h"
 
 #include <errno.h>
 #include <stdlib.h>

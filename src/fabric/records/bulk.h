@@ -14,10 +14,10 @@
  *
  * A pure state machine, as stream.c; its records travel in the stream.
  */
-#ifndef WEFT_TB_BULK_H
-#define WEFT_TB_BULK_H
+#ifndef WEFT_RECORDS_BULK_H
+#define WEFT_RECORDS_BULK_H
 
-#include "fabric/tb/stream.h"
+#include "fabric/records/stream.h"
 
 #define TB_LANES        16u
 #define TB_LANE_DEPTH   64u /* the most messages under way on a lane */

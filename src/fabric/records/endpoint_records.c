@@ -2,7 +2,7 @@
  *
  * The records that come to an endpoint: what the peer's operations do here, and the answers to this node's own. Bytes from outside.
  */
-#include "fabric/tb/endpoint_private.h"
+#include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
 
 #include <errno.h>

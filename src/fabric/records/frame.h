@@ -3,8 +3,8 @@
  * What two nodes of the tb transport send to each other: frames of at most 4096 bytes, and the records in them.
  * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on every machine here.
  */
-#ifndef WEFT_TB_FRAME_H
-#define WEFT_TB_FRAME_H
+#ifndef WEFT_RECORDS_FRAME_H
+#define WEFT_RECORDS_FRAME_H
 
 #include <stdbool.h>
 #include <stdint.h>

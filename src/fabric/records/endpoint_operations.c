@@ -2,7 +2,7 @@
  *
  * The operations of an endpoint: at once as records while there is room, else as works in a backlog, in order.
  */
-#include "fabric/tb/endpoint_private.h"
+#include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
 
 #include <errno.h>
@@ -178,20 +178,30 @@ bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint
 
 /* --- works --- */
 
-/* How many of these bytes are sent together, and whether by a lane; then `offset` is their place in the pool. */
-static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, bool *lane,
+enum way { BY_RECORDS, BY_LANE, BY_MOVE };
+
+static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
+{
+    uint64_t left = segment - (offset & (segment - 1));
+    return n < left ? n : left;
+}
+
+/* How many of these bytes are sent together, and which way; by a lane, `offset` is their place in the pool. */
+static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {
     uintptr_t at = (uintptr_t)local, base = (uintptr_t)e->pool;
     uint64_t least = tb_bulk_least(&e->bulk), segment = e->bulk.segment, n = len < TB_TRANSFER_MAX ? len : TB_TRANSFER_MAX;
-    *lane = false;
+    *way = BY_RECORDS;
+    if (len >= e->move_least && (!e->env.movable || e->env.movable(e->env.ctx, local, len))) {
+        *way = BY_MOVE;
+        return operation_within(len < e->move_most ? len : e->move_most, e->move_segment, remote);
+    }
     if (len < least || at < base || at - base > e->pool_bytes || len > e->pool_bytes - (at - base))
         return len;
     *offset = at - base;
-    uint64_t here = segment - (*offset & (segment - 1)), there = segment - (remote & (segment - 1));
-    n = n < here ? n : here;
-    n = n < there ? n : there;
-    *lane = n >= least;
+    n = operation_within(operation_within(n, segment, *offset), segment, remote);
+    *way = n >= least ? BY_LANE : BY_RECORDS;
     return n;
 }
 
@@ -226,14 +236,28 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
     tb_work_free(e, k);
 }
 
+static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64_t n)
+{
+    if (!e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
+        return false;
+    k->begun += n;
+    k->pieces++;
+    e->tracked++;
+    return true;
+}
+
 /* Sends as much of a put as there is room for. True: all of it has begun. */
 static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;
-    bool lane;
+    enum way way;
     while (k->begun < k->len) {
-        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
-        if (lane) {
+        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &way, &offset);
+        if (way == BY_MOVE && !push_move(e, k, false, together))
+            return false;
+        if (way == BY_MOVE)
+            continue;
+        if (way == BY_LANE) {
             bool all = together == k->len;
             if (!tb_bulk_put(&e->bulk, offset, k->remote + k->begun, together, k->word, k->add, all && k->signal, k))
                 return false;
@@ -265,10 +289,14 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 static bool push_get(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;
-    bool lane;
+    enum way way;
     while (k->begun < k->len) {
-        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &lane, &offset);
-        if (lane) {
+        uint64_t together = operation_run(e, k->local + k->begun, k->remote + k->begun, k->len - k->begun, &way, &offset);
+        if (way == BY_MOVE && !push_move(e, k, true, together))
+            return false;
+        if (way == BY_MOVE)
+            continue;
+        if (way == BY_LANE) {
             if (!tb_bulk_get(&e->bulk, offset, k->remote + k->begun, together, k))
                 return false;
             e->tracked++;
@@ -411,7 +439,8 @@ int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t le
         tb_endpoint_complete(e, op, 0);
         return 0;
     }
-    if (!e->works && len <= TB_ASK_BYTES && len < tb_bulk_least(&e->bulk) && tb_endpoint_say_get(e, dst, from, (uint32_t)len, op, NULL))
+    if (!e->works && len <= TB_ASK_BYTES && len < tb_bulk_least(&e->bulk) && len < e->move_least &&
+        tb_endpoint_say_get(e, dst, from, (uint32_t)len, op, NULL))
         return 0;
     struct tb_work *k = new_op(e, WORK_GET, op, 0);
     if (!k)

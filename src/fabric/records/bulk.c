@@ -2,7 +2,7 @@
  *
  * Bulk as a whole: lanes that come and go, transfers that are given up, what the peer says, what is due. See bulk.h.
  */
-#include "fabric/tb/bulk_private.h"
+#include "fabric/records/bulk_private.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the tb transport. An operation enters the link's endpoint under its lock, when there is room and a route; the endpoint
- * then sends what it can.
+ * The operations of transports over records. An operation enters the link's endpoint under its lock, when there is room and a route; the
+ * endpoint then sends what it can.
  */
-#include "fabric/tb/tb.h"
+#include "fabric/records/link.h"
 
 #define LOOK_EVERY 16u /* while much is under way, completions are polled once in this many operations */
 
 struct room {
-    struct tb_link *l;
+    struct records_link *l;
     bool message; /* which backlog: of messages, or of everything else */
 };
 
-static uint64_t operation_backlog(struct tb_link *l, bool message)
+static uint64_t operation_backlog(struct records_link *l, bool message)
 {
     return __atomic_load_n(message ? &l->endpoint.message_bytes : &l->endpoint.backlog_bytes, __ATOMIC_RELAXED);
 }
@@ -21,36 +21,36 @@ static bool operation_has_room(void *arg)
 {
     struct room *r = arg;
     /* Half, so that the caller need not sleep again after its next operation. */
-    return operation_backlog(r->l, r->message) < TB_BACKLOG_WAIT / 2 || !fab_alive(r->l->tb->w, r->l->link->node);
+    return operation_backlog(r->l, r->message) < RECORDS_BACKLOG_WAIT / 2 || !fab_alive(r->l->w, r->l->link->node);
 }
 
-static BASE_COLD int operation_wait_for_room(struct tb_link *l, bool message)
+static BASE_COLD int operation_wait_for_room(struct records_link *l, bool message)
 {
     struct room r = {l, message};
     if (fab_in_handler())
-        return operation_backlog(l, message) < TB_BACKLOG_MAX
+        return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node, TB_BACKLOG_MAX >> 20);
-    int err = fab_wait_for_room(l->tb->w, operation_has_room, &r);
+                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node,
+                               RECORDS_BACKLOG_MAX >> 20);
+    int err = fab_wait_for_room(l->w, operation_has_room, &r);
     return err == -EAGAIN ? err
            : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
                                       (unsigned long long)operation_backlog(l, message))
                           : 0;
 }
 
-static BASE_COLD int operation_no_way(const struct tb_link *l)
+static BASE_COLD int operation_no_way(const struct records_link *l)
 {
-    return base_fail(-ENETDOWN, "no route leads to node %u now: its cables are unplugged, or their ports down; retry when one is back",
-                     l->link->node);
+    return base_fail(-ENETDOWN, "no route leads to node %u now: %s", l->link->node, l->no_way);
 }
 
 /* Locks the link when it has room, and marks the op pending. Without a route, system operations wait for one, and operations of the
    program fail. */
-static int operation_enter(struct tb_link *l, bool message, bool program, weft_op *op)
+static int operation_enter(struct records_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
         return operation_no_way(l);
-    if (BASE_UNLIKELY(operation_backlog(l, message) >= TB_BACKLOG_WAIT)) {
+    if (BASE_UNLIKELY(operation_backlog(l, message) >= RECORDS_BACKLOG_WAIT)) {
         int err = operation_wait_for_room(l, message);
         if (err)
             return err;
@@ -70,13 +70,13 @@ static int operation_enter(struct tb_link *l, bool message, bool program, weft_o
 }
 
 /* Not inlined: most operations only add to a frame, and need not save the registers that this uses. */
-static __attribute__((noinline)) void operation_pump(struct tb_link *l)
+static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
-    tb_pump_locked(l, base_recent_ns());
+    records_pump_locked(l, base_recent_ns());
 }
 
 /* `rc`: the result of the start. If the start failed, the op has ended with it. */
-static int operation_leave(struct tb_link *l, int rc, weft_op *op)
+static int operation_leave(struct records_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
         fab_complete(op, rc);
@@ -85,13 +85,13 @@ static int operation_leave(struct tb_link *l, int rc, weft_op *op)
     bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* completions make room, and a program that only puts polls nowhere else */
-        tb_make_room(l->tb);
+        l->make_room(l->w);
     return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
 }
 
-int tb_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
+int records_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
@@ -99,9 +99,9 @@ int tb_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *
     return operation_leave(l, tb_endpoint_put(&l->endpoint, to, src, len, op), op);
 }
 
-int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
+int records_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
@@ -109,10 +109,10 @@ int tb_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from,
     return operation_leave(l, tb_endpoint_get(&l->endpoint, dst, from, len, op), op);
 }
 
-int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
-              weft_op *op)
+int records_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+                   weft_op *op)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
@@ -120,9 +120,9 @@ int tb_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, 
     return operation_leave(l, tb_endpoint_atomic(&l->endpoint, kind, at, a, b, true, old, op), op);
 }
 
-int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
+int records_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, false, false, NULL);
     (void)w;
     if (rc)
@@ -133,10 +133,10 @@ int tb_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint6
                            NULL);
 }
 
-int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
-                  weft_op *op)
+int records_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                       weft_op *op)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, false, true, op);
     (void)w;
     if (rc)
@@ -144,10 +144,10 @@ int tb_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
     return operation_leave(l, tb_endpoint_put_signal(&l->endpoint, to, src, len, signal, add, op), op);
 }
 
-int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
-            size_t payload_len, weft_op *op)
+int records_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
+                 size_t payload_len, weft_op *op)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     int rc = operation_enter(l, true, !fab_is_system(id), op);
     (void)w;
     if (rc)
@@ -155,24 +155,24 @@ int tb_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void 
     return operation_leave(l, tb_endpoint_message(&l->endpoint, id, header, (uint32_t)header_len, payload, (uint32_t)payload_len, op), op);
 }
 
-bool tb_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f)
+bool records_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
     bool yes = l->closed || tb_endpoint_flushed(&l->endpoint, f);
     if (!yes)
-        tb_pump_locked(l, base_recent_ns());
+        records_pump_locked(l, base_recent_ns());
     base_spin_unlock(&l->lock);
     return yes;
 }
 
-void tb_fence(struct weft_node *w, struct fab_link *link)
+void records_fence(struct weft_node *w, struct fab_link *link)
 {
-    struct tb_link *l = link->impl;
+    struct records_link *l = link->impl;
     (void)w;
     base_spin_lock(&l->lock);
     if (!l->closed && tb_endpoint_fence(&l->endpoint) != 0)
-        tb_break(l, "no memory for a fence");
+        records_break(l, "no memory for a fence");
     base_spin_unlock(&l->lock);
 }

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What two nodes tell each other over their side connection when they join: their endpoints' addresses, and where their pools are with the
+ * keys of their regions. Nothing is sent over libfabric: the provider connects at the first operation.
+ */
+#include "fabric/ofi/ofi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OFI_HELLO UINT64_C(0x776566746f663031) /* "weftof01" */
+
+static int connect_exchange(struct ofi_link *l, int fd, const void *mine, size_t mine_len, void *theirs, size_t their_len, int64_t deadline)
+{
+    int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, mine_len, true, deadline);
+    if (!err)
+        err = fab_side_transfer(fd, theirs, their_len, false, deadline);
+    return err ? base_fail(err, "exchange of endpoints with node %u: %s", l->r.link->node, base_strerror(err)) : 0;
+}
+
+static void connect_introduce(struct ofi_link *l, struct ofi_hello *h)
+{
+    struct ofi *o = l->ofi;
+    const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
+    *h = (struct ofi_hello){.magic = OFI_HELLO,
+                            .pool_bytes = o->w->pool_bytes,
+                            .rank = o->w->rank,
+                            .size = o->w->size,
+                            .base = o->traits.virtual ? (uintptr_t)o->w->pool_base : 0,
+                            .shift = o->shift,
+                            .keys = r->count,
+                            .format = o->info->addr_format,
+                            .address_bytes = (uint32_t)o->address_bytes};
+    snprintf(h->provider, sizeof h->provider, "%s", o->info->fabric_attr->prov_name);
+    memcpy(h->address, o->address, o->address_bytes);
+}
+
+bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset)
+{
+    return h->magic == OFI_HELLO && h->rank == node && h->size == size && h->pool_bytes >= heap_offset &&
+           h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->shift >= 12 && h->shift <= 40 &&
+           (h->keys == 0 || h->keys == (h->pool_bytes + (UINT64_C(1) << h->shift) - 1) >> h->shift) && h->address_bytes > 0 &&
+           h->address_bytes <= sizeof h->address && memchr(h->provider, 0, sizeof h->provider);
+}
+
+static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
+{
+    const struct ofi *o = l->ofi;
+    uint32_t node = l->r.link->node;
+    if (!ofi_hello_valid(h, node, o->w->size, o->w->heap_offset))
+        return base_fail(
+            -EPROTO,
+            "node %u does not speak this version of the ofi transport (or it uses another: WEFT_TRANSPORT must be the same on all nodes)",
+            node);
+    if (strcmp(h->provider, o->info->fabric_attr->prov_name) != 0)
+        return base_fail(-EINVAL, "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have", node,
+                         h->provider, o->info->fabric_attr->prov_name);
+    if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
+        return base_fail(-EINVAL, "node %u has an address of another family for %s: WEFT_OFI_INTERFACE must name one of the same on both",
+                         node, o->info->fabric_attr->prov_name);
+    return 0;
+}
+
+static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, int64_t deadline)
+{
+    const struct ofi *o = l->ofi;
+    const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
+    uint64_t *mine = calloc(r->count + 1, sizeof *mine);
+    l->keys = calloc(h->keys + 1, sizeof *l->keys);
+    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "no memory for %u keys", h->keys);
+    for (uint32_t i = 0; i < r->count && !err; i++)
+        mine[i] = fi_mr_key(r->list[i]);
+    if (!err)
+        err = connect_exchange(l, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
+    free(mine);
+    l->keys_count = h->keys;
+    return err;
+}
+
+int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
+{
+    struct ofi *o = l->ofi;
+    struct fab_link *link = l->r.link;
+    struct ofi_hello mine, theirs = {0};
+    int err = 0;
+    if (o->traits.rma && !o->pool.count) {
+        base_spin_lock(&o->calls);
+        err = ofi_register(o, &l->own);
+        base_spin_unlock(&o->calls);
+    }
+    connect_introduce(l, &mine);
+    if (!err)
+        err = base_random(&mine.session, sizeof mine.session);
+    if (!err)
+        err = connect_exchange(l, side_fd, &mine, sizeof mine, &theirs, sizeof theirs, deadline);
+    if (!err)
+        err = connect_check(l, &theirs);
+    if (!err)
+        err = connect_keys(l, &theirs, side_fd, deadline);
+    if (err)
+        return base_context(err, "link to node %u", link->node);
+    l->base = theirs.base;
+    l->shift = theirs.shift;
+    link->pool_bytes = theirs.pool_bytes;
+    ofi_print_address(o->info, theirs.address, theirs.address_bytes, l->name, sizeof l->name);
+    base_spin_lock(&o->calls);
+    bool inserted = fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
+    base_spin_unlock(&o->calls);
+    if (!inserted)
+        return base_fail(-EHOSTUNREACH, "link to node %u: %s does not take its address, %s", link->node, o->info->fabric_attr->prov_name,
+                         l->name);
+    base_spin_lock(&o->receiving);
+    err = ofi_link_ready(l, mine.session + theirs.session);
+    base_spin_unlock(&o->receiving);
+    /* Both nodes must have their endpoints before either sends a frame. */
+    char ready = 'r', answer = 0;
+    if (!err)
+        err = connect_exchange(l, side_fd, &ready, 1, &answer, 1, deadline);
+    if (!err && answer != 'r')
+        err = base_fail(-EPROTO, "node %u did not get ready", link->node);
+    if (!err)
+        base_log(BASE_LOG_DEBUG, "node %u is at %s of %s", link->node, l->name, mine.provider);
+    return err;
+}

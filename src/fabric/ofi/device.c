@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a node has of its provider: fabric, domain, address vector, completion queue, endpoint; the regions of its pool; the frames it
+ * receives into. Receives and requests are numbered structs, whose addresses are the contexts of the provider's operations.
+ */
+#include "fabric/ofi/ofi.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static int device_failed(const struct ofi *o, int rc, const char *what)
+{
+    return base_fail(rc < 0 ? rc : -rc, "%s of libfabric: %s fails: %s", o->info->fabric_attr->prov_name, what,
+                     o->lib->strerror(rc < 0 ? -rc : rc));
+}
+
+/* --- memory regions --- */
+
+static int register_one(struct ofi *o, void *at, uint64_t bytes, uint64_t access, struct fid_mr **out)
+{
+    uint64_t key = 0;
+    int rc = base_random(&key, sizeof key); /* so that nobody can guess it who was not told */
+    if (rc)
+        return rc;
+    size_t size = o->info->domain_attr->mr_key_size;
+    key = size >= sizeof key ? key >> 1 : key & ((UINT64_C(1) << (8 * (size ? size : 1))) - 1);
+    rc = fi_mr_reg(o->domain, at, bytes, access, 0, key, 0, out, NULL);
+    if (!rc && o->traits.bind_regions) {
+        rc = fi_mr_bind(*out, &o->ep->fid, 0);
+        rc = rc ? rc : fi_mr_enable(*out);
+    }
+    return rc ? device_failed(o, rc, "registering memory") : 0;
+}
+
+int ofi_register(struct ofi *o, struct ofi_regions *r)
+{
+    uint64_t all = o->w->pool_bytes, segment = UINT64_C(1) << o->shift;
+    uint32_t count = (uint32_t)((all + segment - 1) >> o->shift);
+    int rc = 0;
+    r->list = calloc(count, sizeof *r->list);
+    if (!r->list)
+        return base_fail(-ENOMEM, "no memory for %u regions", count);
+    for (; r->count < count && !rc; r->count += rc == 0) {
+        uint64_t at = (uint64_t)r->count << o->shift, n = all - at < segment ? all - at : segment;
+        rc = register_one(o, o->w->pool_base + at, n, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, &r->list[r->count]);
+    }
+    if (rc)
+        ofi_unregister(r);
+    return rc;
+}
+
+void ofi_unregister(struct ofi_regions *r)
+{
+    while (r->count)
+        fi_close(&r->list[--r->count]->fid);
+    free(r->list);
+    r->list = NULL;
+}
+
+void *ofi_descriptor(const struct ofi *o, const void *at)
+{
+    const uint8_t *p = at;
+    if (!o->traits.local)
+        return NULL;
+    if (p >= o->w->pool_base && p < o->w->pool_base + o->w->pool_bytes)
+        return o->pool.count ? fi_mr_desc(o->pool.list[(uint64_t)(p - o->w->pool_base) >> o->shift]) : NULL;
+    return o->memory_mr ? fi_mr_desc(o->memory_mr) : NULL;
+}
+
+/* --- requests and receives; under `calls` --- */
+
+struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node)
+{
+    struct ofi_request *q = o->free;
+    if (!q)
+        return NULL;
+    o->free = q->next;
+    q->kind = kind;
+    q->node = (uint16_t)node;
+    q->busy = true;
+    q->given_up = false;
+    q->cookie = NULL;
+    return q;
+}
+
+void ofi_request_free_locked(struct ofi *o, struct ofi_request *q)
+{
+    q->busy = false;
+    q->next = o->free;
+    o->free = q;
+}
+
+static bool receive_post(struct ofi *o, struct ofi_request *q)
+{
+    void *at = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
+    q->busy = fi_recv(o->ep, at, TB_FRAME_BYTES, ofi_descriptor(o, at), FI_ADDR_UNSPEC, &q->context) == 0;
+    return q->busy;
+}
+
+void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q)
+{
+    q->busy = false;
+    if (receive_post(o, q))
+        return;
+    q->next = o->owed;
+    o->owed = q;
+}
+
+void ofi_receive_owed_locked(struct ofi *o)
+{
+    while (o->owed) {
+        struct ofi_request *q = o->owed;
+        if (!receive_post(o, q))
+            return;
+        o->owed = q->next;
+    }
+}
+
+/* --- the endpoint --- */
+
+int ofi_endpoint_open(struct ofi *o)
+{
+    const char *what = "fi_endpoint";
+    int rc = fi_endpoint(o->domain, o->info, &o->ep, NULL);
+    if (!rc && (what = "binding the address vector"))
+        rc = fi_ep_bind(o->ep, &o->av->fid, 0);
+    if (!rc && (what = "binding the completion queue"))
+        rc = fi_ep_bind(o->ep, &o->cq->fid, FI_TRANSMIT | FI_RECV);
+    if (!rc && (what = "fi_enable"))
+        rc = fi_enable(o->ep);
+    o->address_bytes = sizeof o->address;
+    if (!rc && (what = "fi_getname"))
+        rc = fi_getname(&o->ep->fid, o->address, &o->address_bytes);
+    if (rc) {
+        if (o->ep)
+            fi_close(&o->ep->fid);
+        o->ep = NULL;
+        return device_failed(o, rc, what);
+    }
+    ofi_print_address(o->info, o->address, o->address_bytes, o->name, sizeof o->name);
+    o->generation++;
+    o->owed = NULL;
+    for (uint32_t i = 0; i < o->receives_count; i++)
+        ofi_receive_again_locked(o, &o->receives[i]);
+    return 0;
+}
+
+static int device_queue(struct ofi *o)
+{
+    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    o->fd = -1;
+    int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
+    if (rc == 0 && fi_control(&o->cq->fid, FI_GETWAIT, &o->fd) == 0)
+        return 0;
+    if (rc == 0)
+        fi_close(&o->cq->fid);
+    o->cq = NULL;
+    o->fd = -1;
+    attr.wait_obj = FI_WAIT_NONE;
+    return fi_cq_open(o->domain, &attr, &o->cq, NULL);
+}
+
+static int device_memory(struct ofi *o)
+{
+    struct weft_node *w = o->w;
+    uint64_t links = (uint64_t)(w->size - 1) * TB_SLOTS * TB_FRAME_BYTES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
+    o->memory_bytes = base_round_up(links + receives, BASE_PAGE);
+    o->memory = mmap(NULL, o->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (o->memory == MAP_FAILED) {
+        o->memory = NULL;
+        return base_fail(-ENOMEM, "no memory for the frames of %u links", w->size - 1);
+    }
+    o->link_frames = o->memory;
+    o->receive_frames = o->memory + links;
+    o->receives = calloc(o->receives_count, sizeof *o->receives);
+    o->requests = calloc(o->requests_count, sizeof *o->requests);
+    if (!o->receives || !o->requests)
+        return base_fail(-ENOMEM, "no memory for %u requests", o->receives_count + o->requests_count);
+    for (uint32_t i = 0; i < o->receives_count; i++) {
+        o->receives[i].kind = OFI_RECEIVE;
+        o->receives[i].slot = i;
+    }
+    for (uint32_t i = 0; i < o->requests_count; i++)
+        ofi_request_free_locked(o, &o->requests[i]);
+    return 0;
+}
+
+int ofi_device_open(struct ofi *o)
+{
+    struct fi_info *info = o->info;
+    size_t most = info->rx_attr->size;
+    o->receives_count = most && most < OFI_RECEIVES ? (uint32_t)most : OFI_RECEIVES;
+    most = info->tx_attr->size;
+    o->requests_count = most && most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
+    o->shift = OFI_SEGMENT_SHIFT;
+    if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
+        return base_fail(-EMSGSIZE, "%s of libfabric takes messages of %zu bytes at most, and weft needs %u", info->fabric_attr->prov_name,
+                         info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+    const char *what = "fi_fabric";
+    int rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
+    if (!rc && (what = "fi_domain"))
+        rc = fi_domain(o->fabric, info, &o->domain, NULL);
+    struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->size};
+    if (!rc && (what = "fi_av_open"))
+        rc = fi_av_open(o->domain, &av, &o->av, NULL);
+    if (!rc && (what = "fi_cq_open"))
+        rc = device_queue(o);
+    if (rc)
+        return device_failed(o, rc, what);
+    rc = device_memory(o);
+    if (!rc && o->traits.local && !o->traits.bind_regions)
+        rc = register_one(o, o->memory, o->memory_bytes, FI_SEND | FI_RECV, &o->memory_mr);
+    if (!rc)
+        rc = ofi_endpoint_open(o);
+    if (!rc && o->traits.rma && (o->traits.hardware || o->traits.local))
+        rc = ofi_register(o, &o->pool);
+    return rc;
+}
+
+static void device_close(struct fid *f)
+{
+    if (f)
+        fi_close(f);
+}
+
+void ofi_device_close(struct ofi *o)
+{
+    device_close(o->ep ? &o->ep->fid : NULL);
+    ofi_unregister(&o->pool);
+    device_close(o->memory_mr ? &o->memory_mr->fid : NULL);
+    device_close(o->cq ? &o->cq->fid : NULL);
+    device_close(o->av ? &o->av->fid : NULL);
+    device_close(o->domain ? &o->domain->fid : NULL);
+    device_close(o->fabric ? &o->fabric->fid : NULL);
+    o->ep = NULL;
+    if (o->info)
+        o->lib->freeinfo(o->info);
+    o->info = NULL;
+    free(o->receives);
+    free(o->requests);
+    if (o->memory)
+        munmap(o->memory, o->memory_bytes);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * libfabric, found at run time: weft is not linked with it, so that it runs where it is missing. Most of its API is tables of functions
+ * behind its objects; only these few are symbols.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "fabric/ofi/provider.h"
+
+#if defined(__APPLE__)
+static const char *const names[] = {"libfabric.1.dylib", "libfabric.dylib", "/opt/homebrew/lib/libfabric.dylib",
+                                    "/usr/local/lib/libfabric.dylib"};
+#define WHO_HAS_IT "install it (brew install libfabric)"
+#else
+static const char *const names[] = {"libfabric.so.1", "libfabric.so"};
+#define WHO_HAS_IT "install it (Debian, Ubuntu: libfabric1; Fedora: libfabric)"
+#endif
+#define NAMES (sizeof names / sizeof names[0])
+
+static const struct symbol {
+    const char *name;
+    size_t at;
+} symbols[] = {
+#define SYMBOL(field)                                     \
+    {                                                     \
+        "fi_" #field, offsetof(struct ofi_library, field) \
+    }
+    SYMBOL(version), SYMBOL(getinfo), SYMBOL(freeinfo), SYMBOL(dupinfo), SYMBOL(fabric), SYMBOL(strerror),
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ofi_library library; /* under the lock until it is loaded; then it does not change */
+static bool loaded;
+
+/* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */
+static int library_fill(struct ofi_library *to, void *handle)
+{
+    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+        void *found = dlsym(handle, symbols[i].name);
+        if (!found)
+            return base_fail(-ENOENT, "%s has no %s: it is not libfabric", to->path, symbols[i].name);
+        memcpy((char *)to + symbols[i].at, &found, sizeof found);
+    }
+    uint32_t v = to->version();
+    if (FI_VERSION_LT(v, FI_VERSION(1, 17)))
+        return base_fail(-ENOENT, "%s is libfabric %u.%u, and weft needs 1.17 or newer: " WHO_HAS_IT, to->path, FI_MAJOR(v), FI_MINOR(v));
+    return 0;
+}
+
+static int library_open(struct ofi_library *l, void **handle)
+{
+    const char *chosen = getenv("WEFT_OFI_LIBRARY"), *said;
+    char first[256] = "";
+    if (chosen && *chosen) {
+        if (strlen(chosen) >= sizeof l->path)
+            return base_fail(-ENAMETOOLONG, "WEFT_OFI_LIBRARY is longer than %zu bytes", sizeof l->path - 1);
+        snprintf(l->path, sizeof l->path, "%s", chosen);
+        *handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
+        said = dlerror();
+        return *handle ? 0 : base_fail(-ENOENT, "the libfabric that WEFT_OFI_LIBRARY names cannot be loaded: %s", said ? said : chosen);
+    }
+    for (size_t i = 0; i < NAMES; i++) {
+        snprintf(l->path, sizeof l->path, "%s", names[i]);
+        *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (*handle)
+            return 0;
+        said = dlerror();
+        if (i == 0)
+            snprintf(first, sizeof first, "%s", said ? said : "no reason given");
+    }
+    return base_fail(-ENOENT, "no libfabric (%s); " WHO_HAS_IT, first);
+}
+
+int ofi_load(const struct ofi_library **out)
+{
+    struct ofi_library l = {0};
+    void *handle = NULL;
+    int rc = 0;
+    pthread_mutex_lock(&lock);
+    if (!loaded) {
+        rc = library_open(&l, &handle);
+        if (!rc)
+            rc = library_fill(&l, handle);
+        if (!rc)
+            library = l; /* it is never unloaded: its threads may be running */
+        else if (handle)
+            dlclose(handle);
+        loaded = rc == 0;
+    }
+    *out = rc ? NULL : &library;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Links of ofi: how they begin, and what a link's endpoint asks for. A frame is a message to the peer's endpoint, a move an RMA request.
+ */
+#include "fabric/ofi/ofi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define RTO_LEAST   (500 * WEFT_MS) /* the provider repeats what the network loses: this is for what a broken connection took with it */
+#define RTO_MOST    (2 * WEFT_SECOND)
+#define PAUSE_FIRST (WEFT_MS)
+#define PAUSE_MOST  (200 * WEFT_MS)
+
+struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
+{
+    struct ofi_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->ofi = o;
+    l->r.w = o->w;
+    l->r.link = link;
+    l->r.earliest = &o->due;
+    atomic_init(&l->r.due, INT64_MAX);
+    stash_init(&l->r.stash, link->node);
+    link->impl = l;
+    return l;
+}
+
+void ofi_link_free(struct ofi_link *l)
+{
+    stash_clear(&l->r.stash);
+    ofi_unregister(&l->own);
+    free(l->r.inbox);
+    free(l->keys);
+    free(l);
+}
+
+static bool link_no_room(struct ofi_link *l)
+{
+    atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
+    return false;
+}
+
+void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now)
+{
+    l->pause = l->pause ? 2 * l->pause : PAUSE_FIRST;
+    l->pause = l->pause < PAUSE_MOST ? l->pause : PAUSE_MOST;
+    l->retry_at = now + l->pause;
+    snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
+    if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
+        base_log(BASE_LOG_INFO, "node %u at %s: %s; it is tried again (WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
+}
+
+static bool link_pauses(const struct ofi_link *l)
+{
+    return BASE_UNLIKELY(l->pause) && base_recent_ns() < l->retry_at;
+}
+
+static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
+{
+    struct ofi_link *l = ctx;
+    struct ofi *o = l->ofi;
+    ssize_t rc = -FI_EAGAIN;
+    if (link_pauses(l))
+        return link_no_room(l);
+    base_spin_lock(&o->calls);
+    bool inject = bytes <= o->info->tx_attr->inject_size;
+    if (!o->ep) {
+        inject = false;
+    } else if (inject) {
+        rc = fi_inject(o->ep, frame, bytes, l->peer);
+    } else {
+        struct ofi_request *q = ofi_request_take_locked(o, OFI_FRAME, l->r.link->node);
+        if (q) {
+            q->slot = slot;
+            rc = fi_send(o->ep, frame, bytes, ofi_descriptor(o, frame), l->peer, &q->context);
+            if (rc)
+                ofi_request_free_locked(o, q);
+        }
+    }
+    base_spin_unlock(&o->calls);
+    if (rc == 0) {
+        if (inject) /* the provider has copied it */
+            tb_endpoint_left(&l->r.endpoint, slot);
+        return true;
+    }
+    if (rc != -FI_EAGAIN)
+        ofi_refused_locked(l, (int)rc, "a send to it is refused", base_now_ns());
+    return link_no_room(l);
+}
+
+static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
+{
+    struct ofi_link *l = ctx;
+    struct ofi *o = l->ofi;
+    ssize_t rc = -FI_EAGAIN;
+    if (l->moves == OFI_MOVES)
+        return false; /* one that ends has the link pumped */
+    if (link_pauses(l))
+        return link_no_room(l);
+    struct iovec here = {.iov_base = local, .iov_len = len};
+    uint64_t offset = l->base ? l->base + remote : remote & ((UINT64_C(1) << l->shift) - 1);
+    struct fi_rma_iov there = {.addr = offset, .len = len, .key = l->keys[remote >> l->shift]};
+    void *descriptor = ofi_descriptor(o, local);
+    struct fi_msg_rma m = {.msg_iov = &here, .desc = &descriptor, .iov_count = 1, .rma_iov = &there, .rma_iov_count = 1};
+    base_spin_lock(&o->calls);
+    struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
+    if (q) {
+        q->cookie = cookie;
+        m.addr = l->peer;
+        m.context = &q->context;
+        rc = get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
+        if (rc)
+            ofi_request_free_locked(o, q);
+    }
+    base_spin_unlock(&o->calls);
+    l->moves += rc == 0;
+    if (rc == 0)
+        return true;
+    if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
+        base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets go in frames", o->info->fabric_attr->prov_name,
+                 o->lib->strerror((int)-rc));
+        l->r.endpoint.move_least = UINT64_MAX;
+    } else if (rc != -FI_EAGAIN) {
+        ofi_refused_locked(l, (int)rc, "an RMA request to it is refused", base_now_ns());
+    }
+    return link_no_room(l);
+}
+
+/* Where the provider wants local memory registered, only the pool is: the rest goes in frames, which copies it. */
+static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
+{
+    const struct ofi_link *l = ctx;
+    const struct ofi *o = l->ofi;
+    uintptr_t at = (uintptr_t)local, base = (uintptr_t)o->w->pool_base;
+    if (!o->traits.local)
+        return true;
+    return at >= base && at - base < o->w->pool_bytes && len <= o->w->pool_bytes - (at - base) &&
+           (at - base) >> o->shift == (at - base + len - 1) >> o->shift;
+}
+
+static void link_completed(void *ctx, weft_op *op, int status)
+{
+    (void)ctx;
+    fab_complete(op, status);
+}
+
+int ofi_link_ready(struct ofi_link *l, uint32_t session)
+{
+    struct ofi *o = l->ofi;
+    struct weft_node *w = o->w;
+    uint32_t node = l->r.link->node, place = node < w->rank ? node : node - 1;
+    size_t most = o->info->ep_attr->max_msg_size;
+    bool rma = o->traits.rma && l->keys_count;
+    struct tb_endpoint_env env = {.ctx = l,
+                                  .emit = link_emit,
+                                  .message = records_message_keep,
+                                  .complete = link_completed,
+                                  .move = link_move,
+                                  .movable = link_movable};
+    struct tb_endpoint_config config = {
+        .here = (uint16_t)w->rank,
+        .node = (uint16_t)node,
+        .session = session,
+        .frames = o->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES,
+        .pool = w->pool_base,
+        .pool_bytes = w->pool_bytes,
+        .first_byte = FAB_NULL_BYTES,
+        .segment = UINT64_C(1) << OFI_SEGMENT_SHIFT,
+        .check = TB_CHECK_FULL,
+        .move_least = rma ? OFI_MOVE_LEAST : 0,
+        .move_most = most < OFI_MOVE_BYTES ? most : OFI_MOVE_BYTES,
+        .move_segment = UINT64_C(1) << l->shift,
+    };
+    l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
+    if (!l->r.inbox)
+        return base_fail(-ENOMEM, "no memory for messages of node %u", node);
+    tb_endpoint_init(&l->r.endpoint, &env, &config);
+    struct tb_stream *s = &l->r.endpoint.stream;
+    s->paced = true;
+    s->rto = s->rto_least = RTO_LEAST;
+    s->rto_most = RTO_MOST;
+    /* release: a thread that polls sees a complete link (acquire in ofi_link_of) */
+    __atomic_store_n(&o->links[node], l, __ATOMIC_RELEASE);
+    return 0;
+}

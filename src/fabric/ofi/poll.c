@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Progress of ofi: gives completions and the time to the endpoints of the links, which then send what they can.
+ */
+#include "fabric/ofi/ofi.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH  16
+#define ROUNDS 8u        /* batches that are taken together at most */
+#define RETRY  (WEFT_MS) /* how soon what found no room is tried again, while nobody polls */
+#define CLOCK  16u       /* looks that find nothing, for one at the clock */
+
+/* What a completion says, once `calls` is free again. */
+struct event {
+    struct ofi_request *q;
+    size_t bytes;
+    int error; /* libfabric's, positive; 0: none */
+};
+
+/* A frame that came alone is answered at once. */
+static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t bytes, int64_t now, bool alone)
+{
+    const uint8_t *frame = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
+    struct tb_frame f;
+    if (bytes < sizeof f || bytes > TB_FRAME_BYTES)
+        return false;
+    memcpy(&f, frame, sizeof f);
+    struct ofi_link *l = f.magic == TB_MAGIC && f.to == o->w->rank ? ofi_link_of(o, f.from) : NULL;
+    if (!l)
+        return false; /* not from a node of this cluster */
+    base_spin_lock(&l->r.lock);
+    int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, (uint32_t)bytes, now);
+    bool answered = rc == 0 && alone;
+    if (answered)
+        records_pump_locked(&l->r, now);
+    if (rc == 0)
+        l->pause = 0;
+    base_spin_unlock(&l->r.lock);
+    l->touched = l->touched || !answered;
+    if (rc == 0)
+        fab_heard(l->r.link);
+    else if (rc != -EBADMSG)
+        records_break(&l->r, "%s", l->r.endpoint.broken);
+    return answered;
+}
+
+static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, int64_t now)
+{
+    struct ofi_link *l = q->given_up ? NULL : ofi_link_of(o, q->node);
+    if (!l)
+        return;
+    base_spin_lock(&l->r.lock);
+    if (!l->r.closed && q->kind == OFI_FRAME) {
+        tb_endpoint_left(&l->r.endpoint, q->slot);
+    } else if (!l->r.closed) {
+        l->moves--;
+        l->moved += error == 0;
+        tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
+    }
+    if (!l->r.closed && error) {
+        ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "an RMA request to it failed", now);
+        tb_stream_again(&l->r.endpoint.stream);
+    }
+    base_spin_unlock(&l->r.lock);
+    l->touched = true;
+}
+
+/* Takes what the queue has. Under `calls`. */
+static uint32_t poll_take(struct ofi *o, struct event *e)
+{
+    struct fi_cq_msg_entry entries[BATCH];
+    ssize_t n = fi_cq_read(o->cq, entries, BATCH);
+    if (n == -FI_EAVAIL) {
+        struct fi_cq_err_entry wrong = {0};
+        if (fi_cq_readerr(o->cq, &wrong, 0) != 1)
+            return 0;
+        *e = (struct event){.q = wrong.op_context, .error = wrong.err ? wrong.err : FI_EIO};
+        return 1;
+    }
+    for (ssize_t i = 0; i < n; i++)
+        e[i] = (struct event){.q = entries[i].op_context, .bytes = entries[i].len};
+    return n > 0 ? (uint32_t)n : 0;
+}
+
+/* Runs the endpoints of all links that had an event, that found no room before, or whose timer has expired. */
+void ofi_pump_all(struct ofi *o, int64_t now)
+{
+    int64_t due = INT64_MAX;
+    atomic_store_explicit(&o->due, INT64_MAX, memory_order_relaxed);
+    for (uint32_t i = 0; i < o->w->size; i++) {
+        struct ofi_link *l = ofi_link_of(o, i);
+        if (!l)
+            continue;
+        bool time = now >= atomic_load_explicit(&l->r.due, memory_order_relaxed);
+        if (l->touched || time || atomic_load_explicit(&l->r.no_room, memory_order_relaxed)) {
+            l->touched = false;
+            base_spin_lock(&l->r.lock);
+            if (!l->r.closed)
+                records_pump_locked(&l->r, now);
+            base_spin_unlock(&l->r.lock);
+        }
+        int64_t at = atomic_load_explicit(&l->r.due, memory_order_relaxed);
+        if (atomic_load_explicit(&l->r.no_room, memory_order_relaxed) && now + RETRY < at)
+            at = now + RETRY;
+        due = at < due ? at : due;
+    }
+    if (due < atomic_load_explicit(&o->due, memory_order_relaxed))
+        atomic_store_explicit(&o->due, due, memory_order_relaxed);
+}
+
+int ofi_poll(struct ofi *o)
+{
+    struct event events[BATCH];
+    uint32_t n = 0, got, alone = 0;
+    int64_t now = 0;
+    do {
+        base_spin_lock(&o->calls);
+        got = o->ep ? poll_take(o, events) : 0;
+        base_spin_unlock(&o->calls);
+        if (!got)
+            break;
+        now = now ? now : base_recent_ns();
+        for (uint32_t i = 0; i < got; i++) {
+            struct ofi_request *q = events[i].q;
+            if (!q)
+                continue;
+            if (q->kind == OFI_RECEIVE && !events[i].error)
+                alone += poll_on_frame(o, q, events[i].bytes, now, got == 1 && n == 0);
+            else if (q->kind != OFI_RECEIVE)
+                poll_on_sent(o, q, events[i].error, now);
+        }
+        base_spin_lock(&o->calls);
+        for (uint32_t i = 0; i < got; i++) {
+            if (events[i].q && events[i].q->kind == OFI_RECEIVE)
+                ofi_receive_again_locked(o, events[i].q);
+            else if (events[i].q)
+                ofi_request_free_locked(o, events[i].q);
+        }
+        if (o->owed)
+            ofi_receive_owed_locked(o);
+        base_spin_unlock(&o->calls);
+        n += got;
+    } while (n < ROUNDS * BATCH);
+    if (n == 0 && atomic_load_explicit(&o->due, memory_order_relaxed) != INT64_MAX && ++o->looks % CLOCK == 0)
+        now = base_recent_ns();
+    if (n > alone || (now && now >= atomic_load_explicit(&o->due, memory_order_relaxed)))
+        ofi_pump_all(o, now);
+    return (int)n;
+}
+
+static int poll_try(struct ofi *o)
+{
+    if (!o->ep || !base_spin_try(&o->receiving))
+        return 0;
+    int n = ofi_poll(o);
+    base_spin_unlock(&o->receiving);
+    return n;
+}
+
+int ofi_service(struct weft_node *w)
+{
+    return poll_try(w->ofi);
+}
+
+void ofi_make_room(struct weft_node *w)
+{
+    if (poll_try(w->ofi) > 0)
+        fab_wake_here(w);
+}
+
+int ofi_progress(struct weft_node *w)
+{
+    struct ofi *o = w->ofi;
+    int n = 0;
+    for (uint32_t i = 0; i < w->size && o->ep; i++) {
+        struct ofi_link *l = ofi_link_of(o, i);
+        n += l ? records_progress(w, &l->r) : 0;
+    }
+    return n;
+}
+
+static bool poll_no_messages(const struct ofi *o)
+{
+    for (uint32_t i = 0; i < o->w->size; i++) {
+        const struct ofi_link *l = ofi_link_of(o, i);
+        if (l && !records_message_none(&l->r))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the progress thread may sleep on the queue's descriptor. Without one it looks again after a millisecond (watch.c). */
+bool ofi_idle(struct weft_node *w)
+{
+    struct ofi *o = w->ofi;
+    if (!o->ep)
+        return true;
+    if (!base_spin_try(&o->receiving))
+        return false;
+    struct fid *queue = &o->cq->fid;
+    base_spin_lock(&o->calls);
+    bool quiet = o->fd < 0 || o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
+    o->armed = quiet && o->fd >= 0;
+    base_spin_unlock(&o->calls);
+    base_spin_unlock(&o->receiving);
+    return quiet && poll_no_messages(o);
+}
+
+/* Only right after idle(): else a thread of the program polls, and each frame would wake the progress thread for nothing. */
+int ofi_fd(struct weft_node *w, uint32_t i)
+{
+    struct ofi *o = w->ofi;
+    if (i > 0 || !o->armed)
+        return -1;
+    o->armed = false;
+    return o->fd;
+}
+
+void ofi_woken(struct weft_node *w)
+{
+    (void)w;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * libfabric and its providers: which there are here, and which one weft uses. It opens nothing.
+ */
+#ifndef WEFT_OFI_PROVIDER_H
+#define WEFT_OFI_PROVIDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <rdma/fabric.h>
+
+struct ofi_library {
+    char path[256];
+    uint32_t (*version)(void);
+    int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+                   struct fi_info **info);
+    void (*freeinfo)(struct fi_info *info);
+    struct fi_info *(*dupinfo)(const struct fi_info *info);
+    int (*fabric)(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
+    const char *(*strerror)(int errnum);
+};
+/* Finds libfabric once for the process: WEFT_OFI_LIBRARY, else by its usual names. -ENOENT: it is not here, or too old. */
+int ofi_load(const struct ofi_library **out);
+
+/* What weft asks of a provider, and gets from this one. */
+struct ofi_traits {
+    bool rma;          /* puts and gets by RMA, and a put's completion says that it is at the target */
+    bool local;        /* local memory has to be registered */
+    bool virtual;      /* addresses at the target, not offsets */
+    bool hardware;     /* registering memory is dear: once for all peers, with the provider's keys */
+    bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
+    bool plain;        /* goes over an ordinary network: what it sends can be read there */
+    bool inet;         /* its addresses are IP addresses */
+    uint32_t rank;     /* the smaller, the sooner it is chosen; OFI_NEVER: only by name */
+};
+#define OFI_NEVER 1000u
+
+struct ofi_want {
+    const char *provider;  /* as libfabric names it, "tcp;ofi_rxm" or only "tcp"; "": the best */
+    const char *interface; /* a network interface, or an address of this host; "": `address` */
+    const char *address;   /* the numeric address by which this node's peers reach it; "": all are on this host */
+};
+/* The info of the provider to use, to be freed by lib->freeinfo(). Negative errno with a sentence. */
+int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info **out, struct ofi_traits *traits);
+struct ofi_traits ofi_traits_of(const struct fi_info *info);
+
+/* For `weft devices`: every provider that weft could use, best first, each once. Ends with provider "". */
+struct ofi_listed {
+    char provider[48];
+    char interface[48], address[64];
+    struct ofi_traits traits;
+};
+#define OFI_LISTED_MAX 32u
+int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MAX]);
+/* "tcp over eth0 10.0.0.1"; for people */
+void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
+
+#endif

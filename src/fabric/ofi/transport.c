@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * ofi: the transport over libfabric. This file: its table, opening and closing, joining, the end of a link, statistics.
+ */
+#include "fabric/ofi/ofi.h"
+#include "fabric/transports.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LAST_MOVES (20 * WEFT_MS) /* how long the provider may take to give back requests to a peer that is gone */
+
+static int ofi_open(struct weft_node *w)
+{
+    struct ofi *o = calloc(1, sizeof *o);
+    if (!o)
+        return base_fail(-ENOMEM, "no memory for the ofi transport");
+    o->w = w;
+    o->fd = -1;
+    w->ofi = o;
+    atomic_init(&o->due, INT64_MAX);
+    o->links = calloc(w->size, sizeof(struct ofi_link *));
+    return o->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
+}
+
+static int transport_look(struct weft_node *w)
+{
+    struct ofi *o = w->ofi;
+    const struct ofi_want want = {.provider = w->options.ofi_provider, .interface = w->options.ofi_interface, .address = w->address};
+    int err = ofi_load(&o->lib);
+    if (!err)
+        err = ofi_choose(o->lib, &want, &o->info, &o->traits);
+    if (!err)
+        err = ofi_device_open(o);
+    if (!err)
+        base_log(BASE_LOG_INFO, "libfabric's %s at %s%s", o->info->fabric_attr->prov_name, o->name,
+                 o->traits.plain ? ": data travels in the clear, and only joining is authenticated (weft(7), Networks)" : "");
+    return err;
+}
+
+static bool ofi_reaches(struct weft_node *w, const uint8_t *peer_host_id)
+{
+    struct ofi *o = w->ofi;
+    (void)peer_host_id;
+    return fab_look(w, &o->look, transport_look);
+}
+
+static void ofi_close(struct weft_node *w)
+{
+    struct ofi *o = w->ofi;
+    if (!o)
+        return;
+    ofi_device_close(o);
+    free(o->links);
+    free(o);
+    w->ofi = NULL;
+}
+
+static int transport_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)
+{
+    struct ofi_link *l = ofi_link_make(w->ofi, link);
+    if (!l)
+        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+    l->r.make_room = ofi_make_room;
+    link->transport = &fab_ofi;
+    return ofi_connect(l, side_fd, deadline);
+}
+
+static const char *ofi_broken(struct weft_node *w, struct fab_link *link)
+{
+    struct ofi_link *l = link->impl;
+    (void)w;
+    return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
+}
+
+/* Handles everything that a peer had sent before it was gone, at most what it had credit for. If the peer is alive after all, what it
+   sends meanwhile is ignored. */
+static void ofi_last_words(struct weft_node *w, struct fab_link *link)
+{
+    struct ofi *o = w->ofi;
+    struct ofi_link *l = link->impl;
+    uint32_t left = TB_MESSAGES;
+    int n;
+    do {
+        base_spin_lock(&o->receiving);
+        for (uint32_t most = OFI_RECEIVES; most > 0 && ofi_poll(o) > 0; most--)
+            ;
+        base_spin_unlock(&o->receiving);
+        n = records_message_deliver(w, &l->r, left);
+        left -= (uint32_t)n;
+    } while (n > 0 && left > 0);
+}
+
+/* RMA requests to a peer that the provider had when the peer was given up. */
+struct ending {
+    void *cookies[OFI_MOVES];
+    uint32_t count;
+};
+
+/* Gives up the requests to a peer, whose operations end with it. Returns how many of RMA the provider still has. Under o->receiving and
+   the link's lock. */
+static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struct ending *e)
+{
+    uint32_t left = 0;
+    base_spin_lock(&o->calls);
+    for (uint32_t i = 0; i < o->requests_count; i++) {
+        struct ofi_request *q = &o->requests[i];
+        if (!q->busy || q->node != l->r.link->node)
+            continue;
+        left += q->kind != OFI_FRAME;
+        if (q->kind != OFI_FRAME && !q->given_up && e->count < OFI_MOVES)
+            e->cookies[e->count++] = q->cookie;
+        q->given_up = true;
+    }
+    base_spin_unlock(&o->calls);
+    return left;
+}
+
+/* The memory of puts and gets is the program's again when they have failed: so the provider must not use it any more by then. If it does
+   not give them back, a new endpoint does. */
+static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending *e)
+{
+    for (int64_t end = base_deadline(LAST_MOVES); base_now_ns() < end; base_sleep_ns(WEFT_MS)) {
+        ofi_poll(o);
+        base_spin_lock(&l->r.lock);
+        uint32_t left = transport_give_up(o, l, e);
+        base_spin_unlock(&l->r.lock);
+        if (!left)
+            return;
+    }
+    base_log(BASE_LOG_INFO, "node %u is gone, and %s still has requests to it", l->r.link->node, o->info->fabric_attr->prov_name);
+    ofi_renew(o);
+}
+
+/* First nothing is sent to the peer any more. Then its keys end, so that it writes nothing here any more. Then what is pending fails. */
+static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
+{
+    struct ofi *o = w->ofi;
+    struct ofi_link *l = link->impl;
+    struct ending e = {.count = 0};
+    if (!l)
+        return;
+    base_spin_lock(&o->receiving);
+    base_spin_lock(&l->r.lock);
+    bool end = !l->r.closed && ofi_link_of(o, link->node);
+    l->r.closed = true;
+    uint32_t left = end ? transport_give_up(o, l, &e) : 0;
+    base_spin_unlock(&l->r.lock);
+    base_spin_lock(&o->calls);
+    ofi_unregister(&l->own);
+    if (end)
+        (void)fi_av_remove(o->av, &l->peer, 1, 0);
+    base_spin_unlock(&o->calls);
+    if (left)
+        transport_end_moves(o, l, &e);
+    base_spin_lock(&l->r.lock);
+    for (uint32_t i = 0; i < e.count; i++)
+        tb_endpoint_moved(&l->r.endpoint, e.cookies[i], -ECONNRESET);
+    l->moves = 0;
+    if (end)
+        tb_endpoint_end(&l->r.endpoint, -ECONNRESET);
+    atomic_store_explicit(&l->r.due, INT64_MAX, memory_order_relaxed);
+    base_spin_unlock(&l->r.lock);
+    base_spin_unlock(&o->receiving);
+}
+
+static void ofi_release(struct weft_node *w, struct fab_link *link)
+{
+    struct ofi *o = w->ofi;
+    struct ofi_link *l = link->impl;
+    if (!l)
+        return;
+    ofi_disconnect(w, link);
+    __atomic_store_n(&o->links[link->node], NULL, __ATOMIC_RELEASE);
+    ofi_link_free(l);
+    link->impl = NULL;
+}
+
+static void *ofi_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
+{
+    (void)w;
+    (void)l;
+    (void)offset;
+    return NULL;
+}
+
+/* Nothing to do: what changes memory for which threads may sleep is sent as a frame, and the receiver wakes them. */
+static void ofi_wake(struct weft_node *w, struct fab_link *l)
+{
+    (void)w;
+    (void)l;
+}
+
+static void ofi_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
+{
+    struct ofi *o = w->ofi;
+    struct ofi_link *l = link->impl;
+    base_spin_lock(&l->r.lock);
+    const struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
+    out->staged_puts = l->r.endpoint.counts.staged_puts;
+    out->staged_gets = l->r.endpoint.counts.staged_gets;
+    out->via = link->node;
+    out->breaks = atomic_load_explicit(&l->errors, memory_order_relaxed);
+    out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
+    out->frames_sent = s->frames;
+    out->frames_retransmitted = s->retransmitted;
+    out->frames_received = s->received;
+    out->frames_damaged = s->damaged;
+    snprintf(out->devices, sizeof out->devices, "%s %s", o->info->fabric_attr->prov_name, l->name);
+    base_spin_unlock(&l->r.lock);
+}
+
+static void ofi_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
+{
+    const struct ofi *o = w->ofi;
+    *used = o->pool.count;
+    *budget = 0;
+}
+
+const struct fab_transport fab_ofi = {
+    .name = "ofi",
+    .open = ofi_open,
+    .close = ofi_close,
+    .reaches = ofi_reaches,
+    .connect = transport_connect,
+    .broken = ofi_broken,
+    .last_words = ofi_last_words,
+    .disconnect = ofi_disconnect,
+    .release = ofi_release,
+    .put = records_put,
+    .get = records_get,
+    .atomic = records_atomic,
+    .put_signal = records_put_signal,
+    .set_system = records_set_system,
+    .send = records_send,
+    .flushed = records_flushed,
+    .fence = records_fence,
+    .service = ofi_service,
+    .progress = ofi_progress,
+    .idle = ofi_idle,
+    .pointer = ofi_pointer,
+    .wake = ofi_wake,
+    .stat = ofi_stat,
+    .regions = ofi_regions,
+    .fd = ofi_fd,
+    .woken = ofi_woken,
+    .side = ofi_side,
+    .upkeep = ofi_upkeep,
+};

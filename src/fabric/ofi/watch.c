@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Links whose peer is alive and that do not get through. The provider makes a broken connection anew by itself, and the stream repeats what
+ * was lost with it. If nothing is acknowledged for long all the same, the peer is asked over the side connection whether it runs. If it
+ * does, this node takes a new endpoint once, and after WEFT_RECONNECT the peer is given up. A peer that does not answer is not judged here:
+ * that is what liveness is for.
+ *
+ * A new endpoint has a new address, which all peers are told over their side connections.
+ */
+#include "fabric/ofi/ofi.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define WATCH      (250 * WEFT_MS) /* how often links are looked at while something is under way */
+#define POLL       WEFT_MS         /* how often the queue is looked at that has no descriptor to sleep on */
+#define LEAST      WEFT_SECOND     /* silence shorter than this means nothing */
+#define AFTER      WEFT_SECOND     /* how long after the peer's answer nothing may come */
+#define SIDE_MAGIC 0x31696677u     /* "wfi1" */
+
+enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS };
+
+struct side_message {
+    uint32_t magic;
+    uint16_t kind, address_bytes;
+    uint8_t address[OFI_ADDRESS]; /* SIDE_ADDRESS */
+};
+_Static_assert(sizeof(struct side_message) <= FAB_SIDE_MESSAGE_MAX, "fits");
+
+static bool watch_say(struct ofi_link *l, enum side_kind kind)
+{
+    struct ofi *o = l->ofi;
+    struct side_message m = {.magic = SIDE_MAGIC, .kind = (uint16_t)kind};
+    if (kind == SIDE_ADDRESS) {
+        m.address_bytes = (uint16_t)o->address_bytes;
+        memcpy(m.address, o->address, o->address_bytes);
+    }
+    return fab_side_send(l->r.link, &m, sizeof m) == 0;
+}
+
+bool ofi_side_valid(const void *bytes, size_t len)
+{
+    struct side_message m;
+    if (len != sizeof m)
+        return false;
+    memcpy(&m, bytes, sizeof m);
+    return m.magic == SIDE_MAGIC && m.kind >= SIDE_QUESTION && m.kind <= SIDE_ADDRESS && m.address_bytes <= sizeof m.address &&
+           (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
+}
+
+/* The peer has a new endpoint. */
+static void watch_moved(struct ofi_link *l, const struct side_message *m)
+{
+    struct ofi *o = l->ofi;
+    fi_addr_t peer = FI_ADDR_NOTAVAIL;
+    if (m->address_bytes != o->address_bytes) {
+        records_break(&l->r, "it sent an address of another kind");
+        return;
+    }
+    base_spin_lock(&l->r.lock);
+    base_spin_lock(&o->calls);
+    (void)fi_av_remove(o->av, &l->peer, 1, 0);
+    bool inserted = fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) == 1;
+    l->peer = peer;
+    ofi_print_address(o->info, m->address, m->address_bytes, l->name, sizeof l->name);
+    base_spin_unlock(&o->calls);
+    l->pause = 0;
+    tb_stream_again(&l->r.endpoint.stream);
+    base_spin_unlock(&l->r.lock);
+    l->touched = true;
+    atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
+    if (!inserted)
+        records_break(&l->r, "%s does not take its new address", o->info->fabric_attr->prov_name);
+}
+
+void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
+{
+    struct ofi *o = w->ofi;
+    struct ofi_link *l = link->impl;
+    struct side_message m;
+    if (!l || l->r.closed)
+        return;
+    if (!ofi_side_valid(bytes, len)) {
+        records_break(&l->r, "it sent an invalid message about its endpoint");
+        return;
+    }
+    memcpy(&m, bytes, sizeof m);
+    if (m.kind == SIDE_QUESTION)
+        (void)watch_say(l, SIDE_ANSWER); /* no room for it: the peer does not read, and is not to judge then */
+    else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
+        l->answered = base_now_ns();
+    base_spin_lock(&o->receiving);
+    if (m.kind == SIDE_ADDRESS)
+        watch_moved(l, &m);
+    base_spin_unlock(&o->receiving);
+}
+
+/* Ends what the provider had. Its operations begin again on the next endpoint. Under o->receiving. */
+static void watch_take_back(struct ofi *o)
+{
+    for (uint32_t i = 0; i < o->requests_count; i++) {
+        struct ofi_request *q = &o->requests[i];
+        struct ofi_link *l = q->busy && !q->given_up ? ofi_link_of(o, q->node) : NULL;
+        if (l) {
+            base_spin_lock(&l->r.lock);
+            if (!l->r.closed && q->kind == OFI_FRAME) {
+                tb_endpoint_left(&l->r.endpoint, q->slot);
+            } else if (!l->r.closed) {
+                l->moves--;
+                tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
+            }
+            base_spin_unlock(&l->r.lock);
+        }
+        base_spin_lock(&o->calls);
+        if (q->busy)
+            ofi_request_free_locked(o, q);
+        base_spin_unlock(&o->calls);
+    }
+}
+
+void ofi_renew(struct ofi *o)
+{
+    struct fi_cq_msg_entry entry;
+    struct fi_cq_err_entry wrong = {0};
+    ssize_t n;
+    base_spin_lock(&o->calls);
+    fi_close(&o->ep->fid);
+    o->ep = NULL;
+    while ((n = fi_cq_read(o->cq, &entry, 1)) > 0 || (n == -FI_EAVAIL && fi_cq_readerr(o->cq, &wrong, 0) == 1))
+        ; /* of the old endpoint: all its requests are taken back now */
+    base_spin_unlock(&o->calls);
+    watch_take_back(o);
+    base_spin_lock(&o->calls);
+    int rc = ofi_endpoint_open(o);
+    base_spin_unlock(&o->calls);
+    base_log(BASE_LOG_WARN, "%s: a new endpoint, at %s%s%s", o->info->fabric_attr->prov_name, rc ? "no address: " : o->name,
+             rc ? base_error() : "", "");
+    for (uint32_t i = 0; i < o->w->size; i++) {
+        struct ofi_link *l = ofi_link_of(o, i);
+        if (!l)
+            continue;
+        base_spin_lock(&l->r.lock);
+        if (!l->r.closed)
+            tb_stream_again(&l->r.endpoint.stream);
+        base_spin_unlock(&l->r.lock);
+        l->touched = l->tell = true;
+        if (rc)
+            records_break(&l->r, "this node has no endpoint any more: %s", base_error());
+    }
+}
+
+/* Whether something is under way to the peer, and `stand`: changes with all that gets through. */
+static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
+{
+    base_spin_lock(&l->r.lock);
+    const struct tb_stream *s = &l->r.endpoint.stream;
+    bool is = !l->r.closed && (s->first != s->next || l->moves || l->r.endpoint.works);
+    *stand = s->first + l->moved + s->counts.received;
+    base_spin_unlock(&l->r.lock);
+    return is;
+}
+
+static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
+{
+    int64_t patience = o->w->options.reconnect_ns > LEAST ? o->w->options.reconnect_ns : LEAST;
+    uint64_t stand;
+    if (l->tell)
+        l->tell = !watch_say(l, SIDE_ADDRESS);
+    bool is = watch_under_way(l, &stand);
+    if (!is || stand != l->stand || !l->still_at) {
+        l->stand = stand;
+        l->still_at = is ? now : 0;
+        l->asked = l->renewed = false;
+        l->answered = 0;
+        return;
+    }
+    if (now - l->still_at < patience / 2)
+        return;
+    if (!l->asked) {
+        l->asked = watch_say(l, SIDE_QUESTION);
+        l->answered = 0;
+    }
+    if (!l->answered || now - l->answered < AFTER)
+        return;
+    if (!l->renewed) { /* then it is asked again, and may answer by the new one */
+        l->renewed = o->renew = true;
+        l->asked = false;
+        return;
+    }
+    if (now - l->still_at >= patience)
+        records_break(
+            &l->r,
+            "nothing that was sent to it over %s at %s got through for %.1f s, although its process answers on the side connection "
+            "(a firewall?)%s%s",
+            o->info->fabric_attr->prov_name, l->name, (double)(now - l->still_at) / 1e9, l->error[0] ? "; last: " : "", l->error);
+}
+
+int64_t ofi_upkeep(struct weft_node *w, int64_t now)
+{
+    struct ofi *o = w->ofi;
+    int64_t next = INT64_MAX;
+    if (!o->ep)
+        return INT64_MAX;
+    if (!base_spin_try(&o->receiving))
+        return WEFT_MS; /* another thread polls, and runs the timers */
+    for (uint32_t i = 0; i < w->size; i++) {
+        struct ofi_link *l = ofi_link_of(o, i);
+        if (!l || l->r.closed)
+            continue;
+        watch_link(o, l, now);
+        next = l->still_at ? WATCH : next;
+        next = l->tell ? WEFT_MS : next;
+    }
+    if (o->renew && !o->traits.bind_regions)
+        ofi_renew(o);
+    o->renew = false;
+    if (now >= atomic_load_explicit(&o->due, memory_order_relaxed))
+        ofi_pump_all(o, base_now_ns());
+    base_spin_unlock(&o->receiving);
+    int64_t due = atomic_load_explicit(&o->due, memory_order_relaxed);
+    due = due == INT64_MAX ? due : due > now ? due - now : 0;
+    next = due < next ? due : next;
+    return o->fd < 0 && POLL < next ? POLL : next < WATCH * 4 ? next : WATCH * 4;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A link whose operations are records: the endpoint, its lock, and the messages that wait for their handlers. What a transport over frames
+ * has of its own (how a frame gets to the peer, the devices) is in a struct that begins with this one; fab_link's `impl` points to it.
+ *
+ *   message.c      messages that wait for their handlers
+ *   operations.c   puts, gets, atomics, messages, flush, fence, as struct fab_transport wants them
+ *
+ * A link's lock guards its endpoint. A transport's lock over who polls is outside it.
+ */
+#ifndef WEFT_RECORDS_LINK_H
+#define WEFT_RECORDS_LINK_H
+
+#include "fabric/fabric.h"
+#include "fabric/records/endpoint.h"
+#include "fabric/stash.h"
+
+#define RECORDS_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer before its senders wait */
+#define RECORDS_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer before handlers get -ENOBUFS */
+
+struct records_message {
+    uint16_t id, header_len, payload_len;
+    _Alignas(8) uint8_t bytes[WEFT_HEADER_MAX + WEFT_PAYLOAD_MAX];
+};
+
+struct records_link {
+    struct weft_node *w;
+    struct fab_link *link;
+    void (*make_room)(struct weft_node *w); /* polls for completions, unless another thread does; no lock may be held */
+    const char *no_way;                     /* what to say when `cut` is set */
+    _Atomic int64_t *earliest;              /* the earliest timer of all links of the transport; may be too early */
+    base_spin lock;                         /* protects the endpoint */
+    struct tb_endpoint endpoint;
+    uint32_t crowded; /* how many operations began while much was under way */
+    bool closed;
+    _Atomic bool no_room; /* a frame or a piece could not be posted */
+    _Atomic int64_t due;  /* when a timer of the endpoint expires next */
+    _Atomic bool cut;     /* there is no route; or there never was one, and that is known for certain */
+    /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
+    struct records_message *inbox; /* [TB_MESSAGES] */
+    _Atomic uint32_t inbox_in, inbox_out;
+    /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
+    uint32_t withheld;
+    struct stash stash;
+    _Atomic bool broken;
+    char why[320]; /* written before `broken` is set */
+};
+
+/* Lets the endpoint send what it can; under its lock. */
+static inline void records_pump_locked(struct records_link *l, int64_t now)
+{
+    atomic_store_explicit(&l->no_room, false, memory_order_relaxed);
+    tb_endpoint_pump(&l->endpoint, now);
+    int64_t due = tb_endpoint_due(&l->endpoint);
+    atomic_store_explicit(&l->due, due, memory_order_relaxed);
+    if (due < atomic_load_explicit(l->earliest, memory_order_relaxed))
+        atomic_store_explicit(l->earliest, due, memory_order_relaxed);
+}
+
+/* message.c */
+/* The function `message` of struct tb_endpoint_env; its context is the link. */
+bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
+int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most); /* returns how many it delivered */
+int records_progress(struct weft_node *w, struct records_link *l); /* the same, and what waited for its handler to be installed */
+bool records_message_none(const struct records_link *l);           /* whether no message waits to be delivered */
+/* Marks the peer as one to be given up. Only the first reason counts. */
+void records_break(struct records_link *l, const char *why, ...) BASE_PRINTF(2, 3);
+
+/* operations.c: what struct fab_transport says of them */
+int records_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
+int records_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
+int records_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);
+int records_atomic(struct weft_node *w, struct fab_link *link, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
+                   weft_op *op);
+int records_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
+                       weft_op *op);
+int records_send(struct weft_node *w, struct fab_link *link, uint32_t id, const void *header, size_t header_len, const void *payload,
+                 size_t payload_len, weft_op *op);
+bool records_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f);
+void records_fence(struct weft_node *w, struct fab_link *link);
+
+#endif

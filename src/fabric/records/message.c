@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Messages that arrived in records: kept in the inbox of their link, and delivered to their handlers from there. And the end of a link.
+ */
+#include "fabric/records/link.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len)
+{
+    struct records_link *l = ctx;
+    uint32_t in = atomic_load_explicit(&l->inbox_in, memory_order_relaxed);
+    if (in - atomic_load_explicit(&l->inbox_out, memory_order_acquire) >= TB_MESSAGES)
+        return false;
+    struct records_message *m = &l->inbox[in % TB_MESSAGES];
+    *m = (struct records_message){.id = (uint16_t)id, .header_len = (uint16_t)header_len, .payload_len = (uint16_t)payload_len};
+    memcpy(m->bytes, header, header_len);
+    memcpy(m->bytes + tb_padded(header_len), payload, payload_len);
+    /* release: the thread that delivers sees the message (acquire in records_message_deliver) */
+    atomic_store_explicit(&l->inbox_in, in + 1, memory_order_release);
+    return true;
+}
+
+static void message_grant(struct records_link *l, uint32_t messages)
+{
+    base_spin_lock(&l->lock);
+    if (!l->closed) {
+        tb_endpoint_granted(&l->endpoint, messages);
+        records_pump_locked(l, base_now_ns());
+    }
+    base_spin_unlock(&l->lock);
+}
+
+/* Runs the handlers of at most `most` messages: another thread may keep adding messages, and other peers wait. If too many messages wait
+   for a handler that is not installed, the peer gets no more credit. Messages of a peer that is gone are dropped. */
+int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most)
+{
+    uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
+    /* acquire: pairs with the release in records_message_keep() */
+    while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
+        const struct records_message *m = &l->inbox[out % TB_MESSAGES];
+        /* the state changes only with w->progress held */
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE))
+            stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
+        atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
+        n++;
+        l->withheld++;
+    }
+    if (l->withheld && l->stash.count < STASH_MAX) {
+        message_grant(l, l->withheld);
+        l->withheld = 0;
+    }
+    return (int)n;
+}
+
+int records_progress(struct weft_node *w, struct records_link *l)
+{
+    int n = BASE_UNLIKELY(l->stash.count) && stash_retry(w, &l->stash) > 0;
+    return n + records_message_deliver(w, l, TB_MESSAGES);
+}
+
+bool records_message_none(const struct records_link *l)
+{
+    return atomic_load_explicit(&l->inbox_in, memory_order_acquire) == atomic_load_explicit(&l->inbox_out, memory_order_relaxed);
+}
+
+void records_break(struct records_link *l, const char *why, ...)
+{
+    va_list ap;
+    if (atomic_load_explicit(&l->broken, memory_order_relaxed))
+        return;
+    va_start(ap, why);
+    vsnprintf(l->why, sizeof l->why, why, ap);
+    va_end(ap);
+    atomic_store_explicit(&l->broken, true, memory_order_release);
+    fab_kick(l->w);
+}

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Runs a test of several nodes over an ordinary network (the ofi transport): the nodes are spread over network namespaces, which count as
+hosts, joined by a bridge. All of it is in namespaces of this process, so it goes with it, however that ends.
+
+Usage: over_network.py PROVIDER[,FAMILY[,HOSTS]] TEST...
+
+PROVIDER is libfabric's ("tcp", "udp;ofi_rxd"); FAMILY 4 or 6, the only one that the hosts have; HOSTS how many there are (4). Each host
+has two interfaces, net0 and net1, in networks of their own. The test gets TEST_NAMESPACES, one path a host, TEST_COORD, the address of
+the first on net0, and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports are net0-HOST and net1-HOST.
+"""
+import os
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+from processes import patience  # noqa: E402
+
+SKIP = 77
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+def make_hosts(hosts, family):
+    """The namespaces' paths, and the address of the first."""
+    os.makedirs("/run/netns", exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "weft-netns", "/run/netns"], check=True)
+    def address(net, host):
+        return f"10.77.{net}.{host + 1}" if family == "4" else f"fd77:{net}::{host + 1}"
+    for net in (0, 1):
+        ip("link", "add", f"br{net}", "type", "bridge")
+        ip("link", "set", f"br{net}", "up")
+    for host in range(hosts):
+        ip("netns", "add", f"h{host}")
+        ip("-n", f"h{host}", "link", "set", "lo", "up")
+        for net in (0, 1):
+            ip("link", "add", f"net{net}-{host}", "type", "veth", "peer", "name", f"net{net}", "netns", f"h{host}")
+            ip("link", "set", f"net{net}-{host}", "master", f"br{net}", "up")
+            if family == "6":
+                ip("-n", f"h{host}", "addr", "add", f"{address(net, host)}/64", "dev", f"net{net}", "nodad")
+            else:
+                ip("-n", f"h{host}", "addr", "add", f"{address(net, host)}/24", "dev", f"net{net}")
+            ip("-n", f"h{host}", "link", "set", f"net{net}", "up")
+    first = address(0, 0)
+    return [f"/run/netns/h{i}" for i in range(hosts)], first if family == "4" else f"[{first}]"
+
+
+def main():
+    what, *test = sys.argv[1:]
+    if "TEST_IN_NETWORK" not in os.environ:
+        own = ["unshare", "--mount", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
+        if subprocess.run([*own, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+            print("over_network: this user may not make namespaces")
+            return SKIP
+        os.environ["TEST_IN_NETWORK"] = "1"
+        os.execvp(own[0], [*own, sys.executable, *sys.argv])
+    provider, family, hosts = (what.split(",") + ["", ""])[:3]
+    paths, first = make_hosts(int(hosts or 4), family or "4")
+    env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER=provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
+               TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
+    # Each step is a few system calls and a message through the kernel: fewer of them, as over softverbs.
+    env.setdefault("TEST_DIVIDE", "10")
+    # To the nodes the others are on hosts of their own, and who is not given a processor for long is silent: that is no death.
+    env.setdefault("WEFT_LIVENESS", f"{patience(30):.0f}s")
+    return subprocess.run(test, env=env, check=False).returncode
+
+
+sys.exit(main())
