@@ -40,11 +40,12 @@ int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);
 
-/* --- settings.c: option > environment > hostfile > default --- */
+/* --- settings.c: option > environment > hostfile > default; rank and size also from a launcher that speaks PMIx --- */
 #define CLUSTER_PORT 7654 /* where node 0 listens when only a hostfile says where it is */
 
-enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
+enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_PMIX, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
 
+struct launcher;
 struct cluster_settings {
     uint32_t rank, size; /* 0, 1 when alone */
     char coord[128];     /* "" when alone */
@@ -54,13 +55,14 @@ struct cluster_settings {
     uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
+    struct launcher *launcher;      /* the launcher that said rank and size; closed by cluster_settings_clear(). NULL: none */
 };
 /* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
 void cluster_settings_clear(struct cluster_settings *s);
 
 /* The table behind it, for `weft config`. */
-#define CLUSTER_SETTINGS_MAX 32u
+#define CLUSTER_SETTINGS_MAX 40u
 struct cluster_setting_row {
     const char *name;     /* "pool" */
     const char *variable; /* "WEFT_POOL" */
@@ -69,9 +71,9 @@ struct cluster_setting_row {
     char value[256];  /* resolved, as text; a secret shows as "(set)" */
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
-/* `rows` has room for `max`; returns how many there are, or an error. `config` may be NULL: what options say. A
- * missing rank is no error here: who asks is not a node. */
-int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config);
+/* `rows` has room for `max`; returns how many there are, or an error. `config` may be NULL: what options say. A missing rank is no error
+ * here: who asks is not a node. `launcher`: ask one that speaks PMIx for rank and size, as a node would. */
+int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
 /* Before nodes are started: whether WEFT_POOL may be this text, and whether WEFT_SECRET is unset or something. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
@@ -104,6 +106,9 @@ int cluster_connect(const char *address, int64_t deadline);
  * hear them, and yet leave nothing on a device. NULL: never. */
 extern int (*cluster_stopped)(void);
 struct weft_node;
-int cluster_join(struct weft_node *w, const struct cluster_settings *s);
+int cluster_join(struct weft_node *w, struct cluster_settings *s);
+/* This node will not join, for this error and the sentence of base_error(): a launcher's other nodes, who wait for it, are told. Waits for
+ * them up to the join time-out. Returns `rc`, with the sentence. */
+int cluster_failed(struct cluster_settings *s, int rc);
 
 #endif

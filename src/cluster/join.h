@@ -4,6 +4,8 @@
  *
  *   wire.c     whole messages, and the MACs that prove who knows the secret
  *   address.c  addresses: listening, calling
+ *   pmix.c     what a launcher that speaks PMIx says
+ *   meet.c     where node 0 is found
  *   hub.c      node 0 keeps every node's connection until all pairs have connected
  *   pairs.c    every pair connects
  *   join.c     the nodes meet at node 0
@@ -14,6 +16,7 @@
 #include <poll.h>
 
 #include "cluster/cluster.h"
+#include "cluster/meet.h"
 #include "cluster/wire.h"
 #include "fabric/fabric.h"
 
@@ -35,6 +38,7 @@ struct join_hub {
 struct join {
     struct weft_node *w;
     const struct cluster_settings *settings;
+    struct meet_place place;
     int64_t deadline;
     uint8_t key[32]; /* from the secret */
     uint8_t session[WIRE_NONCE];

@@ -82,4 +82,31 @@ struct wire_news {
     uint8_t mac[WIRE_MAC]; /* over everything else, and the session */
 };
 
+/* Where a launcher that speaks PMIx has started the nodes, each tells this to all before (meet.c): whether it joins at all, and where node
+ * 0 is found. PMIx carries it, to processes of the job only. */
+#define WIRE_INTERFACES 16
+
+struct wire_interface {
+    uint8_t family; /* 4 or 6 */
+    uint8_t prefix; /* bits of the address that name the network */
+    uint8_t reserved[2];
+    uint8_t address[16];
+};
+
+struct wire_notice {
+    uint64_t magic;
+    uint32_t rank, pid;
+    int32_t error; /* 0: it joins; else an errno: it has failed already, for the reason in `text` */
+    uint8_t host_id[16];
+    char host[64];
+    uint32_t interface_count; /* of its host */
+    struct wire_interface interfaces[WIRE_INTERFACES];
+    /* Of node 0: */
+    uint32_t port;            /* where it listens, at all of its interfaces; 0: at none */
+    char here[WIRE_ADDRESS];  /* and where, if all nodes are on its host */
+    char coord[128];          /* or only here, because a setting says so; "": no setting does */
+    uint8_t secret[WIRE_MAC]; /* of the cluster, if no setting has one */
+    char text[WIRE_REASON];
+};
+
 #endif
