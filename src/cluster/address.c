@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Addresses as people write them, and two things to do with them: listen and connect.
+ * Parses addresses in text form, listens at them, and connects to them.
  */
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -56,7 +56,7 @@ static int parse(const char *text, struct address *a)
         host = text + 1;
         end = colon > host && colon[-1] == ']' ? colon - 1 : NULL;
     } else if (colon && memchr(text, ':', (size_t)(colon - text))) {
-        return base_fail(-EINVAL, "address '%s': an IPv6 address stands in brackets, as in [::1]:%d", text, CLUSTER_PORT);
+        return base_fail(-EINVAL, "address '%s': an IPv6 address needs brackets, as in [::1]:%d", text, CLUSTER_PORT);
     }
     if (!end || end == host || (size_t)(end - host) >= sizeof a->name)
         return base_fail(-EINVAL, "address '%s': expected HOST:PORT, [IPV6]:PORT or unix:PATH", text);
@@ -98,12 +98,12 @@ static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
     memset(un, 0, sizeof *un);
     un->sun_family = AF_UNIX;
     size_t n = strlen(a->name);
-    /* An abstract name starts with a zero byte and ends where the length says. */
+    /* An abstract name starts with a zero byte and has no terminator; the returned length ends it. */
     memcpy(un->sun_path + a->abstract, a->name, a->abstract ? n : n + 1);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
 }
 
-/* Numbers first: they need no name service, which may be slow or away. */
+/* Tries the host as a numeric address first: that needs no name service, which may be slow or unreachable. */
 static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
 {
     struct addrinfo hints = {.ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -144,7 +144,7 @@ static bool is_socket(const char *path)
     return lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
-/* A socket file without a listener is what a killed node 0 leaves. */
+/* Whether nobody listens on this socket file: a node 0 that was killed leaves it behind. */
 static bool is_stale(const struct sockaddr_un *un, socklen_t len)
 {
     int fd = new_socket(AF_UNIX);
@@ -162,7 +162,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
         return base_fail(fd, "listen at '%s': socket: %s", text, base_strerror(fd));
-    fchmod(fd, 0600); /* on Linux the file that bind() makes has this mode from its first moment */
+    fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
         if (!a->abstract && is_stale(&un, len) && unlink(un.sun_path) == 0)
@@ -171,7 +171,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
             errno = EADDRINUSE;
     }
     if (rc == 0 && !a->abstract)
-        chmod(un.sun_path, 0600); /* macOS: fchmod() of a socket has no effect there */
+        chmod(un.sun_path, 0600); /* for macOS, where fchmod() has no effect on a socket */
     if (rc == 0)
         rc = listen(fd, SOMAXCONN);
     if (rc) {
@@ -232,7 +232,7 @@ int cluster_listen(const char *address, char *bound, size_t bound_len)
 int cluster_accept(int listener)
 {
 #if defined(__linux__)
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC); /* at once: another thread may fork and exec */
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC); /* atomically: another thread may fork and exec at any time */
 #else
     int fd = accept(listener, NULL, NULL);
     if (fd >= 0)
@@ -260,7 +260,7 @@ void cluster_tune(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* fails on Unix sockets, which do not need it */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
 #if defined(TCP_THIN_LINEAR_TIMEOUTS)
-    /* A heartbeat that is lost on a busy network is sent again soon, and not after ever longer pauses. */
+    /* Retransmit a lost heartbeat at constant intervals instead of exponentially growing ones. */
     setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
 #endif
 }
@@ -281,8 +281,8 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
     return n > 0 && (size_t)n < len ? 0 : -ENAMETOOLONG;
 }
 
-/* A connection to a port of this host that nobody listens on can, rarely, be given that very port as its source:
- * it is then connected to itself. */
+/* Whether a TCP socket is connected to itself. The system may choose the destination port of this host as the source port; if nobody
+ * listens there, the connection still succeeds. */
 static bool is_self(int fd)
 {
     struct sockaddr_storage here, there;
@@ -293,7 +293,7 @@ static bool is_self(int fd)
            here.ss_family != AF_UNIX && here_len == there_len && memcmp(&here, &there, here_len) == 0;
 }
 
-/* One attempt: a socket or a negative errno, without a sentence. */
+/* Try to connect once: a socket, or a negative errno without base_fail(). */
 static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
 {
     int fd = new_socket(to->sa_family);
@@ -324,7 +324,7 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
     return fd;
 }
 
-/* What goes away once the other side is up. EAGAIN: a Unix listener's queue is full. */
+/* Whether a later attempt may succeed, because the peer is still starting. EAGAIN: the backlog of a Unix listener is full. */
 static bool may_pass(int error)
 {
     return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET || error == -ECONNABORTED ||
@@ -336,7 +336,7 @@ int cluster_connect(const char *address, int64_t deadline)
     struct address a;
     struct sockaddr_un un;
     struct addrinfo *list = NULL, local = {0};
-    int why = -ETIMEDOUT; /* the last answer that says more than that there was none */
+    int why = -ETIMEDOUT; /* the last error other than a time-out, if there was one */
     int fd = parse(address, &a);
     if (fd)
         return fd;

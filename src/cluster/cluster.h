@@ -16,94 +16,94 @@
  * ring:   [["10.0.0.1:5000"], ["10.0.0.2:5000"]], one list of HOST:PORT a rank
  * matrix: [[null, "rdma_en5"], ["rdma_en5", null]], the device of rank i towards rank j */
 struct cluster_host {
-    char *ssh;  /* name to reach it by; NULL: none given */
-    char **ips; /* [ip_count] addresses it listens on */
+    char *ssh;  /* the host's name for ssh; NULL: the file gives none */
+    char **ips; /* [ip_count] addresses of the host */
     uint32_t ip_count;
-    char **rdma; /* [rdma_count] device towards node j; NULL where there is none (oneself, no cable) */
+    char **rdma; /* [rdma_count] rdma[j]: device towards node j; NULL: no cable, or j is this node */
     uint32_t rdma_count;
-    uint32_t machine; /* which entry of the file: nodes with the same number are slots of one host */
+    uint32_t machine; /* index of the host's entry in the file; nodes of one host have the same */
 };
 struct cluster_hostfile {
-    struct cluster_host *hosts; /* one a node, in order of rank */
+    struct cluster_host *hosts; /* [count] one for each node, by rank */
     uint32_t count;
-    uint32_t machines; /* entries of the file */
-    char *coord;       /* where node 0 listens, when the file says so; else NULL */
-    /* Settings the file gives ("settings": {"pool": "1G"}): name/value pairs. */
+    uint32_t machines; /* number of hosts in the file */
+    char *coord;       /* address at which node 0 listens; NULL: the file has none */
+    /* The file's "settings", as in {"pool": "1G"}. */
     struct cluster_pair {
         char *name, *value;
     } * settings;
     uint32_t setting_count;
 };
 #define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* bytes of a file */
-/* A wrong file: -EINVAL with "FILE:LINE: field: expected ..., found ...". */
+/* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);
 
 /* --- settings.c: option > environment > hostfile > default; rank and size also from a launcher that speaks PMIx --- */
-#define CLUSTER_PORT 7654 /* where node 0 listens when only a hostfile says where it is */
+#define CLUSTER_PORT 7654 /* port of node 0 when its address comes from the hostfile's list of hosts */
 
 enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_PMIX, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
 
 struct launcher;
 struct cluster_settings {
-    uint32_t rank, size; /* 0, 1 when alone */
-    char coord[128];     /* "" when alone */
+    uint32_t rank, size;
+    char coord[128]; /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
-    struct mem_options pool; /* but for the heap's offset */
+    struct mem_options pool; /* all members except the heap's offset */
     int64_t join_timeout_ns;
     uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* the launcher that said rank and size; closed by cluster_settings_clear(). NULL: none */
 };
-/* Resolve all settings; `config` may be NULL. Also sets the log level. On failure `out` holds nothing. */
+/* Resolve all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
 void cluster_settings_clear(struct cluster_settings *s);
 
-/* The table behind it, for `weft config`. */
+/* All settings as text, for `weft config`. */
 #define CLUSTER_SETTINGS_MAX 40u
 struct cluster_setting_row {
     const char *name;     /* "pool" */
     const char *variable; /* "WEFT_POOL" */
     const char *default_text;
     const char *help; /* one line: what, unit, range */
-    char value[256];  /* resolved, as text; a secret shows as "(set)" */
+    char value[256];  /* the resolved value as text; "(set)" for a secret */
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
-/* `rows` has room for `max`; returns how many there are, or an error. `config` may be NULL: what options say. A missing rank is no error
- * here: who asks is not a node. `launcher`: ask one that speaks PMIx for rank and size, as a node would. */
+/* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL.
+ * The caller is not a node, so a missing rank is no error. `launcher`: also ask a launcher that speaks PMIx for rank and size. */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
-/* Before nodes are started: whether WEFT_POOL may be this text, and whether WEFT_SECRET is unset or something. */
+/* Checks before nodes are started: `text` is valid for WEFT_POOL; WEFT_SECRET is unset or not empty. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
-/* Whether a hostfile may give the setting of this name. */
+/* Whether a hostfile may contain this setting. */
 bool cluster_setting_in_hostfile(const char *name);
 
 /* --- address.c: "HOST:PORT", "[IPV6]:PORT", "unix:PATH", "unix:@NAME" (abstract; Linux) --- */
-/* Whether an address is well-formed: 0, or -EINVAL with a sentence. Looks up no names. */
+/* Check the form of an address, without resolving names: 0 or -EINVAL. */
 int cluster_address_check(const char *address);
-/* A local address that no other cluster has and no stranger can guess: of an abstract socket where there are such, else
- * of a socket file in `dir` (NULL: /tmp). `kind` is part of its name. */
+/* Make a random address for a Unix socket, so that no other cluster has it and nobody can guess it: an abstract name on Linux, elsewhere a
+ * path in `dir` (NULL: /tmp). The name contains `kind`. */
 int cluster_private_address(char *out, size_t len, const char *kind, const char *dir);
-/* Listen: a close-on-exec, non-blocking socket. On return `bound` has the address in the same notation, with the
- * port that was chosen for port 0. A socket file that nobody listens on any more is replaced. */
+/* Open a close-on-exec, non-blocking listener. `bound` gets its address in the same notation, with the chosen port instead of port 0.
+ * A socket file without a listener is replaced. */
 int cluster_listen(const char *address, char *bound, size_t bound_len);
-/* Take a connection: a close-on-exec socket, without delay (TCP); or a negative errno, without a sentence. */
+/* Accept a connection: a close-on-exec socket, tuned by cluster_tune(); or a negative errno, without base_fail(). */
 int cluster_accept(int listener);
-/* Close a listener (and remove its socket file). `bound` as cluster_listen() gave it. */
+/* Close a listener and remove its socket file. `bound` is what cluster_listen() returned. */
 void cluster_unlisten(int fd, const char *bound);
-/* For a connection that is to be quick and to last: no delay, keepalive, ..., where a socket has these. */
+/* Set the options of a TCP connection: no delay, keepalive, and linear retransmission time-outs where the system has them. */
 void cluster_tune(int fd);
-/* The numeric host a TCP socket is bound or (`far`) connected to: "10.0.0.1", "[fe80::1%eth0]". -ENOTSUP for others. */
+/* The numeric address of a TCP socket's own end, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". Other sockets: -ENOTSUP. */
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
-/* Connect: a close-on-exec, non-blocking socket, without delay (TCP). Tries until `deadline` while nobody listens
- * yet: -ETIMEDOUT then, with the last reason. */
+/* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens, retries until `deadline`; then
+ * -ETIMEDOUT, and the error has the last reason. */
 int cluster_connect(const char *address, int64_t deadline);
 
 /* --- join.c --- */
-/* Whether what waits for other nodes here is to end (-EINTR): a command sets it that catches signals, so that nodes which join
- * hear them, and yet leave nothing on a device. NULL: never. */
+/* A callback that returns non-zero to end all waits for other nodes with -EINTR. A command that catches signals sets it: its nodes can then
+ * be interrupted while joining, and still free their RDMA devices. NULL: waits are not interrupted. */
 extern int (*cluster_stopped)(void);
 struct weft_node;
 int cluster_join(struct weft_node *w, struct cluster_settings *s);

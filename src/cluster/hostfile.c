@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading a hostfile. The shape of the JSON shows which of the forms in cluster.h it has; each form has one reader, which fills `struct
- * cluster_host`. Unknown keys are errors in weft's own form, where they can only be mistakes. They are ignored in MLX's form, which has
- * keys for other programs.
+ * Reads a hostfile. cluster.h lists its forms; read_any() recognises the form, and one function for each form fills `struct cluster_host`.
+ * Unknown keys are errors in weft's own form. They are ignored in MLX's form, which has keys for other programs.
  */
 #include <ctype.h>
 #include <fcntl.h>
@@ -19,9 +18,9 @@
 struct reader {
     const char *name, *text;
     size_t len;
-    struct position_path path; /* where we are, for messages */
+    struct position_path path; /* the value being read, for error messages */
     struct cluster_hostfile *out;
-    uint32_t *slots; /* [machines] nodes on each; only weft's own form */
+    uint32_t *slots; /* [machines] number of nodes on each; more than 1 only in weft's own form */
 };
 
 static void step_key(struct reader *r, const char *key)
@@ -58,7 +57,7 @@ static const char *hostfile_describe(const json_t *v, char *buf, size_t len)
     return buf;
 }
 
-/* "FILE:LINE: hosts[2].rdma[1]: expected a device's name or null, found 7" */
+/* Fails as in "FILE:LINE: hosts[2].rdma[1]: expected a device's name or null, found 7". */
 static int expected(struct reader *r, const char *what, const json_t *found)
 {
     char place[256], text[128];
@@ -71,7 +70,7 @@ static int out_of_memory(const struct reader *r)
     return base_fail(-ENOMEM, "%s: no memory to read the hostfile", r->name);
 }
 
-/* A name that may end on a command line or in a message: printable, without blanks, and not an option. */
+/* Names appear on command lines and in messages: they must be printable, have no blanks, and not look like an option. */
 static bool is_name(const json_t *v, size_t max)
 {
     const char *s = json_string_value(v);
@@ -126,7 +125,7 @@ static int read_ips(struct reader *r, const json_t *list, struct cluster_host *h
     return 0;
 }
 
-/* A row of the device matrix: the devices of machine `me` towards each of `machines`. */
+/* Read one row of the device matrix: the devices of host `me` towards each of the `machines` hosts. */
 static int hostfile_read_devices(struct reader *r, const json_t *list, struct cluster_host *h, size_t me, size_t machines)
 {
     char what[96];
@@ -146,7 +145,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         step_index(r, i);
-        /* Several cables between two hosts come as a list. The transports use one so far: the first. */
+        /* Several cables between two hosts are given as a list. The transports use only the first. */
         if (json_is_array(v)) {
             const json_t *cable;
             size_t k;
@@ -161,7 +160,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
                 base_log(BASE_LOG_INFO, "%s: %s: %zu cables; the first is used", r->name, position_name(&r->path, place, sizeof place),
                          json_array_size(v));
             }
-            v = json_array_get(v, 0); /* NULL, when empty, is as good as null */
+            v = json_array_get(v, 0); /* NULL if the list is empty: no cable */
         }
         if (v && !json_is_null(v)) {
             if (i == me)
@@ -177,7 +176,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
     return 0;
 }
 
-/* MLX's form may have any keys, so only this tells an entry from one whose host is under a wrong name. */
+/* MLX's form may have any keys. An entry with none of these three is a mistake, such as a misspelt key. */
 static bool names_host(const json_t *entry)
 {
     static const char *const keys[] = {"ssh", "ips", "rdma"};
@@ -232,16 +231,16 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
     const json_t *slots = own ? json_object_get(v, "slots") : NULL;
     step_key(r, "slots");
     if (slots) {
-        json_int_t n = json_integer_value(slots); /* 0 when it is no integer */
+        json_int_t n = json_integer_value(slots); /* 0 if it is no integer */
         if (n < 1 || n > WEFT_MAX_NODES)
-            return expected(r, "how many nodes run there, from 1 to 1024", slots);
+            return expected(r, "a number of nodes from 1 to 1024", slots);
         r->slots[me] = (uint32_t)n;
     }
     step_back(r);
     return 0;
 }
 
-/* Room for the entries of the file. */
+/* Allocate one entry for each host of the file. */
 static int hostfile_begin(struct reader *r, const json_t *list)
 {
     size_t n = json_array_size(list);
@@ -286,7 +285,7 @@ static int read_settings(struct reader *r, json_t *object)
         const char *value = text;
         step_key(r, key);
         if (!cluster_setting_in_hostfile(key))
-            return expected(r, "a setting that a hostfile may give (`weft config` lists them)", v);
+            return expected(r, "a setting that is allowed in a hostfile (`weft config` lists all)", v);
         if (json_is_string(v))
             value = json_string_value(v);
         else if (json_is_integer(v))
@@ -300,7 +299,7 @@ static int read_settings(struct reader *r, json_t *object)
         struct cluster_pair *pair = &h->settings[h->setting_count];
         pair->name = strdup(key);
         pair->value = strdup(value);
-        h->setting_count++; /* first, so that what was allocated is freed */
+        h->setting_count++; /* before the check: cluster_hostfile_free() then frees both strings */
         if (!pair->name || !pair->value)
             return out_of_memory(r);
         step_back(r);
@@ -317,7 +316,7 @@ static int read_own(struct reader *r, json_t *root)
     const json_t *version = json_object_get(root, "weft");
     step_key(r, "weft");
     if (json_integer_value(version) != 1)
-        return expected(r, "1 (the version of the file's form)", version);
+        return expected(r, "1 (the version of the format)", version);
     step_back(r);
 
     const json_t *coord = json_object_get(root, "coord");
@@ -347,7 +346,7 @@ static int read_own(struct reader *r, json_t *root)
     return rc;
 }
 
-/* MLX's ring: each rank's listening addresses. The ports are those of MLX's own sockets, so only hosts are kept. */
+/* Read MLX's ring: the addresses at which each rank listens. The ports belong to MLX's own sockets and are ignored. */
 static int read_ring(struct reader *r, const json_t *root)
 {
     int rc = hostfile_begin(r, root);
@@ -404,7 +403,7 @@ static int read_matrix(struct reader *r, const json_t *root)
     return 0;
 }
 
-/* Devices have no colon in their names, and a ring's addresses have. A matrix starts with null. */
+/* A ring starts with an address, which has a colon. A matrix starts with null. */
 static bool is_ring(const json_t *root)
 {
     const json_t *first = json_array_get(json_array_get(root, 0), 0);
@@ -426,7 +425,7 @@ static int read_any(struct reader *r, json_t *root)
     return expected(r, "an object with \"weft\": 1 and \"hosts\", MLX's list of hosts, or a matrix of devices", root);
 }
 
-/* The same strings in the copy. On failure the copy holds what was made, to be freed as usual. */
+/* Copy the strings. On failure `to` has those copied so far; the caller frees them. */
 static int copy_strings(char **to, char *const *from, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -452,7 +451,7 @@ static void free_hosts(struct cluster_host *hosts, uint32_t count)
     free(hosts);
 }
 
-/* One node of a machine with slots: `machine`'s entry, its devices counted by node and no longer by machine. */
+/* Make a node's entry from its machine's. The list of devices is indexed by machine there, and by node here. */
 static int copy_host(struct cluster_host *to, const struct cluster_host *machine, const uint32_t *slots, uint32_t nodes)
 {
     to->machine = machine->machine;
@@ -479,17 +478,17 @@ static int copy_host(struct cluster_host *to, const struct cluster_host *machine
     return 0;
 }
 
-/* From one entry a machine to one entry a node. */
+/* Replace the list of machines by a list of nodes. */
 static int expand_slots(struct reader *r)
 {
     struct cluster_hostfile *h = r->out;
     uint32_t nodes = 0;
     for (uint32_t i = 0; i < h->machines; i++)
         nodes += r->slots[i];
-    if (nodes <= h->machines) /* equal: no slots */
+    if (nodes <= h->machines) /* equal: one node on each */
         return 0;
     if (nodes > WEFT_MAX_NODES)
-        return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u slots", r->name, WEFT_MAX_NODES, nodes);
+        return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u", r->name, WEFT_MAX_NODES, nodes);
     struct cluster_host *all = calloc(nodes, sizeof *all);
     if (!all)
         return out_of_memory(r);
@@ -545,7 +544,7 @@ int cluster_hostfile_read(struct cluster_hostfile **out, const char *path)
     size_t len = 0;
     int rc = 0;
     *out = NULL;
-    /* O_NONBLOCK: a named pipe must not hold us here. */
+    /* O_NONBLOCK: opening a named pipe would block. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return base_fail(-errno, "hostfile %s: %s", path, base_strerror(errno));

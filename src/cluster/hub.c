@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * While every pair of nodes connects, all keep the connection to node 0 by which they met. A node that fails reports that over it, node 0
- * tells the others, and nobody waits for a node that will not come.
+ * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
+ * others, so that no node waits for the one that failed.
  *
- * A node that has connected with all reports that, too. When all have, node 0 tells everybody, and only then their weft_open() returns. So
- * a program's first barrier meets no node that is still connecting; with hundreds of nodes on one host that takes longer than the deadline
- * of a barrier may be.
+ * A node that has connected to all others reports that as well. When all have, node 0 tells every node, and only then does weft_open()
+ * return. So a program's first barrier does not have to wait for nodes that are still connecting: with hundreds of nodes on one host that
+ * may take longer than the barrier's deadline.
  */
 #include "cluster/join.h"
 
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CAUSE_WAIT WEFT_SECOND       /* for what a peer failed of, whose connection has just closed */
-#define WORD_GRACE (5 * WEFT_SECOND) /* node 0's deadline may be that much later than ours: it says more */
+#define CAUSE_WAIT WEFT_SECOND       /* how long to wait for node 0's report of why a peer closed its connection */
+#define WORD_GRACE (5 * WEFT_SECOND) /* wait so much longer for node 0 than its own deadline: its error says more than ours */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {
@@ -31,7 +31,7 @@ static void send_news(const struct join *j, const struct join_hub *h, uint32_t r
     snprintf(m.text, sizeof m.text, "%s", text);
     message_mac(m.mac, j, &m);
     if (h->fd >= 0)
-        (void)join_write(h->fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* who is gone need not know */
+        (void)join_write(h->fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* an error means that the node is gone */
 }
 
 static void hang_up(struct join_hub *h)
@@ -55,7 +55,7 @@ int join_hub_add(struct join *j, int fd, uint32_t rank)
     return 0;
 }
 
-/* Node `rank` has failed: node 0 tells all others. */
+/* Record that node `rank` failed; node 0 also tells all others. */
 static int hub_failed(struct join *j, uint32_t rank, const char *text)
 {
     for (uint32_t i = 0; j->w->rank == 0 && i < j->hub_count; i++)
@@ -65,7 +65,7 @@ static int hub_failed(struct join *j, uint32_t rank, const char *text)
     return base_fail(-ECONNRESET, "node %u (pid %u on %s) failed while joining: %s", rank, j->cards[rank].pid, j->cards[rank].host, text);
 }
 
-/* Something has come from there. */
+/* Read one message, or the end of the connection, from `h`. */
 static int hub_hear(struct join *j, struct join_hub *h)
 {
     struct wire_news m;
@@ -124,7 +124,7 @@ static uint32_t undone(const struct join *j, uint32_t *who)
     return n;
 }
 
-/* Node 0: until all have connected with all. */
+/* Node 0: wait until every node has reported that it has connected to all others, then tell them so. */
 static int wait_for_all(struct join *j)
 {
     int ready, rc = 0;
@@ -144,7 +144,7 @@ static int wait_for_all(struct join *j)
     return rc;
 }
 
-/* The others: until node 0 says that they have. It gives up at its own deadline, and says so. */
+/* Other nodes: report to node 0, and wait until it says that all nodes have connected. At its own deadline node 0 reports a failure. */
 static int hub_wait_for_word(struct join *j)
 {
     struct join_hub *h = &j->hubs[0];
@@ -163,7 +163,7 @@ static int hub_wait_for_word(struct join *j)
 
 int join_hub_end(struct join *j, int rc)
 {
-    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* of another's failure, perhaps: that one says more */
+    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* another node's failure may be the cause: wait for its report */
     int ready, cause = 0;
     if (rc == 0)
         rc = j->w->rank == 0 ? wait_for_all(j) : hub_wait_for_word(j);

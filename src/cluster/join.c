@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joining: the nodes meet at node 0 and exchange cards; then every pair opens its side connection (pairs.c). See wire.h
- * for the messages.
+ * Joining. Every node connects to node 0 and sends it a card; node 0 sends all cards to all nodes. Then every pair opens its side
+ * connection (pairs.c). wire.h describes the messages.
  */
 #include "cluster/join.h"
 #include "cluster/pmix.h"
@@ -15,8 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_GRACE (2 * WEFT_SECOND) /* node 0 gives up first, so that it can tell the others whom it missed */
-#define GUEST_WAIT   (2 * WEFT_SECOND) /* for a guest of node 0, when there are more than can be nodes */
+#define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
+#define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS) /* for one of several addresses; the next time twice as long */
 
@@ -48,7 +48,7 @@ static void card_make(struct wire_card *c, const struct join *j)
     if (gethostname(c->host, sizeof c->host - 1))
         snprintf(c->host, sizeof c->host, "?");
     memcpy(c->side, j->here.bound, strnlen(j->here.bound, sizeof c->side - 1));
-    /* An interface's name means something on its own host only. */
+    /* Remove the interface's name: it is valid only on this host. */
     const char *away = j->away.bound, *rest = strchr(away, ']');
     snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
     c->liveness_ns = j->w->options.liveness_ns;
@@ -62,7 +62,7 @@ static bool card_ok(const struct wire_card *c, uint32_t rank)
            c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 && c->liveness_ns <= WIRE_LIVENESS_MAX;
 }
 
-/* "1, 3 and 4" of the nodes without a card. */
+/* List the nodes without a card, as in "nodes 1, 3 and 4". */
 static void name_missing(const struct join *j, char *text, size_t room)
 {
     uint32_t size = j->w->size, missing = 0, named = 0;
@@ -81,23 +81,24 @@ static void name_missing(const struct join *j, char *text, size_t room)
 
 /* --- node 0 --- */
 
-enum stage { WAIT_HELLO, WAIT_PROOF, SEATED };
+enum stage { WAIT_HELLO, WAIT_PROOF, SEATED /* authenticated, and its card is in the table */ };
 
+/* A connection that node 0 has accepted. */
 struct guest {
     int fd, pid;
     enum stage stage;
-    int64_t came;
-    size_t got; /* bytes of the current message */
+    int64_t came; /* when it was accepted */
+    size_t got;   /* bytes received of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;
 };
 
-/* Whom node 0 did not let in: for the sentence that says who is missing. */
+/* Connections that node 0 refused, for the error that names the missing nodes. */
 struct turned_away {
-    uint32_t secret, foreign; /* a wrong proof; not a word of this version */
-    char last[WIRE_ADDRESS];  /* whose proof was wrong */
-    char text[160];           /* what was wrong with one that knew the secret; "": nothing */
+    uint32_t secret, foreign; /* how many had a wrong proof, and how many did not speak this version's protocol */
+    char last[WIRE_ADDRESS];  /* address of the last one with a wrong proof */
+    char text[160];           /* why one was refused whose proof was right; "": none was */
 };
 
 static int answer_send(const struct join *j, const struct guest *g, struct wire_answer *a, int64_t deadline)
@@ -112,10 +113,10 @@ static void join_refuse(const struct join *j, const struct guest *g, int error, 
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
     snprintf(a.text, sizeof a.text, "%s", text);
-    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* it will see us gone */
+    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, it sees the connection close */
 }
 
-/* Where a guest calls from, as far as is known. */
+/* A guest's address; for a Unix socket its pid, if known. */
 static void name_guest(const struct guest *g, char *out, size_t len)
 {
     if (cluster_socket_host(g->fd, true, out, len) == 0)
@@ -126,7 +127,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
         snprintf(out, len, "this host");
 }
 
-/* A proof has come whole. False: close the connection. */
+/* Check a complete proof and the card in it. False: the caller closes the connection. */
 static bool admit(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
@@ -134,19 +135,19 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     if (sodium_memcmp(right, g->proof.mac, WIRE_MAC)) {
         t->secret++;
         name_guest(g, t->last, sizeof t->last);
-        return false; /* not a word to strangers */
+        return false; /* an unauthenticated connection gets no answer */
     }
     char text[WIRE_TEXT];
     uint32_t rank = g->hello.rank, size = j->w->size;
     if (g->hello.size != size) {
-        snprintf(text, sizeof text, "this node was told that the cluster has %u nodes, node 0 that it has %u", g->hello.size, size);
-        snprintf(t->text, sizeof t->text, "node %u was told that there are %u nodes, node 0 that there are %u", rank, g->hello.size, size);
+        snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);
+        snprintf(t->text, sizeof t->text, "node %u is set to %u nodes, node 0 to %u (WEFT_SIZE)", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
-        snprintf(t->text, sizeof t->text, "one came as node %u, which is not one of 1 to %u", rank, size - 1);
+        snprintf(t->text, sizeof t->text, "one tried to join as node %u, which is not one of 1 to %u", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
         snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid, j->cards[rank].host);
-        snprintf(t->text, sizeof t->text, "two came as node %u", rank);
+        snprintf(t->text, sizeof t->text, "two tried to join as node %u", rank);
     } else {
         j->cards[rank] = g->proof.card;
         g->stage = SEATED;
@@ -156,7 +157,7 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     return false;
 }
 
-/* Take what has come. False: close. */
+/* Read and handle available bytes. False: the caller closes the connection. */
 static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
 {
     void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
@@ -166,7 +167,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
         ssize_t n = recv(g->fd, &byte, 1, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return true;
-        j->cards[g->hello.rank].side[0] = '\0'; /* it has gone again: its seat is free */
+        j->cards[g->hello.rank].side[0] = '\0'; /* the node is gone; another may join with its number */
         return false;
     }
     ssize_t n = recv(g->fd, (uint8_t *)into + g->got, want - g->got, MSG_DONTWAIT);
@@ -199,8 +200,8 @@ static uint32_t seated(const struct join *j)
     return n;
 }
 
-/* With more guests than can be nodes, some are strangers: who has not shown by now what it is makes room. With fewer
- * a slow node, of many on few processors, is let be. */
+/* If there are more connections than other nodes, some belong to strangers: close those that have not authenticated in time. Otherwise keep
+ * all, since a node may be slow when many share few processors. Returns the number of guests left. */
 static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
 {
     int64_t now = base_now_ns();
@@ -213,7 +214,7 @@ static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
     return guests;
 }
 
-/* Why nobody can come in any more: to those who are in, and to us. */
+/* Fail, and send the error to all nodes that have joined. */
 static int turn_away(const struct join *j, const struct guest *g, uint32_t guests, int error, const char *text)
 {
     for (uint32_t i = 0; i < guests; i++)
@@ -222,7 +223,7 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
     return base_fail(-error, "%s", text);
 }
 
-/* Close the connection that has been there for longest without showing whose it is: first one that has not even said hello. */
+/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. False: there is none. */
 static bool make_room(struct guest *g, uint32_t *guests)
 {
     uint32_t oldest = *guests;
@@ -237,8 +238,8 @@ static bool make_room(struct guest *g, uint32_t *guests)
     return true;
 }
 
-/* All are there: each gets the table. One that does not read it keeps all from going on, so it has until our deadline; what it got of it
- * by then is not to be followed by anything else. */
+/* All nodes have joined: send each the table of cards. A node that does not read it delays all others, so it has only until the deadline.
+ * A node that has received only part of the table gets no error message: it would take that for the rest of the table. */
 static int send_tables(struct join *j, struct guest *g, uint32_t guests)
 {
     int rc = base_random(j->session, sizeof j->session);
@@ -256,19 +257,19 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
             return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
         }
         rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
-        g[i].fd = -1; /* and if it has ended, that is heard there */
+        g[i].fd = -1; /* the hub owns it now */
     }
     return rc;
 }
 
-/* One may have come. An error: none can, whoever it is. */
+/* Accept a connection, if there is one. A negative errno: the system's resources for connections are used up. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
     if (*guests == PENDING_MAX)
         make_room(g, guests);
     int pid, fd = cluster_accept(listener);
     if ((fd == -EMFILE || fd == -ENFILE) && make_room(g, guests))
-        return 0; /* it still waits at the listener */
+        return 0; /* the new connection stays in the listener's backlog */
     if (fd < 0)
         return fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM ? fd : 0;
     if (join_user_allowed(fd, &pid))
@@ -278,7 +279,7 @@ static int take_guest(int listener, struct guest *g, uint32_t *guests)
     return 0;
 }
 
-/* "; 2 connections were refused: ...": what node 0 knows of why somebody is missing. */
+/* Describe the refused connections, as in "; 2 connections ... were refused: ...": a missing node may be one of them. */
 static void tell_turned_away(const struct turned_away *t, char *out, size_t room)
 {
     int n = 0;
@@ -289,7 +290,7 @@ static void tell_turned_away(const struct turned_away *t, char *out, size_t room
     if (t->text[0] && n >= 0 && (size_t)n < room)
         n += snprintf(out + n, room - (size_t)n, "; %s", t->text);
     if (t->foreign && n >= 0 && (size_t)n < room)
-        snprintf(out + n, room - (size_t)n, "; %u connection%s of no weft of this version", t->foreign,
+        snprintf(out + n, room - (size_t)n, "; %u connection%s not from a weft of this version", t->foreign,
                  t->foreign == 1 ? " was" : "s were");
 }
 
@@ -339,11 +340,11 @@ static int coordinate(struct join *j)
             if (!fds[1 + i].revents || join_hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
-            g[i] = g[--guests]; /* the last one was looked at already */
+            g[i] = g[--guests]; /* the last one has been handled already */
         }
         if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];
-            snprintf(text, sizeof text, "node 0 can take no more connections than the %u it has: %s", guests, base_strerror(rc));
+            snprintf(text, sizeof text, "node 0 has %u connections and cannot accept more: %s", guests, base_strerror(rc));
             rc = turn_away(j, g, guests, -rc, text);
             goto out;
         }
@@ -454,7 +455,7 @@ static int attend(struct join *j)
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the table of nodes from node 0 at %s broke off: %s", coord, base_strerror(rc));
+            base_fail(rc, "the connection to node 0 at %s failed while it sent the table of nodes: %s", coord, base_strerror(rc));
             goto out;
         }
     }
@@ -472,7 +473,7 @@ static int attend(struct join *j)
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!card_ok(&j->cards[i], i))
             rc = base_fail(-EPROTO, "node 0 at %s sent an invalid card for node %u", coord, i);
-    /* It may listen at all of its addresses; we know one that reaches it. */
+    /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
     if (!rc && j->cards[0].away[0])
         join_correct_host(j->cards[0].away, fd);
     if (!rc)
@@ -482,14 +483,13 @@ out:
     return rc;
 }
 
-/* Descriptors are what a large cluster runs out of first: a connection to each node and, where the system has them, a descriptor of
- * its process. */
+/* If the limit of open files was reached, say what a node needs: for each other node one connection and, on Linux, one pidfd. */
 static int say_how_many_files(const struct join *j, int rc)
 {
     struct rlimit limit;
     if (rc != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
         return rc;
-    return base_context(rc, "a node of a cluster of %u needs some %u open files, and the limit here is %llu: raise it (ulimit -n)",
+    return base_context(rc, "each node of a cluster of %u needs about %u open files, but the limit is %llu: raise it (ulimit -n)",
                         j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
@@ -532,7 +532,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
     struct join j = {
         .w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     if (sodium_init() < 0)
-        return base_fail(-EIO, "libsodium does not start");
+        return base_fail(-EIO, "libsodium cannot be initialised");
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Membership for the program: its callbacks on change.
+ * weft_on_change(): calls the program's callbacks when membership changes.
  */
 #include "fabric/fabric.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every pair of nodes opens its side connection, over which the transport connects, and which stays open: a Unix socket between nodes of
- * one host, TCP between hosts. The higher number calls the lower, so no nodes wait for each other in a circle.
+ * Opens a side connection between every pair of nodes: a Unix socket on one host, TCP between hosts. The transport connects over it, and it
+ * stays open. The node with the higher number connects to the one with the lower number, so that nodes never wait for each other in a
+ * cycle.
  */
 #include "base/process.h"
 #include "cluster/join.h"
@@ -15,15 +16,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CALL_WAIT  (500 * WEFT_MS) /* then it is asked whether the other is still to come */
-#define CALL_AGAIN (50 * WEFT_MS)  /* after it has closed our connection */
+#define CALL_WAIT  (500 * WEFT_MS) /* after so long without a connection, check whether node 0 has reported a failure */
+#define CALL_AGAIN (50 * WEFT_MS)  /* pause before connecting again after the peer closed the connection */
 
 static bool pairs_is_here(const struct join *j, uint32_t node)
 {
     return memcmp(j->cards[node].host_id, j->w->host_id, sizeof j->w->host_id) == 0;
 }
 
-/* --- where the others call us --- */
+/* --- listeners --- */
 
 int join_listen_here(struct join *j)
 {
@@ -39,7 +40,7 @@ int join_listen_away(struct join *j, int fd)
 {
     char host[WIRE_ADDRESS - 16], address[WIRE_ADDRESS];
     if (cluster_socket_host(fd, false, host, sizeof host))
-        return 0; /* all meet at a Unix socket, so all are on this host */
+        return 0; /* node 0 listens at a Unix socket, so all nodes are on this host */
     size_t n = strcspn(host, "%");
     snprintf(j->scope, sizeof j->scope, "%.*s", (int)strcspn(host + n, "]"), host + n);
     snprintf(address, sizeof address, "%s:0", host);
@@ -64,7 +65,7 @@ void join_correct_host(char address[WIRE_ADDRESS], int fd)
     snprintf(address, WIRE_ADDRESS, "%s%s", host, port);
 }
 
-/* --- a pair --- */
+/* --- one pair --- */
 
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
@@ -73,7 +74,7 @@ static int pair_up(struct join *j, uint32_t node, int fd, int pid)
     l->side_fd = fd;
     l->pid = (int)c->pid;
     memcpy(l->host, c->host, sizeof l->host);
-    /* The pid that the kernel names, not the one on the card: it is right in our namespace. */
+    /* Use the pid that the kernel reports, not the one on the card: it is valid in this process's pid namespace. */
     l->pid_fd = base_watch_process(pid);
     int rc = fab_choose(j->w, c->host_id)->connect(j->w, l, fd, j->deadline);
     if (!rc)
@@ -81,7 +82,7 @@ static int pair_up(struct join *j, uint32_t node, int fd, int pid)
     return rc;
 }
 
-/* Where to call a node. A link-local address is reached through the interface that leads to node 0. */
+/* The address at which to connect to a node. A link-local one gets the interface that leads to node 0. */
 static const char *address_of(const struct join *j, uint32_t node, char *buf, size_t len)
 {
     const struct wire_card *c = &j->cards[node];
@@ -94,12 +95,12 @@ static const char *address_of(const struct join *j, uint32_t node, char *buf, si
     return buf;
 }
 
-/* A connection to the node, before `until`; a negative errno. */
+/* Wait until `until`, then connect to the node: a socket or a negative errno. Ends early if a node fails. */
 static int dial(struct join *j, uint32_t node, int64_t until)
 {
     char buf[WIRE_ADDRESS + sizeof j->scope];
     int ready, fd;
-    /* One that has failed does not listen any more: node 0 tells. */
+    /* A node that has failed does not listen any more; join_hub_wait() returns node 0's report of that. */
     do {
         int rc = join_hub_wait(j, NULL, 0, until, &ready);
         if (rc)
@@ -128,23 +129,23 @@ static int pairs_call(struct join *j, uint32_t node)
         if (!rc)
             return pair_up(j, node, fd, pid);
         close(fd);
-        /* Where many strangers call it closes the oldest that it does not know yet, and that may have been this one. */
+        /* A peer with too many unauthenticated connections closes the oldest one, which may have been this one: try again. */
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
     return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host, base_strerror(rc));
 }
 
-/* A connection to us, which has not shown yet whose it is. */
+/* A connection that was accepted and has not authenticated yet. */
 struct caller {
     int fd, pid;
-    size_t got; /* bytes of `token` */
+    size_t got; /* bytes of `token` received */
     struct wire_token token;
 };
 
 struct callers {
     struct caller *list; /* oldest first */
-    int *fds;            /* to wait for: theirs, then the listeners */
+    int *fds;            /* descriptors to wait for: the callers', then the listeners' */
     uint32_t count, most;
 };
 
@@ -164,24 +165,24 @@ static int take_caller(struct callers *cs, int listener)
 {
     struct caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        refuse_caller(cs, 0, "it has not authenticated, and its descriptor is needed for another");
-        return 0; /* the other still waits at the listener */
+        refuse_caller(cs, 0, "it has not authenticated, and no file descriptor was left for the next one");
+        return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
         return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED
                    ? 0
-                   : base_fail(c.fd, "taking the connection of another node: %s", base_strerror(c.fd));
+                   : base_fail(c.fd, "accepting the connection of another node: %s", base_strerror(c.fd));
     if (!join_user_allowed(c.fd, &c.pid)) {
         close(c.fd);
         return 0;
     }
     if (cs->count == cs->most)
-        refuse_caller(cs, 0, "it has not authenticated, and there are too many such");
+        refuse_caller(cs, 0, "it has not authenticated, and there are too many of this kind");
     cs->list[cs->count++] = c;
     return 0;
 }
 
-/* Take what has come. 0: there is more to come; else 1, or a negative errno. */
+/* Read available bytes of the token. Returns 1 when it is complete, 0 when it is not, or a negative errno. */
 static int hear_caller(struct caller *c)
 {
     ssize_t n = recv(c->fd, (uint8_t *)&c->token + c->got, sizeof c->token - c->got, MSG_DONTWAIT);
@@ -193,7 +194,7 @@ static int hear_caller(struct caller *c)
     return c->got == sizeof c->token;
 }
 
-/* Is this a node that has not connected yet? */
+/* Whether the token is valid, of a higher node, and that node has not connected yet. */
 static bool is_awaited(const struct join *j, const struct wire_token *t)
 {
     struct wire_token right;
@@ -203,7 +204,7 @@ static bool is_awaited(const struct join *j, const struct wire_token *t)
     return sodium_memcmp(t, &right, sizeof right) == 0;
 }
 
-/* Whoever of the listeners and callers has something for us. */
+/* Wait until a listener or a caller is readable; *ready is its descriptor. */
 static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
 {
     uint32_t n = 0;
@@ -219,8 +220,8 @@ static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
     return 0;
 }
 
-/* One step of the side connections to us: all are heard at once, so who says nothing holds up nobody. *node: the one that has connected,
- * if one has. */
+/* Handle one event of the incoming side connections. All are polled together, so a silent one does not delay the others. *node is set if
+ * that node has now connected. */
 static int pairs_answer(struct join *j, struct callers *cs, uint32_t *node)
 {
     int ready, rc = wait_for_callers(j, cs, &ready);
@@ -237,7 +238,7 @@ static int pairs_answer(struct join *j, struct callers *cs, uint32_t *node)
         return 0;
     c = cs->list[i];
     if (rc < 0 || !is_awaited(j, &c.token)) {
-        refuse_caller(cs, i, "it is not of this cluster");
+        refuse_caller(cs, i, "it does not belong to this cluster");
         return 0;
     }
     forget_caller(cs, i);
@@ -252,7 +253,7 @@ static int pairs_answer(struct join *j, struct callers *cs, uint32_t *node)
     return pair_up(j, *node, c.fd, c.pid);
 }
 
-/* The first of them that has not connected. */
+/* Make an error that names the first node that has not connected. */
 static int say_who_is_missing(struct join *j, int rc)
 {
     uint32_t i = j->w->rank + 1;
@@ -286,7 +287,7 @@ static int answer_all(struct join *j)
     return rc;
 }
 
-/* Processors that the nodes of this host may use together: each may be bound to some of them. */
+/* Number of processors that the nodes of this host may use together. Each node may be bound to a subset. */
 static uint32_t processors_here(const struct join *j)
 {
     uint64_t all[BASE_CPU_WORDS] = {0};
@@ -309,8 +310,8 @@ int join_pairs(struct join *j)
         const struct wire_card *c = &j->cards[i];
         if (!pairs_is_here(j, i) && !c->away[0])
             return base_fail(-EHOSTUNREACH,
-                             "node %u (on %s) is on another host or in another container, and node 0 listens at "
-                             "a Unix socket, which joins only nodes of one: set WEFT_COORD to HOST:PORT",
+                             "node %u (on %s) is on another host or in another container, but node 0 listens at "
+                             "a Unix socket, which only its own host can reach: set WEFT_COORD to HOST:PORT",
                              i, c->host);
         base_error_clear();
         if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
@@ -323,12 +324,13 @@ int join_pairs(struct join *j)
         w->size_here += pairs_is_here(j, i);
         if (pairs_is_here(j, i))
             continue;
-        /* The longer of both, so that neither waits for more than the other sends. */
+        /* Both ends use the longer of their two settings, so that heartbeats of either are frequent enough for the other. */
         int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
         w->links[i].liveness_ns = liveness;
         w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
     }
-    /* From the first pair on: who has connected with all of its peers expects to hear from them, although we may not have. */
+    /* Before the first pair connects: a peer that has connected to all its nodes expects heartbeats, even while this node still connects.
+     */
     int begun = w->pulse_ns ? fab_pulse_start(w) : 0;
     if (begun)
         return begun;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A scanner that walks a JSON text, known to be valid, along a path. It never reads past the end, valid or not.
+ * Follows a path through a JSON text. The text is valid JSON; if it is not, the scanner still never reads past its end.
  */
 #include "cluster/position.h"
 
@@ -18,7 +18,7 @@ static void skip_space(struct cursor *c)
         c->at++;
 }
 
-/* From the opening quote to behind the closing one. */
+/* Move from the opening quote to the character after the closing one. */
 static void skip_string(struct cursor *c)
 {
     for (c->at++; c->at < c->end && *c->at != '"'; c->at++)
@@ -40,7 +40,7 @@ static void skip_value(struct cursor *c)
             c->at++;
         } else if (ch == '}' || ch == ']') {
             if (depth == 0)
-                return; /* the container's own end */
+                return; /* the end of the enclosing object or list */
             depth--;
             c->at++;
         } else if (depth == 0 && (ch == ',' || isspace((unsigned char)ch))) {
@@ -54,8 +54,8 @@ static void skip_value(struct cursor *c)
     }
 }
 
-/* From a container's start to the value that `step` names; false when it is not there. A key that the text writes
- * with escapes is not recognised: the container's line is then good enough. */
+/* Move from the start of an object or list to the member that `step` names; false if there is none. A key written with escapes is not
+ * found: the error then has the line of its object. */
 static bool position_enter(struct cursor *c, const struct position_step *step)
 {
     if (c->at >= c->end || *c->at != (step->key ? '{' : '['))

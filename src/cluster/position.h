@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where a value stands in a JSON text. The parser keeps no positions, and an error without a line number is of little help.
+ * Finds the line of a value in a JSON text, for error messages. The JSON library does not keep it.
  */
 #ifndef WEFT_CLUSTER_POSITION_H
 #define WEFT_CLUSTER_POSITION_H
@@ -10,20 +10,19 @@
 
 #define POSITION_STEPS 8
 
-/* The way from the root to a value: hosts, 2, rdma, 1. */
+/* The path from the root to a value, as in hosts, 2, rdma, 1. */
 struct position_path {
     struct position_step {
-        const char *key; /* NULL: `index` into a list */
+        const char *key; /* key of an object; NULL: use `index` of a list */
         size_t index;
     } steps[POSITION_STEPS];
     unsigned depth;
 };
 
-/* The line (from 1) at which the value stands; of its nearest ancestor that is found, when it is not there (a
- * missing key). `text` is valid JSON. */
+/* The line of the value, counted from 1. If it is missing: the line of its nearest ancestor that exists. `text` is valid JSON. */
 unsigned position_line(const char *text, size_t len, const struct position_path *path);
 
-/* "hosts[2].rdma[1]" into buf; "the file" for the root. What a terminal could take for a command is left out. */
+/* Write the path as "hosts[2].rdma[1]"; the root is "the file". Control characters become '?'. */
 const char *position_name(const struct position_path *path, char *buf, size_t len);
 
 #endif

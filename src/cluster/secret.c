@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The cluster's secret: from a file that only its owner may read, or from a variable.
+ * Reads the cluster secret from a file that only its owner may read, or from an environment variable.
  */
 #include <fcntl.h>
 #include <sodium.h>
@@ -13,11 +13,11 @@
 
 #define SECRET_MAX 1024u
 
-/* Another variable that is empty counts as not set. But an empty secret is what a failed `$(cat FILE)` leaves, and must not open the
- * cluster to all. */
+/* Other variables count as unset when they are empty. For the secret it is an error: it may come from a `$(cat FILE)` that failed, and a
+ * cluster without a secret would be open to everybody. */
 static int empty_secret(const char *who)
 {
-    return base_fail(-EINVAL, "%s is set but empty: give it a secret of 1 to %u bytes, or unset it", who, SECRET_MAX);
+    return base_fail(-EINVAL, "%s is set but empty: set it to a secret of 1 to %u bytes, or unset it", who, SECRET_MAX);
 }
 
 int cluster_secret_check(void)
@@ -39,7 +39,8 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
         rc = base_fail(-EINVAL, "%s='%s': expected a regular file", who, path);
     } else if (st.st_mode & (S_IRWXG | S_IRWXO)) {
-        rc = base_fail(-EACCES, "%s='%s': others may use it (mode %04o): chmod 600 it", who, path, (unsigned)st.st_mode & 07777u);
+        rc = base_fail(-EACCES, "%s='%s': other users may access the file (mode %04o): use chmod 600", who, path,
+                       (unsigned)st.st_mode & 07777u);
     }
     while (rc == 0 && len < sizeof bytes) {
         ssize_t n = read(fd, bytes + len, sizeof bytes - len);
@@ -69,7 +70,7 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
     return rc;
 }
 
-/* Both may be set; the nearer source counts. */
+/* If both the secret and its file are set, the source with the higher precedence wins. */
 int settings_read_secret(const struct found *found, struct cluster_settings *out)
 {
     const struct found *text = &found[SECRET_TEXT], *file = &found[SECRET_FILE];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Settings: where their values come from, and which takes precedence: option > environment > hostfile > default. Rank and size also come
- * from a launcher that speaks PMIx, where neither option nor environment says one of them.
+ * Resolves settings from their sources. Precedence: option > environment > hostfile > default. If neither option nor environment sets rank
+ * or size, a launcher that speaks PMIx sets both.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "cluster/pmix.h"
 #include "cluster/settings.h"
 
-/* --- where the values come from --- */
+/* --- sources --- */
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where, const char *what)
 {
@@ -65,15 +65,15 @@ static void from_config(struct found *found, const weft_config *c)
 static const char *variable(const char *name)
 {
     const char *value = name ? getenv(name) : NULL;
-    return value && value[0] ? value : NULL; /* an empty variable is how shells say "not set" */
+    return value && value[0] ? value : NULL; /* an empty variable counts as unset */
 }
 
 static void from_environment(struct found *found)
 {
     for (int i = 0; i < COUNT; i++) {
         const char *name = settings_table[i].variable, *value = variable(name);
-        /* Who says the size in weft's words has not launched through MLX, so MLX's files are not about this
-         * cluster. SIZE is asked for again because an option may say it too. */
+        /* If the size comes from an option or from WEFT_SIZE, MLX did not start this program, and the hostfile named by MLX's variables
+         * may describe another cluster: ignore it. */
         bool theirs = i != HOSTFILE || (!found[SIZE].text && !variable(settings_table[SIZE].variable));
         for (int k = 0; !value && theirs && k < 4; k++) {
             name = settings_table[i].also[k];
@@ -96,8 +96,7 @@ static void from_hostfile(struct found *found, const struct cluster_hostfile *h)
         settings_take(&found[COORD], h->coord, CLUSTER_HOSTFILE, "hostfile", found[HOSTFILE].text);
 }
 
-/* mpirun, prterun and srun say by PMIx which of how many processes this is. Whoever says the rank or the size in another way, means that.
- */
+/* Get rank and size from mpirun, prterun or srun by PMIx, unless one of them is set already. */
 static int from_launcher(struct cluster_settings *out, struct found *found)
 {
     int64_t wait = 30 * WEFT_SECOND;
@@ -116,17 +115,17 @@ static int from_launcher(struct cluster_settings *out, struct found *found)
     return 0;
 }
 
-/* --- what they mean together --- */
+/* --- settings that depend on each other --- */
 
-/* Node 0 listens on its host's first address when nobody says otherwise. */
+/* Set the address of node 0 from the first host of the hostfile. */
 static int coord_from_hosts(struct cluster_settings *out, struct found *found)
 {
     const struct cluster_host *first = &out->hosts->hosts[0];
     const char *host = first->ip_count ? first->ips[0] : first->ssh;
     if (!host)
         return base_fail(-EINVAL,
-                         "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so it is not known where node 0 listens: "
-                         "add one, or set %s to HOST:PORT",
+                         "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so node 0 has no address: "
+                         "add one of them, or set %s to HOST:PORT",
                          found[HOSTFILE].text, settings_table[COORD].variable);
     bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
     int n = snprintf(out->coord, sizeof out->coord, bare_ipv6 ? "[%s]:%d" : "%s:%d", host, CLUSTER_PORT);
@@ -137,7 +136,8 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     return 0;
 }
 
-/* Rank, size and coord depend on each other and on the hostfile. `is_node`: the caller wants to join. */
+/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, so a missing one is an
+ * error. */
 static int read_place(struct cluster_settings *out, struct found *found, bool is_node)
 {
     int64_t rank = 0, size = 1;
@@ -153,14 +153,14 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
         snprintf(found[SIZE].own, sizeof found[SIZE].own, "%u", out->hosts->count);
         settings_take(&found[SIZE], found[SIZE].own, CLUSTER_HOSTFILE, "hostfile", found[HOSTFILE].text);
     } else if (out->hosts && size != out->hosts->count) {
-        return base_fail(-EINVAL, "%s='%s': expected %u, as many as hostfile %s has nodes", settings_speaker(SIZE, &found[SIZE]),
+        return base_fail(-EINVAL, "%s='%s': expected %u, the number of nodes in hostfile %s", settings_speaker(SIZE, &found[SIZE]),
                          found[SIZE].text, out->hosts->count, found[HOSTFILE].text);
     }
     out->rank = (uint32_t)rank;
     out->size = (uint32_t)size;
     if (!is_node) {
         if (size > 1 && out->hosts && !found[COORD].text && coord_from_hosts(out, found))
-            base_error_clear(); /* a node will say it */
+            base_error_clear(); /* only a node needs the address, and will report the error */
         return 0;
     }
     if (!found[SIZE].text && (found[COORD].text || rank > 0))
@@ -172,7 +172,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     if (rank >= size)
         return settings_bad(RANK, &found[RANK], "a number below the number of nodes (WEFT_SIZE)");
     if (size == 1) {
-        out->coord[0] = '\0'; /* alone: nobody to meet */
+        out->coord[0] = '\0';
         return 0;
     }
     if (!found[RANK].text)
@@ -210,7 +210,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
     if (rc == 0)
         rc = read_place(out, found, is_node);
     if (rc == 0 && !found[JOIN_TIMEOUT].text) {
-        /* Every pair connects, so joining grows with the square of the nodes. Whole seconds: it is for people. */
+        /* The number of connections grows with the square of the number of nodes. Round down to seconds, to print well. */
         int64_t ns = 30 * WEFT_SECOND + (int64_t)out->size * out->size * 150 * WEFT_US;
         char *own = found[JOIN_TIMEOUT].own;
         snprintf(own, sizeof found[JOIN_TIMEOUT].own, "%llds", (long long)(ns / WEFT_SECOND));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files about settings share: the table (settings_table.c), where values come from (settings.c), what they mean
- * (settings_values.c), and the secret (secret.c).
+ * Shared by the files about settings: settings_table.c (the table), settings.c (precedence of the sources), settings_values.c (parsing),
+ * and secret.c (the secret).
  */
 #ifndef WEFT_SETTINGS_H
 #define WEFT_SETTINGS_H
@@ -46,34 +46,34 @@ enum id {
 
 struct setting {
     const char *name, *variable;
-    const char *also[4]; /* MLX's and JACCL's names, first one first */
+    const char *also[4]; /* MLX's and JACCL's variables; the first that is set is used */
     const char *fallback, *help;
     const char *choices; /* CHOICE: "a|b" */
     int64_t min, max;    /* NUMBER, BYTES, DURATION (ns) */
     enum kind kind;
-    size_t into, into_bytes; /* the member of struct cluster_settings that has the value; 0 bytes: settings.c says what becomes of it */
+    size_t into, into_bytes; /* offset and size of its member in struct cluster_settings; size 0: settings.c stores it */
     bool in_hostfile;
 };
 
 extern const struct setting settings_table[COUNT];
 
-/* What was found for a setting, still as text. */
+/* A setting's text, before it is parsed, and its source. */
 struct found {
     const char *text;
     enum cluster_source source;
-    char own[32];   /* an option's number as text */
+    char own[32];   /* buffer of `text` for a value that was given as a number */
     char from[160]; /* "environment WEFT_POOL" */
 };
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where, const char *what);
 
-/* Who said it: a variable's name, or the setting's. */
+/* The name to use in errors: the variable's if the value came from the environment, else the setting's. */
 const char *settings_speaker(enum id id, const struct found *f);
-/* -EINVAL, with the sentence. */
+/* Fail with -EINVAL: "NAME='TEXT': expected ...". */
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
-/* Text to value, within what the table allows; else -EINVAL, with a sentence. */
-int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* into the member that the table names, if any */
+/* Parse a text and check it against the table; -EINVAL, with settings_bad(), for a wrong one. */
+int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* stores into the member named by the table, if any */
 int settings_read_number(enum id id, const struct found *f, int64_t *out);
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count);
 int settings_read_rails(const struct found *f, struct fab_options *out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of all settings. Only this file says what a setting is, how it is written, and where it may be set.
+ * The table of all settings: name, variable, type, range, default and help.
  */
 #include "cluster/settings.h"
 
@@ -9,7 +9,7 @@
 
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
-/* Where the value goes: a new setting is a row here, and that member. */
+/* Names the member that gets the value. A new setting needs a row here and such a member. */
 #define INTO(member) .into = offsetof(struct cluster_settings, member), .into_bytes = sizeof((struct cluster_settings *)0)->member
 
 #define NODES     ((int64_t)WEFT_MAX_NODES)
@@ -77,24 +77,25 @@ const struct setting settings_table[COUNT] = {
                .kind = RAIL_LIST,
                .in_hostfile = true,
                .help = "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; else all as fast as the best, or WEFT_DEVICE"},
-    /* Spreading adds a round trip, the read that proves a piece to be there, of a few microseconds; from here on even a link of
-     * 200 Gbit/s saves as much by carrying only half. Over softverbs, where rails add nothing, it costs nothing from here on. */
+    /* Spreading a put adds a round trip of a few microseconds: the read that proves that a piece has arrived. From 256 KiB on, a link of
+     * 200 Gbit/s saves at least as much by carrying only half of the bytes. Over softverbs rails save nothing, and from 256 KiB on the
+     * round trip costs nothing measurable. */
     [STRIPE] = {INTO(fabric.stripe_bytes), .name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10,
                 .max = INT64_C(1) << 40, .in_hostfile = true, .help = "rc: puts and gets of this size or more are spread over all rails"},
     [GID_INDEX] = {INTO(fabric.gid_index), .name = "gid_index", .variable = "WEFT_GID_INDEX", .fallback = "-1", .kind = NUMBER, .min = -1,
                    .max = 255, .in_hostfile = true, .help = "index in the devices' GID tables; -1: choose, an IPv4 address first"},
     [GUARD] = {INTO(fabric.guard), .name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
-               .help = "tb: path of the command weft, whose process then owns the devices; else the node does"},
-    /* Small messages carry the ends of transfers, large ones their bulk; two large lanes, so that one is under way while the
-     * other is repaired. 16 messages of 128 KiB were clean and fastest between Macs; more under way only adds to what is lost
-     * when a port falls behind. */
+               .help = "tb: path of the command weft; a process of it then owns the devices instead of the node"},
+    /* The lane of small messages carries the ends of transfers, the other two carry the rest. There are two so that one can transfer
+     * while the other recovers from a loss. Between Macs, 16 messages of 128 KiB were the fastest without losses. More messages in flight
+     * only mean more losses when a port falls behind. */
     [TB_LANES] = {.name = "tb_lanes",
                   .variable = "WEFT_TB_LANES",
                   .fallback = "32K:32,128K:16,128K:16",
                   .kind = LANES,
                   .in_hostfile = true,
-                  .help = "tb: message size and messages under way of each bulk lane, as `weft probe link` proposes them"},
-    /* Every byte is the default because these links are known to damage data without a word. */
+                  .help = "tb: message size and messages in flight of each bulk lane; `weft probe link` proposes values"},
+    /* The default checks every byte, because these links are known to corrupt data without reporting an error. */
     [TB_CHECK] = {.name = "tb_check",
                   .variable = "WEFT_TB_CHECK",
                   .fallback = "full",
@@ -122,8 +123,9 @@ const struct setting settings_table[COUNT] = {
     [LIVENESS] = {INTO(fabric.liveness_ns), .name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
                   .min = 100 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
                   .help = "a node on another host that is silent for this long is declared dead"},
-    /* Longer than a cable is out that was knocked, or than a port takes to come up; shorter than the deadline of a wait, so that
-     * what waits for a link sees what became of it. Nothing is lost by trying: that a peer is dead comes from elsewhere. */
+    /* Longer than a cable is usually unplugged or a port takes to come up. Shorter than the default deadline, so that an operation that
+     * waits for the link gets the result of the retries. Retrying does not delay the detection of a dead peer, which does not depend on
+     * it. */
     [RECONNECT] = {INTO(fabric.reconnect_ns), .name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION,
                    .max = LONG_TIME, .in_hostfile = true,
                    .help = "how long to retry a broken RDMA link to a node that is alive; 0: not at all"},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What settings mean: parses texts to values, and makes the error for a wrong text.
+ * Parses the texts of settings, and makes the error for a wrong one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +112,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
     switch (s->kind) {
     case NUMBER:
         rc = into ? settings_read_number(id, f, &v.number) : 0;
-        int narrow = (int)v.number; /* what the table allows fits */
+        int narrow = (int)v.number; /* the table allows only values that fit */
         if (into && !rc)
             memcpy(into, &narrow, sizeof narrow);
         break;
@@ -132,7 +132,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
             memcpy(into, &v.flag, sizeof v.flag);
         break;
     case CHOICE:
-        rc = f->text[0] ? read_choice(id, f) : 0; /* "": the default is none of them */
+        rc = f->text[0] ? read_choice(id, f) : 0; /* "": the default of some settings, which is none of the choices */
         if (!rc && into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
@@ -143,13 +143,13 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
         else if (into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
-    default: break; /* several together, or more than one member */
+    default: break; /* settings.c reads these with functions of their own */
     }
     return rc;
 }
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u /* of a message, and of a queue: what a Thunderbolt port takes */
+#define FRAMES_MOST 4095u /* the most frames that a Thunderbolt port accepts in one message, and in one queue */
 
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count)
 {
@@ -157,8 +157,8 @@ int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t 
     const char *p = f->text;
     uint32_t n = 0;
     snprintf(what, sizeof what,
-             "1 to %u lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message a multiple of 4K, up to %uK; "
-             "1 to %u of them, together at most %u frames of 4K",
+             "1 to %u lanes as SIZE:MESSAGES, as in 32K:32,128K:16: SIZE is a multiple of 4K, up to %uK; "
+             "MESSAGES is from 1 to %u; SIZE times MESSAGES is at most %u times 4K",
              FAB_LANES_MAX, FRAMES_MOST * 4, FAB_LANE_DEPTH, FRAMES_MOST);
     for (bool more = true; more; n++) {
         size_t len = strcspn(p, ","), size = strcspn(p, ":,");
@@ -180,12 +180,12 @@ int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t 
     return 0;
 }
 
-/* How many, or which. */
+/* The setting is a number of devices, or a list of their names. */
 int settings_read_rails(const struct found *f, struct fab_options *out)
 {
     char what[160];
     long n = strtol(f->text, NULL, 10);
-    snprintf(what, sizeof what, "a number from 1 to %u, or as many different devices with commas between, as in mlx5_0,mlx5_1:2",
+    snprintf(what, sizeof what, "a number from 1 to %u, or as many different devices, separated by commas, as in mlx5_0,mlx5_1:2",
              FAB_RAILS_MAX);
     if (!f->text[0])
         return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What joining needs on every connection: whole messages before a deadline, and the MACs that prove who knows the secret.
+ * Sends and receives whole messages with a deadline, and computes the MACs that prove knowledge of the secret.
  */
 #include "cluster/join.h"
 

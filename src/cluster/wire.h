@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * What nodes say to each other while joining. All messages have a fixed size, integers are little-endian, text is
- * zero-terminated inside its field. Whoever reads one checks every field before using it.
+ * The messages of joining. All have a fixed size, integers are little-endian, and text is zero-terminated inside its field. The receiver
+ * checks every field before it uses it.
  *
  *   node k                          node 0 (the coordinator)
  *     hello  -------------------------->
  *     <------------------------ challenge
  *     proof (card, MAC) --------------->      wrong MAC: closed without an answer
- *     <------------- answer: table of cards, MAC; or a sentence
+ *     <------------- answer: table of cards, MAC; or an error text
  *
- * then every pair, over the side connection that stays open: token there, token back. Meanwhile the connection to node 0 stays
- * (hub.c): news there when a node has connected with all, or has failed; news back when another has. The MACs are keyed with the
- * cluster secret (no secret: with a constant, so that a node with one and a node without do not meet).
+ * Then every pair opens a side connection, which stays open, and exchanges tokens over it. Until all pairs have connected, the connection
+ * to node 0 stays open too (hub.c). Over it a node sends `wire_news` when it has connected to all nodes or has failed, and node 0 sends
+ * `wire_news` when all nodes have connected or one has failed. The MACs are keyed with the cluster secret. Without a secret the key is a
+ * constant: a node with a secret and a node without one cannot join each other.
  */
 #ifndef WEFT_WIRE_H
 #define WEFT_WIRE_H
@@ -21,12 +22,12 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC        UINT64_C(0x7765667430303033) /* "weft0003": raised when a message changes */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303033) /* "weft0003": the number grows when a message changes */
 #define WIRE_NONCE        32
 #define WIRE_MAC          32
 #define WIRE_ADDRESS      108
 #define WIRE_TEXT         512
-#define WIRE_REASON       1024 /* a whole sentence of base_error() */
+#define WIRE_REASON       1024 /* room for the longest text of base_error() */
 #define WIRE_LIVENESS_MAX (3600 * WEFT_SECOND)
 
 struct wire_hello {
@@ -45,8 +46,8 @@ struct wire_card {
     uint32_t rank, pid;
     uint8_t host_id[16];
     char host[64];
-    char side[WIRE_ADDRESS];       /* where it takes side connections from nodes of its host */
-    char away[WIRE_ADDRESS];       /* and from other hosts: numeric HOST:PORT; "": it does not */
+    char side[WIRE_ADDRESS];       /* where it listens for side connections from its host */
+    char away[WIRE_ADDRESS];       /* the same for other hosts: numeric HOST:PORT; "": none */
     int64_t liveness_ns;           /* how long a peer on another host may be silent */
     uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that it may use */
 };
@@ -61,10 +62,10 @@ enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2 };
 struct wire_answer {
     uint64_t magic;
     uint32_t kind, count; /* WIRE_TABLE: `count` cards follow */
-    int32_t error;        /* WIRE_REFUSED: errno and sentence */
+    int32_t error;        /* WIRE_REFUSED: an errno, with its text in `text` */
     uint32_t reserved;
     char text[WIRE_TEXT];
-    uint8_t session[WIRE_NONCE]; /* new at every start of the cluster */
+    uint8_t session[WIRE_NONCE]; /* random, chosen by node 0 for this run of the cluster */
     uint8_t mac[WIRE_MAC];       /* over everything else, the cards included */
 };
 
@@ -76,10 +77,10 @@ struct wire_token {
 
 struct wire_news {
     uint64_t magic;
-    uint32_t rank; /* about this node */
-    int32_t error; /* 0: it has connected with all (from node 0: all have); else it has failed, an errno, and why */
-    char text[WIRE_REASON];
-    uint8_t mac[WIRE_MAC]; /* over everything else, and the session */
+    uint32_t rank;          /* the node that the message is about */
+    int32_t error;          /* 0: it has connected to all nodes; from node 0: all nodes have. Else the errno with which it failed */
+    char text[WIRE_REASON]; /* why it failed */
+    uint8_t mac[WIRE_MAC];  /* over everything else, and the session */
 };
 
 /* Where a launcher that speaks PMIx has started the nodes, each tells this to all before (meet.c): whether it joins at all, and where node

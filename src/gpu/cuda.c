@@ -1,170 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The back end `cuda`: CUDA's driver through dlopen, in the device's primary context, which the CUDA runtime uses too. The driver's numbers
- * are written out here: none of its headers is needed to build.
+ * The back end `cuda`: CUDA's driver through dlopen, in the device's primary context, which the CUDA runtime uses too.
  */
+#include "gpu/cuda_device.h"
+#include "gpu/cuda_lanes.h"
 #include "gpu/gpu.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-enum { HOST_REGISTER_PORTABLE = 1, HOST_REGISTER_DEVICEMAP = 2 };
-
-enum { MEMORY_PINNED = 1, HANDLE_FD = 1, AT_DEVICE = 1, READ_WRITE = 3, GRANULARITY_LEAST = 0 };
-enum { STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, OUT_OF_MEMORY = 2, NOT_READY = 600 };
-
-/* CUmemLocation, CUmemAllocationProp and CUmemAccessDesc, as cuda.h lays them out. */
-struct place {
-    int kind, device;
-};
-struct allocation {
-    int kind, handles;
-    struct place where;
-    void *security;
-    struct {
-        unsigned char compression, rdma;
-        unsigned short usage;
-        unsigned char reserved[4];
-    } flags;
-};
-struct access {
-    struct place where;
-    int flags;
-};
-_Static_assert(sizeof(struct allocation) == 32 && sizeof(struct access) == 12, "as the driver has them");
-
-typedef unsigned long long cuda_ptr;
-static struct {
-    void *library;
-    char why[160]; /* "" : it can be used */
-    int (*cuInit)(unsigned);
-    int (*cuDeviceGetCount)(int *);
-    int (*cuDeviceGet)(int *, int);
-    int (*cuDeviceGetName)(char *, int, int);
-    int (*cuDeviceTotalMem_v2)(size_t *, int);
-    int (*cuDeviceGetPCIBusId)(char *, int, int);
-    int (*cuDevicePrimaryCtxRetain)(void **, int);
-    int (*cuDevicePrimaryCtxRelease_v2)(int);
-    int (*cuCtxPushCurrent_v2)(void *);
-    int (*cuCtxPopCurrent_v2)(void **);
-    int (*cuMemHostRegister_v2)(void *, size_t, unsigned);
-    int (*cuMemHostUnregister)(void *);
-    int (*cuMemHostGetDevicePointer_v2)(cuda_ptr *, void *, unsigned);
-    int (*cuMemGetInfo_v2)(size_t *, size_t *);
-    int (*cuMemAlloc_v2)(cuda_ptr *, size_t);
-    int (*cuMemFree_v2)(cuda_ptr);
-    int (*cuMemsetD8_v2)(cuda_ptr, unsigned char, size_t);
-    int (*cuCtxSynchronize)(void);
-    int (*cuMemGetAllocationGranularity)(size_t *, const struct allocation *, int);
-    int (*cuMemAddressReserve)(cuda_ptr *, size_t, size_t, cuda_ptr, unsigned long long);
-    int (*cuMemAddressFree)(cuda_ptr, size_t);
-    int (*cuMemCreate)(uint64_t *, size_t, const struct allocation *, unsigned long long);
-    int (*cuMemRelease)(unsigned long long);
-    int (*cuMemMap)(cuda_ptr, size_t, size_t, unsigned long long, unsigned long long);
-    int (*cuMemUnmap)(cuda_ptr, size_t);
-    int (*cuMemSetAccess)(cuda_ptr, size_t, const struct access *, size_t);
-    int (*cuMemExportToShareableHandle)(void *, unsigned long long, int, unsigned long long);
-    int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
-    int (*cuStreamCreate)(void **, unsigned);
-    int (*cuStreamDestroy_v2)(void *);
-    int (*cuStreamSynchronize)(void *);
-    int (*cuMemcpyAsync)(cuda_ptr, cuda_ptr, size_t, void *);
-    int (*cuMemsetD8Async)(cuda_ptr, unsigned char, size_t, void *);
-    int (*cuEventCreate)(void **, unsigned);
-    int (*cuEventDestroy_v2)(void *);
-    int (*cuEventRecord)(void *, void *);
-    int (*cuEventQuery)(void *);
-    int (*cuGetErrorName)(int, const char **);
-} cuda;
-
-#define FUNCTION(name)    \
-    {                     \
-#name, &cuda.name \
-    }
-static const struct {
-    const char *name;
-    void *at;
-} functions[] = {
-    FUNCTION(cuInit),
-    FUNCTION(cuDeviceGetCount),
-    FUNCTION(cuDeviceGet),
-    FUNCTION(cuDeviceGetName),
-    FUNCTION(cuDeviceTotalMem_v2),
-    FUNCTION(cuDeviceGetPCIBusId),
-    FUNCTION(cuDevicePrimaryCtxRetain),
-    FUNCTION(cuDevicePrimaryCtxRelease_v2),
-    FUNCTION(cuCtxPushCurrent_v2),
-    FUNCTION(cuCtxPopCurrent_v2),
-    FUNCTION(cuMemHostRegister_v2),
-    FUNCTION(cuMemHostUnregister),
-    FUNCTION(cuMemHostGetDevicePointer_v2),
-    FUNCTION(cuMemGetInfo_v2),
-    FUNCTION(cuMemAlloc_v2),
-    FUNCTION(cuMemFree_v2),
-    FUNCTION(cuMemsetD8_v2),
-    FUNCTION(cuCtxSynchronize),
-    FUNCTION(cuMemGetAllocationGranularity),
-    FUNCTION(cuMemAddressReserve),
-    FUNCTION(cuMemAddressFree),
-    FUNCTION(cuMemCreate),
-    FUNCTION(cuMemRelease),
-    FUNCTION(cuMemMap),
-    FUNCTION(cuMemUnmap),
-    FUNCTION(cuMemSetAccess),
-    FUNCTION(cuMemExportToShareableHandle),
-    FUNCTION(cuMemImportFromShareableHandle),
-    FUNCTION(cuStreamCreate),
-    FUNCTION(cuStreamDestroy_v2),
-    FUNCTION(cuStreamSynchronize),
-    FUNCTION(cuMemcpyAsync),
-    FUNCTION(cuMemsetD8Async),
-    FUNCTION(cuEventCreate),
-    FUNCTION(cuEventDestroy_v2),
-    FUNCTION(cuEventRecord),
-    FUNCTION(cuEventQuery),
-    FUNCTION(cuGetErrorName),
-};
-
-static const char *error_name(int code)
-{
-    const char *name = NULL;
-    return cuda.cuGetErrorName && cuda.cuGetErrorName(code, &name) == 0 && name ? name : "an unknown error";
-}
-
-static void cuda_load(void)
-{
-    cuda.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!cuda.library) {
-        snprintf(cuda.why, sizeof cuda.why, "there is no CUDA driver (libcuda.so.1)");
-        return;
-    }
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *at = dlsym(cuda.library, functions[i].name);
-        memcpy(functions[i].at, &at, sizeof at);
-        if (!at) {
-            snprintf(cuda.why, sizeof cuda.why, "CUDA's driver has no %s: it is too old", functions[i].name);
-            return;
-        }
-    }
-    int code = cuda.cuInit(0);
-    if (code)
-        snprintf(cuda.why, sizeof cuda.why, "CUDA's driver does not start (%s): is the GPU there, and may this user open /dev/nvidia*?",
-                 error_name(code));
-}
-
-static bool cuda_usable(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, cuda_load);
-    return cuda.library && !cuda.why[0];
-}
-
-static int cuda_failed(int code, const char *what)
-{
-    return code ? base_fail(-EIO, "%s: %s (CUDA %d)", what, error_name(code), code) : 0;
-}
 
 /* One number of a file of sysfs: "16.0 GT/s PCIe", "16". */
 static double read_number(const char *pci, const char *file)
@@ -194,13 +38,13 @@ static uint32_t generation(double speed)
 static bool cuda_look(uint32_t index, weft_gpu_info *out)
 {
     int count = 0, device;
-    if (!cuda_usable() || cuda.cuDeviceGetCount(&count) || index >= (uint32_t)count || cuda.cuDeviceGet(&device, (int)index))
+    if (!gpu_cuda_usable() || cuda->cuDeviceGetCount(&count) || index >= (uint32_t)count || cuda->cuDeviceGet(&device, (int)index))
         return false;
     size_t bytes = 0;
-    (void)cuda.cuDeviceGetName(out->model, sizeof out->model, device);
-    if (cuda.cuDeviceTotalMem_v2(&bytes, device) == 0)
+    (void)cuda->cuDeviceGetName(out->model, sizeof out->model, device);
+    if (cuda->cuDeviceTotalMem_v2(&bytes, device) == 0)
         out->memory_bytes = bytes;
-    (void)cuda.cuDeviceGetPCIBusId(out->pci, sizeof out->pci, device);
+    (void)cuda->cuDeviceGetPCIBusId(out->pci, sizeof out->pci, device);
     for (char *c = out->pci; *c; c++)
         *c = *c >= 'A' && *c <= 'F' ? (char)(*c - 'A' + 'a') : *c;
     out->pcie_generation = generation(read_number(out->pci, "current_link_speed"));
@@ -213,39 +57,18 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
 
 static const char *cuda_why(void)
 {
-    return cuda_usable() ? "CUDA's driver knows of no GPU" : cuda.why;
+    return gpu_cuda_usable() ? "CUDA's driver knows of no GPU" : cuda->why;
 }
-
-#define STREAMS 4u
-struct cuda_device {
-    int device;
-    void *context;
-    void *stream[STREAMS]; /* of copies, in turn: both directions go at a time */
-    void *word;            /* the stream of atomics */
-    _Atomic uint32_t turn;
-};
-
-/* A call in the device's context, whatever context the thread has. */
-#define WITHIN(d, call)                                     \
-    ({                                                      \
-        void *before_;                                      \
-        int code_ = cuda.cuCtxPushCurrent_v2((d)->context); \
-        if (code_ == 0) {                                   \
-            code_ = (call);                                 \
-            (void)cuda.cuCtxPopCurrent_v2(&before_);        \
-        }                                                   \
-        code_;                                              \
-    })
 
 static void cuda_close(void *device)
 {
     struct cuda_device *d = device;
-    for (uint32_t i = 0; i <= STREAMS; i++) {
-        void *s = i < STREAMS ? d->stream[i] : d->word;
+    for (uint32_t i = 0; i <= CUDA_STREAMS; i++) {
+        void *s = i < CUDA_STREAMS ? d->stream[i] : d->word;
         if (s)
-            (void)WITHIN(d, cuda.cuStreamDestroy_v2(s));
+            (void)WITHIN(d, cuda->cuStreamDestroy_v2(s));
     }
-    (void)cuda.cuDevicePrimaryCtxRelease_v2(d->device);
+    (void)cuda->cuDevicePrimaryCtxRelease_v2(d->device);
     free(d);
 }
 
@@ -254,15 +77,15 @@ static int cuda_open(uint32_t index, void **device)
     struct cuda_device *d = calloc(1, sizeof *d);
     if (!d)
         return base_fail(-ENOMEM, "no memory for a GPU");
-    int code = cuda.cuDeviceGet(&d->device, (int)index);
+    int code = cuda->cuDeviceGet(&d->device, (int)index);
     if (!code)
-        code = cuda.cuDevicePrimaryCtxRetain(&d->context, d->device);
+        code = cuda->cuDevicePrimaryCtxRetain(&d->context, d->device);
     if (code) {
         free(d);
         return cuda_failed(code, "opening the GPU");
     }
-    for (uint32_t i = 0; !code && i <= STREAMS; i++)
-        code = WITHIN(d, cuda.cuStreamCreate(i < STREAMS ? &d->stream[i] : &d->word, STREAM_NON_BLOCKING));
+    for (uint32_t i = 0; !code && i <= CUDA_STREAMS; i++)
+        code = WITHIN(d, cuda->cuStreamCreate(i < CUDA_STREAMS ? &d->stream[i] : &d->word, CUDA_STREAM_NON_BLOCKING));
     if (code) {
         cuda_close(d);
         return cuda_failed(code, "making a stream of the GPU");
@@ -289,8 +112,9 @@ static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
         r = malloc(sizeof *r);
         if (!r)
             return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU", bytes);
-        int rc = cuda_failed(WITHIN(d, cuda.cuMemHostRegister_v2(memory, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)),
-                             "registering memory with the GPU");
+        int rc =
+            cuda_failed(WITHIN(d, cuda->cuMemHostRegister_v2(memory, bytes, CUDA_HOST_REGISTER_PORTABLE | CUDA_HOST_REGISTER_DEVICEMAP)),
+                        "registering memory with the GPU");
         if (rc) {
             free(r);
             return rc;
@@ -311,7 +135,7 @@ static void cuda_unregister(struct cuda_device *d, void *memory)
         return;
     *at = r->next;
     free(r);
-    (void)WITHIN(d, cuda.cuMemHostUnregister(memory));
+    (void)WITHIN(d, cuda->cuMemHostUnregister(memory));
 }
 
 static void cuda_detach(void *device, void *memory)
@@ -328,7 +152,7 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
     pthread_mutex_lock(&registered_lock);
     int rc = cuda_register(d, memory, bytes);
     if (!rc) {
-        rc = cuda_failed(WITHIN(d, cuda.cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
+        rc = cuda_failed(WITHIN(d, cuda->cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
         if (rc)
             cuda_unregister(d, memory);
     }
@@ -341,11 +165,11 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
 static int cuda_check(void *device)
 {
     size_t available, all;
-    int code = WITHIN((struct cuda_device *)device, cuda.cuMemGetInfo_v2(&available, &all));
+    int code = WITHIN((struct cuda_device *)device, cuda->cuMemGetInfo_v2(&available, &all));
     return code ? base_fail(-EIO,
                             "the GPU's context has failed: %s (CUDA %d); a kernel has trapped, or read where there is no memory: "
                             "end this process, and start it anew",
-                            error_name(code), code)
+                            gpu_cuda_error_name(code), code)
                 : 0;
 }
 
@@ -353,52 +177,52 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
 {
     struct cuda_device *d = device;
     cuda_ptr at = 0;
-    int code = WITHIN(d, cuda.cuMemAlloc_v2(&at, bytes));
+    int code = WITHIN(d, cuda->cuMemAlloc_v2(&at, bytes));
     if (code)
-        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s", bytes, error_name(code));
-    code = WITHIN(d, cuda.cuMemsetD8_v2(at, 0, bytes));
+        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s", bytes, gpu_cuda_error_name(code));
+    code = WITHIN(d, cuda->cuMemsetD8_v2(at, 0, bytes));
     if (!code)
-        code = WITHIN(d, cuda.cuCtxSynchronize());
+        code = WITHIN(d, cuda->cuCtxSynchronize());
     if (code)
-        (void)WITHIN(d, cuda.cuMemFree_v2(at));
+        (void)WITHIN(d, cuda->cuMemFree_v2(at));
     *memory = code ? NULL : (void *)(uintptr_t)at;
     return cuda_failed(code, "clearing memory of the GPU");
 }
 
 static void cuda_free(void *device, void *memory)
 {
-    (void)WITHIN((struct cuda_device *)device, cuda.cuMemFree_v2((cuda_ptr)(uintptr_t)memory));
+    (void)WITHIN((struct cuda_device *)device, cuda->cuMemFree_v2((cuda_ptr)(uintptr_t)memory));
 }
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
     struct cuda_device *d = device; /* a stream that waits for no kernel: one may run as long as the program */
-    int code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
+    int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
     if (!code)
-        code = WITHIN(d, cuda.cuStreamSynchronize(d->word));
+        code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
     return cuda_failed(code, "copying to the GPU");
 }
 
 /* --- arenas --- */
 
-static struct allocation arena_kind(const struct cuda_device *d)
+static struct cuda_allocation arena_kind(const struct cuda_device *d)
 {
-    return (struct allocation){.kind = MEMORY_PINNED, .handles = HANDLE_FD, .where = {AT_DEVICE, d->device}};
+    return (struct cuda_allocation){.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, d->device}};
 }
 
 /* Addresses for memory that there is, and the right of this GPU to use it. */
 static int map_handle(struct cuda_device *d, struct gpu_memory *m)
 {
     cuda_ptr at = 0;
-    struct access may = {.where = {AT_DEVICE, d->device}, .flags = READ_WRITE};
-    int code = WITHIN(d, cuda.cuMemAddressReserve(&at, m->bytes, 0, 0, 0));
+    struct cuda_access may = {.where = {CUDA_AT_DEVICE, d->device}, .flags = CUDA_READ_WRITE};
+    int code = WITHIN(d, cuda->cuMemAddressReserve(&at, m->bytes, 0, 0, 0));
     if (code)
         return code;
-    code = WITHIN(d, cuda.cuMemMap(at, m->bytes, 0, m->handle, 0));
-    if (!code && (code = WITHIN(d, cuda.cuMemSetAccess(at, m->bytes, &may, 1))))
-        (void)WITHIN(d, cuda.cuMemUnmap(at, m->bytes));
+    code = WITHIN(d, cuda->cuMemMap(at, m->bytes, 0, m->handle, 0));
+    if (!code && (code = WITHIN(d, cuda->cuMemSetAccess(at, m->bytes, &may, 1))))
+        (void)WITHIN(d, cuda->cuMemUnmap(at, m->bytes));
     if (code)
-        (void)WITHIN(d, cuda.cuMemAddressFree(at, m->bytes));
+        (void)WITHIN(d, cuda->cuMemAddressFree(at, m->bytes));
     else
         m->base = (uint8_t *)(uintptr_t)at;
     return code;
@@ -409,10 +233,10 @@ static void cuda_memory_close(void *device, struct gpu_memory *m)
     struct cuda_device *d = device;
     cuda_ptr at = (cuda_ptr)(uintptr_t)m->base;
     if (at) {
-        (void)WITHIN(d, cuda.cuMemUnmap(at, m->bytes));
-        (void)WITHIN(d, cuda.cuMemAddressFree(at, m->bytes));
+        (void)WITHIN(d, cuda->cuMemUnmap(at, m->bytes));
+        (void)WITHIN(d, cuda->cuMemAddressFree(at, m->bytes));
     }
-    (void)WITHIN(d, cuda.cuMemRelease(m->handle));
+    (void)WITHIN(d, cuda->cuMemRelease(m->handle));
     if (m->fd >= 0)
         close(m->fd);
 }
@@ -420,25 +244,26 @@ static void cuda_memory_close(void *device, struct gpu_memory *m)
 static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out)
 {
     struct cuda_device *d = device;
-    struct allocation kind = arena_kind(d);
+    struct cuda_allocation kind = arena_kind(d);
     struct gpu_memory m = {.fd = -1};
     size_t unit = 0, total = 0;
-    int code = WITHIN(d, cuda.cuMemGetAllocationGranularity(&unit, &kind, GRANULARITY_LEAST));
+    int code = WITHIN(d, cuda->cuMemGetAllocationGranularity(&unit, &kind, CUDA_GRANULARITY_LEAST));
     if (code)
         return cuda_failed(code, "the GPU's unit of memory");
     m.bytes = base_round_up(bytes, unit);
-    code = WITHIN(d, cuda.cuMemCreate(&m.handle, m.bytes, &kind, 0));
+    code = WITHIN(d, cuda->cuMemCreate(&m.handle, m.bytes, &kind, 0));
     if (code) {
-        (void)cuda.cuDeviceTotalMem_v2(&total, d->device);
-        return base_fail(code == OUT_OF_MEMORY ? -ENOMEM : -EIO, "an arena of %llu bytes does not fit: the GPU has %zu, not all free (%s)",
-                         (unsigned long long)bytes, total, error_name(code));
+        (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
+        return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
+                         "an arena of %llu bytes does not fit: the GPU has %zu, not all free (%s)", (unsigned long long)bytes, total,
+                         gpu_cuda_error_name(code));
     }
     code = map_handle(d, &m);
     if (!code)
-        code = WITHIN(d, cuda.cuMemsetD8Async((cuda_ptr)(uintptr_t)m.base, 0, m.bytes, d->word));
+        code = WITHIN(d, cuda->cuMemsetD8Async((cuda_ptr)(uintptr_t)m.base, 0, m.bytes, d->word));
     if (!code)
-        code = WITHIN(d, cuda.cuStreamSynchronize(d->word));
-    if (!code && WITHIN(d, cuda.cuMemExportToShareableHandle(&m.fd, m.handle, HANDLE_FD, 0)))
+        code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
+    if (!code && WITHIN(d, cuda->cuMemExportToShareableHandle(&m.fd, m.handle, CUDA_HANDLE_FD, 0)))
         m.fd = -1; /* other processes do without */
     if (code) {
         cuda_memory_close(d, &m);
@@ -452,9 +277,9 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
 {
     struct cuda_device *d = device;
     struct gpu_memory m = {.bytes = bytes, .fd = -1};
-    int code = WITHIN(d, cuda.cuMemImportFromShareableHandle(&m.handle, (void *)(uintptr_t)fd, HANDLE_FD));
+    int code = WITHIN(d, cuda->cuMemImportFromShareableHandle(&m.handle, (void *)(uintptr_t)fd, CUDA_HANDLE_FD));
     if (!code && (code = map_handle(d, &m)))
-        (void)WITHIN(d, cuda.cuMemRelease(m.handle));
+        (void)WITHIN(d, cuda->cuMemRelease(m.handle));
     if (!code)
         *out = m;
     return cuda_failed(code, "mapping another node's arena");
@@ -463,14 +288,14 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
 static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
 {
     struct cuda_device *d = device;
-    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % STREAMS], *event = NULL;
-    int code = WITHIN(d, cuda.cuEventCreate(&event, EVENT_NO_TIMING));
+    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event = NULL;
+    int code = WITHIN(d, cuda->cuEventCreate(&event, CUDA_EVENT_NO_TIMING));
     if (!code)
-        code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));
+        code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));
     if (!code)
-        code = WITHIN(d, cuda.cuEventRecord(event, stream));
+        code = WITHIN(d, cuda->cuEventRecord(event, stream));
     if (code && event)
-        (void)WITHIN(d, cuda.cuEventDestroy_v2(event));
+        (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
     *ticket = (uint64_t)(uintptr_t)event;
     return cuda_failed(code, "copying to or from the GPU");
 }
@@ -479,17 +304,17 @@ static int cuda_copied(void *device, uint64_t ticket)
 {
     struct cuda_device *d = device;
     void *event = (void *)(uintptr_t)ticket;
-    int code = WITHIN(d, cuda.cuEventQuery(event));
-    if (code == NOT_READY)
+    int code = WITHIN(d, cuda->cuEventQuery(event));
+    if (code == CUDA_NOT_READY)
         return -EINPROGRESS;
-    (void)WITHIN(d, cuda.cuEventDestroy_v2(event));
+    (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
     return cuda_failed(code, "copying to or from the GPU");
 }
 
 static int copy_word(struct cuda_device *d, void *to, const void *from)
 {
-    int code = WITHIN(d, cuda.cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, 8, d->word));
-    return code ? code : WITHIN(d, cuda.cuStreamSynchronize(d->word));
+    int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, 8, d->word));
+    return code ? code : WITHIN(d, cuda->cuStreamSynchronize(d->word));
 }
 
 /* By the processor, between two copies: the caller sees to it that there is only one at a time. */
@@ -523,4 +348,11 @@ const struct gpu_backend gpu_cuda = {
     .copy = cuda_copy,
     .copied = cuda_copied,
     .atomic = cuda_atomic,
+    .load = cuda_lanes_load,
+    .unload = cuda_lanes_unload,
+    .lane_open = cuda_lanes_open,
+    .lane_close = cuda_lanes_close,
+    .lane_copy = cuda_lanes_copy,
+    .launch = cuda_lanes_launch,
+    .lane_done = cuda_lanes_done,
 };

@@ -10,8 +10,6 @@
 
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
 
-static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_host}; /* best first */
-
 struct weft_gpu {
     struct weft_node *w;
     const struct gpu_backend *backend;
@@ -33,60 +31,6 @@ struct weft_gpu {
 /* Those that this process has open. A handle that was closed is freed memory: only this list can say that it is none any more. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
-
-/* --- looking --- */
-
-static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
-{
-    if (b == &gpu_host)
-        snprintf(out, room, "%s", b->name);
-    else
-        snprintf(out, room, "%s:%u", b->name, index);
-}
-
-/* The GPU with that number of all; NULL: there are not so many. */
-static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft_gpu_info *info)
-{
-    for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
-        for (uint32_t i = 0;; i++) {
-            *info = (weft_gpu_info){0};
-            if (!backends[k]->look(i, info))
-                break;
-            name_of(backends[k], i, info->name, sizeof info->name);
-            if (number-- == 0) {
-                *index = i;
-                return backends[k];
-            }
-        }
-    return NULL;
-}
-
-int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes)
-{
-    weft_gpu_info info;
-    uint32_t i;
-    if (!gpu_find(index, &i, &info))
-        return base_fail(-ENOENT, "there is no GPU number %u", index);
-    base_give_struct(out, bytes, &info, sizeof info);
-    return 0;
-}
-
-static int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index)
-{
-    weft_gpu_info info;
-    char all[256] = "";
-    size_t len = 0;
-    for (uint32_t n = 0; (*backend = gpu_find(n, index, &info)); n++) {
-        if (name ? !strcmp(name, info.name) : info.usable)
-            return info.usable ? 0 : base_fail(-ENODEV, "GPU %s is not usable: %s", info.name, info.why);
-        if (len < sizeof all)
-            len += (size_t)snprintf(all + len, sizeof all - len, "%s%s", len ? ", " : "", info.name);
-    }
-    for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
-        if (backends[k]->why && !strncmp(name, backends[k]->name, strlen(backends[k]->name)) && !backends[k]->look(0, &info))
-            return base_fail(-ENODEV, "there is no GPU %s: %s", name, backends[k]->why());
-    return base_fail(-ENODEV, "there is no GPU %s; there are: %s", name, all);
-}
 
 /* --- closing --- */
 

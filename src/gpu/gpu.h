@@ -4,7 +4,8 @@
  * for all of them. Each file here calls only those before it:
  *
  *   host.c   the back end whose blocks are threads of this process
- *   cuda.c   the back end over CUDA's driver
+ *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c starts kernels there
+ *   look.c   which GPUs there are
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
@@ -33,6 +34,16 @@ struct gpu_memory {
     int fd;          /* for other processes, and ours; -1: there is none */
 };
 
+/* Kernels that weft itself starts (span_kernels.h). */
+#define GPU_FUNCTIONS_MAX 8u
+struct gpu_code {
+    uint32_t count;
+    const char *name[GPU_FUNCTIONS_MAX];
+    void (*play[GPU_FUNCTIONS_MAX])(const void *arg, uint32_t block); /* on the processor */
+    const void *const *image;                                         /* for CUDA's driver; NULL there: this weft has none */
+};
+extern const void *const gpu_span_image;
+
 struct gpu_backend {
     const char *name;
     /* Describes number `index` of this kind; false: there are no more. */
@@ -59,10 +70,24 @@ struct gpu_backend {
     int (*copied)(void *device, uint64_t ticket);
     /* One at a time for a word. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
+    /* Kernels of weft's own. All seven are NULL where the back end starts none. What is put on a lane is done in that order, beside what is
+     * on other lanes. A lane is used by one thread at a time. */
+    int (*load)(void *device, const struct gpu_code *code, void **module);
+    void (*unload)(void *device, void *module);
+    int (*lane_open)(void *device, void **lane);
+    void (*lane_close)(void *device, void *lane);
+    int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
+    /* Launch a kernel, after the last one of the lane `after` if there is such a lane. `arg` is read before this returns. */
+    int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
+    int (*lane_done)(void *device, void *lane); /* the last launch: 0 it has ended, -EINPROGRESS, or an error */
     /* May be NULL: kernels are started by the program itself. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 };
 extern const struct gpu_backend gpu_host, gpu_cuda;
+
+/* --- look.c --- */
+/* The GPU of that name, which is usable; NULL: the first that is. -ENODEV, with a sentence: there is none. */
+int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as its arenas know it. */
 struct gpu_place {

@@ -192,6 +192,73 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
               : 0;
 }
 
+/* --- kernels of weft's own: done at once, by two threads, so that blocks run beside each other here, too --- */
+
+static int host_load(void *device, const struct gpu_code *code, void **module)
+{
+    (void)device;
+    *module = (void *)(uintptr_t)code;
+    return 0;
+}
+
+static void host_unload(void *device, void *module)
+{
+    (void)device, (void)module;
+}
+
+static int host_lane_open(void *device, void **lane)
+{
+    (void)device;
+    *lane = NULL;
+    return 0;
+}
+
+static void host_lane_close(void *device, void *lane)
+{
+    (void)device, (void)lane;
+}
+
+static int host_lane_copy(void *device, void *lane, void *to, const void *from, size_t bytes)
+{
+    (void)device, (void)lane;
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+struct launched {
+    void (*play)(const void *arg, uint32_t block);
+    const void *arg;
+    uint32_t blocks;
+    _Atomic uint32_t next;
+};
+
+static void *play_blocks(void *arg)
+{
+    struct launched *l = arg;
+    for (uint32_t block; (block = atomic_fetch_add_explicit(&l->next, 1, memory_order_relaxed)) < l->blocks;)
+        l->play(l->arg, block);
+    return NULL;
+}
+
+static int host_launch(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg)
+{
+    (void)device, (void)lane, (void)after, (void)threads;
+    const struct gpu_code *code = module;
+    struct launched l = {.play = code->play[function], .arg = arg, .blocks = blocks};
+    pthread_t second;
+    bool two = blocks > 1 && base_thread(&second, play_blocks, &l) == 0;
+    play_blocks(&l);
+    if (two)
+        pthread_join(second, NULL);
+    return 0;
+}
+
+static int host_lane_done(void *device, void *lane)
+{
+    (void)device, (void)lane;
+    return 0;
+}
+
 const struct gpu_backend gpu_host = {
     .name = "host",
     .look = host_look,
@@ -208,5 +275,12 @@ const struct gpu_backend gpu_host = {
     .copy = host_copy,
     .copied = host_copied,
     .atomic = host_atomic,
+    .load = host_load,
+    .unload = host_unload,
+    .lane_open = host_lane_open,
+    .lane_close = host_lane_close,
+    .lane_copy = host_lane_copy,
+    .launch = host_launch,
+    .lane_done = host_lane_done,
     .run = host_run,
 };

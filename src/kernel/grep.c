@@ -39,29 +39,44 @@ static const uint8_t *grep_find(const uint8_t *hay, size_t len, const uint8_t *t
     return memmem(hay, len, text, n);
 }
 
-static int grep_run(const weft_span *in, const char *arg, weft_out *out)
+int kernel_grep_lines(const weft_span *in, const char *arg, size_t from, size_t to, size_t *next, weft_out *out)
 {
-    const uint8_t *text = (const uint8_t *)arg;
-    size_t n = arg ? strlen(arg) : 0;
-    if (n == 0)
-        return base_fail(-EINVAL, "kernel grep: no text to look for; give one, as in grep:TEXT");
-    if (memchr(text, '\n', n))
-        return base_fail(-EINVAL, "kernel grep: the text has a newline, which no line contains");
-    const uint8_t *p = in->bytes, *end = p + in->len, *hit;
-    while (p < end && (hit = grep_find(p, (size_t)(end - p), text, n))) {
-        const uint8_t *line = hit;
-        while (line > p && line[-1] != '\n')
+    const uint8_t *text = (const uint8_t *)arg, *end = in->bytes + in->len, *hit;
+    size_t n = strlen(arg), start = from > *next ? from : *next;
+    while (start < to && n <= in->len - start) {
+        size_t most = to - start < in->len - start - (n - 1) ? to - start + (n - 1) : in->len - start;
+        hit = grep_find(in->bytes + start, most, text, n);
+        if (!hit)
+            break;
+        const uint8_t *line = hit, *first = in->bytes + *next;
+        while (line > first && line[-1] != '\n')
             line--;
         const uint8_t *newline = memchr(hit, '\n', (size_t)(end - hit));
-        const uint8_t *next = newline ? newline + 1 : end;
-        int rc = weft_out_write(out, line, (size_t)(next - line));
+        const uint8_t *after = newline ? newline + 1 : end;
+        int rc = weft_out_write(out, line, (size_t)(after - line));
         if (!rc && !newline)
             rc = weft_out_write(out, "\n", 1);
         if (rc)
             return rc;
-        p = next;
+        *next = start = (size_t)(after - in->bytes);
     }
     return 0;
+}
+
+int kernel_grep_check(const char *arg)
+{
+    if (!arg || !arg[0])
+        return base_fail(-EINVAL, "kernel grep: no text to look for; give one, as in grep:TEXT");
+    if (strchr(arg, '\n'))
+        return base_fail(-EINVAL, "kernel grep: the text has a newline, which no line contains");
+    return 0;
+}
+
+static int grep_run(const weft_span *in, const char *arg, weft_out *out)
+{
+    size_t next = 0;
+    int rc = kernel_grep_check(arg);
+    return rc ? rc : kernel_grep_lines(in, arg, 0, in->len, &next, out);
 }
 
 const weft_kernel kernel_grep = {

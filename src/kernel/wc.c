@@ -17,6 +17,7 @@
  *      sum   .1..1100   -> & ~run: bits 5.. of both runs' ends
  */
 #include "kernel/kernel.h"
+#include "kernel/wc.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,21 +25,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-#ifndef WEFT_WC_PRINTABLE
-#define WEFT_WC_PRINTABLE 0
-#endif
-
-/* What one piece tells. A word may span pieces, so the ends stay open. */
-struct wc_piece {
-    uint64_t lines, bytes;
-    uint64_t ended; /* words that a white space of this piece ends, the one it begins with included */
-    uint8_t start;  /* the first piece of its input */
-    uint8_t space;  /* has white space */
-    uint8_t head;   /* the run at its start has a mark; without white space: the piece has */
-    uint8_t tail;   /* the run at its end has a mark */
-    uint8_t zero[4];
-};
 
 struct wc_state {
     uint64_t lines, words, bytes, open;
@@ -49,25 +35,15 @@ struct wc_count {
     unsigned char carry; /* the run at the end has a mark */
 };
 
-static inline bool is_space(uint8_t c)
-{
-    return c == ' ' || (uint8_t)(c - '\t') <= '\r' - '\t';
-}
-
-static inline bool is_mark(uint8_t c, bool printable)
-{
-    return printable ? c > ' ' && c < 0x7f : !is_space(c);
-}
-
 static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)
 {
     for (size_t i = 0; i < len; i++) {
         n->lines += p[i] == '\n';
-        if (is_space(p[i])) {
+        if (kernel_wc_space(p[i])) {
             n->ended += n->carry;
             n->carry = 0;
         } else {
-            n->carry |= is_mark(p[i], printable);
+            n->carry |= kernel_wc_mark(p[i], printable);
         }
     }
 }
@@ -154,10 +130,10 @@ static int wc_run(const weft_span *in, const char *arg, weft_out *out)
     const bool printable = WEFT_WC_PRINTABLE;
     struct wc_count n = {0};
     wc_count_bytes(&n, in->bytes, in->len, printable);
-    struct wc_piece piece = {.lines = n.lines, .bytes = in->len, .ended = n.ended, .start = in->offset == 0, .tail = n.carry};
+    struct kernel_wc_piece piece = {.lines = n.lines, .bytes = in->len, .ended = n.ended, .start = in->offset == 0, .tail = n.carry};
     size_t i = 0;
-    for (; i < in->len && !is_space(in->bytes[i]); i++)
-        piece.head |= is_mark(in->bytes[i], printable);
+    for (; i < in->len && !kernel_wc_space(in->bytes[i]); i++)
+        piece.head |= kernel_wc_mark(in->bytes[i], printable);
     piece.space = i < in->len;
     return weft_out_write(out, &piece, sizeof piece);
 }
@@ -165,7 +141,7 @@ static int wc_run(const weft_span *in, const char *arg, weft_out *out)
 static int wc_fold(void *state, const void *output, size_t len)
 {
     struct wc_state *s = state;
-    struct wc_piece piece;
+    struct kernel_wc_piece piece;
     if (len != sizeof piece)
         return base_fail(-EPROTO, "kernel wc: a piece's result has %zu bytes, not %zu", len, sizeof piece);
     memcpy(&piece, output, sizeof piece);

@@ -120,15 +120,15 @@ static void names_line_and_field(void **state)
     bad("[[null, \"a\"],\n 7]", "F:2: [1]: expected a list of devices, found 7");
     bad("[[\"a:1\"],\n[\"b:0\"]]", "F:2: [1][0]: expected \"HOST:PORT\", found \"b:0\"");
     bad("[[\"a:1\"],\n[\"b:99999\"]]", "F:2: [1][0]: expected \"HOST:PORT\", found \"b:99999\"");
-    bad("{\"weft\": 2, \"hosts\": []}", "F:1: weft: expected 1 (the version of the file's form), found 2");
+    bad("{\"weft\": 2, \"hosts\": []}", "F:1: weft: expected 1 (the version of the format), found 2");
     bad("{\"weft\": 1}", "F:1: hosts: expected a list of 1 to 1024 hosts, found nothing");
     bad("{\"weft\": 1,\n\"hosts\": []}", "F:2: hosts: expected a list of 1 to 1024 hosts, found a list of 0");
     bad("{\"weft\": 1,\n\"host\": []}", "F:2: host: expected one of the keys weft, coord, hosts, settings, found a list of 0");
     bad("{\"weft\": 1,\n\"hosts\": [{\n\"ip\": \"a\"}]}", "F:3: hosts[0].ip: expected one of the keys ssh, ips, rdma, slots, found \"a\"");
     bad("{\"weft\": 1,\n\"hosts\": [{\"ssh\": \"a\",\n\"slots\": 0}]}",
-        "F:3: hosts[0].slots: expected how many nodes run there, from 1 to 1024, found 0");
+        "F:3: hosts[0].slots: expected a number of nodes from 1 to 1024, found 0");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 1000}, {\"ips\": [], \"slots\": 1000}]}",
-        "F: hosts: expected at most 1024 nodes in all, found 2000 slots");
+        "F: hosts: expected at most 1024 nodes in all, found 2000");
     bad("{\"weft\": 1, \"hosts\": [{\"ssh\": \"-oProxyCommand=x\"}]}",
         "F:1: hosts[0].ssh: expected a host's name, as in \"a.local\", found \"-oProxyCommand=x\"");
     bad("{\"hosts\": [{\"ssh\": \"a\"},\n{\"host\": \"b\"}]}", "F:2: hosts[1]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
@@ -136,9 +136,9 @@ static void names_line_and_field(void **state)
     bad("{\"weft\": 1, \"hosts\": [{\"slots\": 2}]}", "F:1: hosts[0]: expected \"ssh\", \"ips\" or \"rdma\", found none of them");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": \"a\"}]}", "F:1: hosts[0].ips: expected a list of addresses, found \"a\"");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"pol\": 1}}",
-        "F:2: settings.pol: expected a setting that a hostfile may give (`weft config` lists them), found 1");
+        "F:2: settings.pol: expected a setting that is allowed in a hostfile (`weft config` lists all), found 1");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"rank\": 1}}",
-        "F:2: settings.rank: expected a setting that a hostfile may give (`weft config` lists them), found 1");
+        "F:2: settings.rank: expected a setting that is allowed in a hostfile (`weft config` lists all), found 1");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"settings\": {\"pool\": [1]}}",
         "F:2: settings.pool: expected a text, a number, true or false, found a list of 1");
     bad("{\"weft\": 1, \"hosts\": [{\"ips\": []}],\n\"coord\": \"nowhere\"}",

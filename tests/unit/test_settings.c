@@ -187,12 +187,12 @@ static void place_in_the_cluster(void **state)
     cluster_settings_clear(&s);
     setenv("WEFT_SIZE", "3", 1);
     char sentence[256];
-    snprintf(sentence, sizeof sentence, "WEFT_SIZE='3': expected 2, as many as hostfile %s has nodes", hosts);
+    snprintf(sentence, sizeof sentence, "WEFT_SIZE='3': expected 2, the number of nodes in hostfile %s", hosts);
     bad(sentence);
     unsetenv("WEFT_SIZE");
     write_file(hosts, "{\"weft\": 1, \"hosts\": [{\"ips\": [], \"slots\": 2}]}", 0600);
     snprintf(sentence, sizeof sentence,
-             "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so it is not known where node 0 listens: add one, or "
+             "hostfile %s: host 0 has neither \"ips\" nor \"ssh\", so node 0 has no address: add one of them, or "
              "set WEFT_COORD to HOST:PORT",
              hosts);
     bad(sentence);
@@ -237,7 +237,7 @@ static void understands_mlx(void **state)
     bad(sentence);
 }
 
-#define RAILS_EXPECTED "a number from 1 to 4, or as many different devices with commas between, as in mlx5_0,mlx5_1:2"
+#define RAILS_EXPECTED "a number from 1 to 4, or as many different devices, separated by commas, as in mlx5_0,mlx5_1:2"
 
 static void names_the_wrong_one(void **state)
 {
@@ -270,7 +270,7 @@ static void names_the_wrong_one(void **state)
         {"WEFT_COORD", "[::1]:000", "WEFT_COORD='[::1]:000': expected a port from 1 to 65535, the same on all nodes"},
         {"WEFT_COORD", "here", "WEFT_COORD='here': expected HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME"},
         {"WEFT_HOSTFILE", "/nonexistent", "WEFT_HOSTFILE: hostfile /nonexistent: No such file or directory"},
-        {"WEFT_SECRET", "", "WEFT_SECRET is set but empty: give it a secret of 1 to 1024 bytes, or unset it"},
+        {"WEFT_SECRET", "", "WEFT_SECRET is set but empty: set it to a secret of 1 to 1024 bytes, or unset it"},
         {"WEFT_SECRET_FILE", "/nonexistent", "WEFT_SECRET_FILE='/nonexistent': No such file or directory"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -315,10 +315,10 @@ static void secrets(void **state)
 
     char sentence[256];
     write_file(secret, "word", 0640);
-    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': others may use it (mode 0640): chmod 600 it", secret);
+    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': other users may access the file (mode 0640): use chmod 600", secret);
     bad(sentence);
     write_file(secret, "word", 0604);
-    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': others may use it (mode 0604): chmod 600 it", secret);
+    snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': other users may access the file (mode 0604): use chmod 600", secret);
     bad(sentence);
     snprintf(sentence, sizeof sentence, "WEFT_SECRET_FILE='%s': expected a secret of 1 to 1024 bytes", secret);
     write_file(secret, "\n", 0600);
@@ -429,8 +429,8 @@ static void lanes_of_tb(void **state)
         char sentence[400];
         setenv("WEFT_TB_LANES", wrong[i], 1);
         snprintf(sentence, sizeof sentence,
-                 "WEFT_TB_LANES='%s': expected 1 to 8 lanes SIZE:MESSAGES, as in 32K:32,128K:16: each message "
-                 "a multiple of 4K, up to 16380K; 1 to 64 of them, together at most 4095 frames of 4K",
+                 "WEFT_TB_LANES='%s': expected 1 to 8 lanes as SIZE:MESSAGES, as in 32K:32,128K:16: SIZE is "
+                 "a multiple of 4K, up to 16380K; MESSAGES is from 1 to 64; SIZE times MESSAGES is at most 4095 times 4K",
                  wrong[i]);
         bad(sentence);
     }

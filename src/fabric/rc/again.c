@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a queue pair that broke leaves behind, posted again on the next one, in the order it had.
+ * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, both ends count them, and the sender keeps each until the peer says that it has taken it.
- * A call for a new queue pair says how many were received; after that the old one is gone at that end, and no more come by it.
- * So each frame is received exactly once, and with them messages, signals, stores, and atomics done by the home's processor.
+ * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for
+ * a new queue pair says how many frames were received. By then its sender has no old queue pair any more, so no more frames arrive by it.
+ * So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's processor does.
  *
- * Puts and gets that were under way are repeated: a put stands in memory once it is complete, and may have stood there before.
- * Not repeated is a put before a frame that was received: it was there, and its target may have been used since. Atomics that
- * devices do cannot be repeated, and nobody knows whether they were done: they end with -ECONNABORTED. So do requests that
- * were refused, which is how the queue pair broke.
+ * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was
+ * received is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and
+ * nobody knows whether it was done: it ends with -ECONNABORTED. So does a request that a device refused, which is what broke the queue
+ * pair.
  */
 #include "fabric/rc/rc.h"
 
@@ -20,11 +20,11 @@ static void rc_again_end(struct rc_link *l, struct rc_slot *s, int status)
 {
     bool told = s->op || (s->work && s->work->op);
     rc_finish(l, s, status);
-    if (status && !told) /* the next flush says so */
+    if (status && !told) /* the next flush reports it */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
 }
 
-/* Without the lock it is looked at as a hint (rc_progress). */
+/* Atomic, because rc_progress() reads l->again without the lock, as a hint. */
 static void set_again(struct rc_link *l, struct rc_slot *list)
 {
     struct rc_slot *was = l->again;
@@ -42,8 +42,8 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
     return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
 }
 
-/* Frames whose requests were done, and which the peer has not received all the same: they were in its device when its queue
- * pair ended. They are older than all requests, and of both lanes. */
+/* Frames whose requests have completed, but which the peer has not received: they were in its device when its queue pair was destroyed.
+   They are older than all requests that are not done, and may be of both lanes. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];
@@ -69,17 +69,17 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t window = (uint32_t)(l->posted - l->done), rest = l->again ? l->again_count - l->again_at : 0;
     struct rc_slot *list = malloc((window + rest + RC_LANES * RC_WINDOW + 1) * sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for what is to be sent again");
+        return base_fail(-ENOMEM, "no memory for the list of requests to repeat");
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;
-    /* Newest first, so that `first` ends as the oldest that has a request. */
+    /* Newest first, so that `first` ends as the oldest frame that still has a request. */
     for (uint32_t i = window + rest; i-- > 0;) {
         const struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         if (s->kind == RC_SLOT_FRAME) /* NOLINT(clang-analyzer-core.NullDereference): without `again`, `rest` is 0 */
             first[s->lane] = s->number;
         if (executed == 0 && was_received(s, received))
-            executed = i + 1; /* it, and all before it, have been at the peer */
+            executed = i + 1; /* this request, and all before it, have arrived */
     }
     uint32_t older = n = gather_older(l, list, received, first);
     for (uint32_t i = 0; i < window + rest; i++) {
@@ -104,8 +104,8 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
                 list[n++] = *s;
         }
     }
-    /* On the next queue pair nothing is before the first of them, so that waits for nothing. The first behind each later fence asks
-     * anew, also where the one that had asked does not go again. */
+    /* On the next queue pair no request precedes the first of these, so that one needs no IBV_SEND_FENCE. The first request behind each
+       later fence is posted with IBV_SEND_FENCE again, even if the one that had it before is not repeated. */
     if (n > older)
         l->fences_posted = list[older].fences;
     for (uint32_t i = 0; i < older; i++)

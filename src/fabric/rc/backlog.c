@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What finds no room in the send queue, or has to wait for what a fence puts before it: it waits in its lane, in order, and goes as
- * completions and credits make room; what follows it waits behind it. Answers to the peer have a queue of their own, and go first.
+ * The backlog: operations that find no room in the send queue, or that wait behind a fence. They wait in their lane, in order, with all
+ * later operations of the lane behind them, and are posted as completions and credits make room. Answers to the peer have a queue of
+ * their own, and are posted first.
  */
 #include "fabric/rc/rc.h"
 
@@ -25,7 +26,8 @@ static bool push_answers(struct rc_link *l)
 {
     bool any = false;
     for (struct rc_work *k; (k = l->answers.first) != NULL; any = true) {
-        if (!rc_post_frame(l, k->body, k->bytes, l->fences_posted, &k)) /* little: it is not taken itself */
+        /* an answer fits into RC_LITTLE, so rc_post_frame() does not take ownership of `k` */
+        if (!rc_post_frame(l, k->body, k->bytes, l->fences_posted, &k))
             break;
         take_from_answers(l);
     }
@@ -89,7 +91,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* its last piece's completion frees it */
+            rc_take_from_backlog(q); /* the completion of its last piece frees it */
         }
     }
     return any;
@@ -101,10 +103,10 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
-    if (BASE_UNLIKELY(l->flush_wanted)) /* else what other threads keep posting would leave it no room for ever */
+    if (BASE_UNLIKELY(l->flush_wanted)) /* first, because other threads' requests could otherwise take the room for ever */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
-    while (again) { /* one lane may open a fence for the other */
+    while (again) { /* progress of one lane may open a fence for the other */
         again = push_lane(l, RC_MAIN);
         again = push_lane(l, RC_MESSAGES) || again;
         any = any || again;
@@ -160,7 +162,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     struct room r = {l, lane, limit};
     if (backlog_has_room(&r))
         return 0;
-    r.limit = limit / 2; /* not to sleep again after the next one */
+    r.limit = limit / 2; /* wait for half, so that the next call need not sleep again */
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0

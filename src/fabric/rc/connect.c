@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: made when they are wanted, agreed on over the side connection. All on the progress thread.
+ * Queue pairs: made when they are needed, and agreed on over the side connection. Everything here runs on the progress thread.
  *
  *   RC_COLD       no queue pair
- *   RC_CALLING    ours is made, its receives are posted, and its address has gone to the peer
- *   RC_CONNECTED  it is connected to the peer's; the peer has been told
- *   RC_UP         the peer has said the same of its own: requests may go
+ *   RC_CALLING    ours is made, its receives are posted, and its address was sent to the peer
+ *   RC_CONNECTED  ours is connected to the peer's, and the peer was told
+ *   RC_UP         the peer has said that its own is connected, too: requests may be posted
  *
- * Either end may begin, or both at once. A call brings an address, and says whether its sender is connected to the receiver's
- * already; who has sent its own call before says that with RC_READY instead:
+ * Either end may begin, or both at once. A call (RC_CALL) carries an address, and says whether its sender is connected to the receiver's
+ * queue pair already. A node that has sent its call before says with RC_READY that it is connected:
  *
  *   one begins: call ->, <- call (connected), ready ->        both begin: call -> <- call, ready -> <- ready
  *
- * A generation is one attempt at a queue pair, numbered the same at both ends: who begins takes the next number, who is
- * called takes the caller's. A call of a lower one is stale and ignored, of a higher one ends what there is.
+ * A generation is one attempt at a queue pair, with the same number at both ends. The node that begins takes the next number, the other
+ * takes the caller's. A call of a lower generation is stale and is ignored. A call of a higher one ends the queue pair that exists.
  *
- * A queue pair breaks when a request or a receive fails, when a request comes to no end, or when the peer calls for a newer
- * one. With w->options.reconnect_ns it is destroyed and called for again, at once and then ever more seldom, until so much time has
- * passed without one that works; then, and without it at once, the peer counts as dead. Time in which a call waits for its
- * answer does not count: whether the peer lives is judged by its heartbeats (peer.c). The call says how many frames were
- * received: see again.c.
+ * A queue pair breaks when a request or a receive fails, when a request never completes, or when the peer calls for a newer one. If
+ * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed and a new one is called for, at
+ * once and then at growing intervals, until one works or reconnect_ns has passed; then the peer is treated as dead. Time in which a call
+ * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames:
+ * see again.c.
  */
 #include "fabric/rc/rails.h"
 
@@ -30,28 +30,29 @@
 #include <string.h>
 
 #define CALL_MAGIC     UINT64_C(0x7765667463613032) /* "weftca02" */
-#define LEAVE_NS       (100 * WEFT_MS)              /* so long a device may take to say that a queue pair has ended */
+#define LEAVE_NS       (100 * WEFT_MS)              /* how long a device may take to report that a queue pair uses no more receives */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
-#define RETRY_DOUBLED  7 /* times at most: 640 ms */
+#define RETRY_DOUBLED  7 /* the most doublings: 640 ms */
 
 enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED, RC_QUESTION, RC_REPLY };
 
-/* Over the side connection. What comes is checked before use. */
+/* A message over the side connection. The receiver checks it before use. */
 struct rc_call {
     uint64_t magic;
     uint32_t kind, generation;
     uint32_t connected; /* RC_CALL: the sender is connected to the receiver's queue pair */
     uint32_t reserved;
-    uint32_t received[RC_LANES], taken[RC_LANES]; /* RC_CALL: of the receiver's frames, by queue pairs that are no more */
-    struct verbs_address address;                 /* RC_CALL */
-    char text[256];                               /* RC_FAILED: why */
+    /* RC_CALL: how many of the receiver's frames arrived by earlier queue pairs, and how many were processed */
+    uint32_t received[RC_LANES], taken[RC_LANES];
+    struct verbs_address address; /* RC_CALL */
+    char text[256];               /* RC_FAILED: the reason */
 };
 
 _Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
 
 /* --- a queue pair --- */
 
-/* Of the link's generation, with its receives posted. */
+/* Makes the queue pair of the link's generation, and posts its receives. */
 static int connect_make(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -79,7 +80,8 @@ static int connect_make(struct rc_link *l)
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, l->w->options.reconnect_ns);
     if (l->depth && (qp.send_depth < l->depth || qp.inline_bytes < l->inline_bytes)) {
         verbs_qp_destroy(&qp);
-        return base_fail(-EIO, "%s: the new queue pair is smaller than the one before", rc->device->name);
+        return base_fail(-EIO, "device %s: the new queue pair has room for fewer requests or inline bytes than the one before",
+                         rc->device->name);
     }
     if (!l->depth) {
         uint32_t depth = RC_SEND_DEPTH;
@@ -97,7 +99,7 @@ static int connect_make(struct rc_link *l)
         verbs_qp_destroy(&qp);
         return base_fail(-ENOMEM, "no memory for a queue of %u requests", RC_SEND_DEPTH);
     }
-    base_spin_lock(&rc->receiving); /* completions are told apart by it */
+    base_spin_lock(&rc->receiving); /* completions are handled under it, and look at qp */
     base_spin_lock(&l->lock);
     l->qp = qp;
     l->proved = false;
@@ -107,7 +109,7 @@ static int connect_make(struct rc_link *l)
     return err;
 }
 
-/* Has the device said that this queue pair takes nothing more? It may have said so of others. */
+/* Whether the device has reported that this queue pair uses no more receives. The device may report other queue pairs first. */
 static bool connect_has_ended(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -123,8 +125,8 @@ static bool connect_has_ended(struct rc_link *l)
     return atomic_load_explicit(&l->ended, memory_order_relaxed);
 }
 
-/* A queue pair that is destroyed takes its completions with it, and so receives of the shared queue that nobody would know
- * of: it is stopped first, and what it took is looked at. */
+/* The completions of a destroyed queue pair are lost, and with them receives of the shared queue that it had used. So it is stopped first,
+   and its completions are handled. */
 void rc_leave(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -139,14 +141,14 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* perhaps some are lost: as many as there can be are put in their place */
+    if (!ended) { /* some receives may be lost: add as many as can be */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not report the end of a queue pair: receives may be lost%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
 
-/* What came by it is looked at before. */
+/* Destroys the queue pair, after handling its completions. */
 static void connect_drop(struct rc_link *l)
 {
     rc_leave(l);
@@ -161,7 +163,7 @@ static void connect_drop(struct rc_link *l)
     l->state = RC_COLD;
 }
 
-/* What the peer is to know of this end. */
+/* Sends a message about this end to the peer. */
 static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
 {
     struct rc_call m = {.magic = CALL_MAGIC, .kind = kind, .generation = l->generation, .connected = l->state == RC_CONNECTED};
@@ -169,7 +171,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
         base_spin_lock(&l->lock);
         m.address = l->qp.here;
         m.received[RC_MAIN] = l->lane[RC_MAIN].taken;
-        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair brings any now */
+        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives any now */
         for (int i = 0; i < RC_LANES; i++)
             m.taken[i] = l->lane[i].told = l->lane[i].taken;
         base_spin_unlock(&l->lock);
@@ -179,7 +181,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
     return fab_side_send(l->link, &m, sizeof m);
 }
 
-/* There is none that works, for `why`: another attempt, later, or the end. */
+/* No queue pair works, for the reason `why`. Schedules another attempt, or gives the peer up. */
 static void connect_failed(struct rc_link *l, const char *why)
 {
     int64_t now = base_now_ns(), limit = l->w->options.reconnect_ns;
@@ -188,14 +190,14 @@ static void connect_failed(struct rc_link *l, const char *why)
     base_spin_lock(&l->lock);
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
-    if (!wanted) /* the peer's affair */
+    if (!wanted) /* only the peer wanted the queue pair */
         return;
     if (l->since_ns == 0)
         l->since_ns = now;
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; it was tried for %.1f s (WEFT_RECONNECT)", why, (double)limit / 1e9);
+        rc_break(l, "%s; reconnecting failed for %.1f s (WEFT_RECONNECT)", why, (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
@@ -203,7 +205,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     }
 }
 
-/* A queue pair that worked does no more. */
+/* A queue pair that worked has broken. */
 static void lost(struct rc_link *l, const char *why)
 {
     atomic_fetch_add_explicit(&l->breaks, 1, memory_order_relaxed);
@@ -255,7 +257,7 @@ static void connect_up(struct rc_link *l)
         l->wanted = false;
         l->proved = !rc_waits(l);
         rc_push_locked(l);
-        rc_tell_locked(l, false); /* of what came while this end was not up yet */
+        rc_tell_locked(l, false); /* acknowledges frames that arrived before this end was up */
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
@@ -266,17 +268,17 @@ static void connect_up(struct rc_link *l)
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair 0x%06x", l->link->node,
              again ? "works again" : "works", l->qp.here.qpn);
-    /* It is tended from now on. release: as in rc_look_again() */
+    /* From now on connect_tend() checks the link regularly. release: as in rc_look_again() */
     atomic_store_explicit(&l->rc->attention, true, memory_order_release);
     fab_wake_here(l->w);
 }
 
 /* --- the steps --- */
 
-/* With a queue pair of this generation, or the reason in base_error(). */
+/* Makes a queue pair of this generation. On failure base_error() has the reason. */
 static int connect_begin(struct rc_link *l, uint32_t generation)
 {
-    base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
     base_spin_lock(&l->lock);
     l->generation = generation;
     base_spin_unlock(&l->lock);
@@ -304,7 +306,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
 {
     int32_t ahead = (int32_t)(m->generation - l->generation);
     bool fits = ahead == 0 && (l->state == RC_COLD || l->state == RC_CALLING);
-    if (ahead < 0 && l->state == RC_COLD) { /* of an attempt that failed here: the peer wants one */
+    if (ahead < 0 && l->state == RC_COLD) { /* the call belongs to an attempt that has failed here; the peer wants a queue pair */
         base_spin_lock(&l->lock);
         rc_want_locked(l);
         base_spin_unlock(&l->lock);
@@ -312,7 +314,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (ahead < 0 || (ahead == 0 && !fits))
         return;
     if (ahead > 0 && l->state == RC_UP)
-        lost(l, "its end has given up the queue pair");
+        lost(l, "the peer has given up the queue pair");
     else if (ahead > 0 && l->state != RC_COLD)
         connect_drop(l);
     if (atomic_load_explicit(&l->broken, memory_order_relaxed))
@@ -332,7 +334,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)connect_say(l, RC_FAILED, why); /* unheard, it will see this end leave */
+        (void)connect_say(l, RC_FAILED, why); /* if it cannot be sent, the peer waits for another call or for this node's end */
         connect_failed(l, why);
     } else if (m->connected) {
         connect_up(l);
@@ -370,20 +372,20 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(l, RC_REPLY, NULL); /* no room for it: the peer does not read, and is not to judge then */
+        (void)connect_say(l, RC_REPLY, NULL); /* if there is no room, the peer does not read, and does not judge either */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
         char why[sizeof m.text + 32];
         for (char *c = m.text; *c; c++)
-            *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes to logs and terminals */
-        snprintf(why, sizeof why, "it says: %s", m.text);
+            *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text goes to logs and terminals */
+        snprintf(why, sizeof why, "the peer reports: %s", m.text);
         connect_failed(l, why);
     }
 }
 
-/* Reads and writes need nothing of the peer but its device. A frame needs a receive, and while the peer is stopped, or in a
- * handler for long, there may be none left. */
+/* Whether a frame is among the pending requests. Reads and writes need only the peer's device. A frame needs a posted receive, and a peer
+   that is stopped, or runs a long handler, may have none left. */
 static bool frames_wait(struct rc_link *l)
 {
     for (uint64_t i = l->done; i < l->posted; i++) {
@@ -401,13 +403,14 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_lock(&l->lock);
     bool waits = l->up && l->signalled > l->done;
     if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
-        /* The peer's progress thread answers, and takes what is there before it does anything that may be long. */
+        /* The peer's progress thread answers, and posts used receives again before it does anything that may take long. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))
             rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
     } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
-        rc_flush_locked(l); /* nobody asked for a completion of these, and they may stand still as well */
+        /* none of the pending requests asked for a completion, so only a read behind them shows whether they make progress */
+        rc_flush_locked(l);
     }
     l->posted_then = l->posted;
     base_spin_unlock(&l->lock);
@@ -416,7 +419,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     return l->state == RC_UP ? now + RC_STANDSTILL_LOOK : INT64_MAX;
 }
 
-/* What is to be done for a link now; when to look again. */
+/* Does what a link needs now, and returns when to look again. */
 static int64_t connect_tend(struct rc_link *l, int64_t now)
 {
     if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))

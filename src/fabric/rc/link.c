@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the other files say of a link: that it wants a queue pair, that its queue pair has broken, that its peer is to be given up, and
- * how long a queue pair may take. And the node's stages and frames, which all links share.
+ * The state of a link that the other files report: it needs a queue pair, its queue pair has broken, its peer must be treated as dead.
+ * How long a queue pair may take. And the node's stages and frames, which all links share.
  */
 #include "fabric/rc/rc.h"
 
@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PATIENCE 5 /* times what the retries of a request should take; four are allowed (InfiniBand: Local ACK Timeout) */
+/* A queue pair counts as standing still after this many times the time that its retries should take. Devices may take four times that time
+   (InfiniBand: Local ACK Timeout). */
+#define PATIENCE 5
 
 /* --- stages and frames --- */
 
@@ -25,9 +27,9 @@ void rc_put_back(struct rc *rc, void *stage, bool frame)
     atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) + 1, memory_order_relaxed);
 }
 
-/* A peer that cannot be reached keeps what its link holds for as long as it may take to reach it again. So no link takes more than it
- * leaves: half of all when it is alone, and whoever comes after it finds some. But for frames that a queue pair has left behind, where
- * the peer is reached again: those behind them hold theirs already. */
+/* A link whose peer cannot be reached keeps its stages until the peer is reached again. So a link may hold no more than it leaves free: one
+   link alone can take half of all, and the next still finds some. There is an exception for the requests that a broken queue pair left:
+   they go first, and the operations behind them hold their stages already. */
 void *rc_take_stage(struct rc_link *l, bool frame)
 {
     struct rc *rc = l->rc;
@@ -45,18 +47,19 @@ void *rc_take_stage(struct rc_link *l, bool frame)
     return s;
 }
 
-/* Others may hold theirs for long: a request that asked for no completion gives its stage back with the next one that does, on the same
- * link. So who takes one of the last half asks, and the next finds one. */
+/* A request without a completion gives its stage back only with the next completion on the same link, which may be much later. So when
+   fewer than half of the stages are free, each request that takes one asks for a completion. */
 bool rc_stages_scarce(const struct rc *rc, bool frame)
 {
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;
 }
 
-/* Who was refused one may have nothing under way whose end would make it look again. */
+/* A link that found no stage may have no request under way whose completion would make it try again. */
 static BASE_COLD void look_for_refused(struct rc *rc)
 {
     atomic_store_explicit(&rc->freed, true, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the progress thread's: rc_idle() sees `freed`, or we that it naps */
+    /* pairs with the fence of the progress thread: either rc_idle() sees `freed`, or this thread sees that the progress thread naps */
+    atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&rc->w->bell->napping, memory_order_relaxed))
         fab_kick(rc->w);
 }
@@ -74,11 +77,12 @@ void rc_give_stage(struct rc_link *l, void *stage, bool frame)
         look_for_refused(rc);
 }
 
-/* --- what is to be done about a link --- */
+/* --- reports about a link --- */
 
 void rc_look_again(struct rc *rc)
 {
-    /* release: pairs with the exchange in rc_upkeep(); who sees it sees what is wanted, at the latest under the link's lock */
+    /* release: pairs with the exchange in rc_upkeep(), so that the progress thread sees what is wanted, at the
+       latest when it takes the link's lock */
     atomic_store_explicit(&rc->attention, true, memory_order_release);
     fab_kick(rc->w);
 }
@@ -130,9 +134,9 @@ int rc_gone(struct rc_link *l)
 
 /* --- how long a queue pair may take --- */
 
-/* The timeout of a request, such that the queue pair goes on trying for the liveness time at least: whether a host that
- * does not answer for a while is dead is not for the device to say. At most half a minute and a little. And at most about a
- * second where a queue pair that breaks is made anew: that costs little, and may find another way. */
+/* The time-out of a request. The queue pair must go on trying for at least the liveness time, because a host that is silent for a while may
+   not be dead; the device must not decide that. But no longer than about half a minute. If a broken queue pair is made anew, about one
+   second is enough: a new one costs little, and may find another path. */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
 {
     uint8_t timeout = q->timeout;
@@ -142,9 +146,9 @@ uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t rec
     return timeout;
 }
 
-/* A queue pair ends its requests, well or not, when its retries are over. Not all do: rdma_rxe of Linux 6.1 sometimes begins a
- * retry and then neither sends nor complains. Time in which this thread did not look does not count: completions may have been
- * there all along. */
+/* A queue pair must complete or fail its requests when its retries are over. Not every device does: rdma_rxe of Linux 6.1 sometimes begins
+   a retry and then neither sends nor reports an error. A long time between two checks counts only in part: completions may have been there
+   unseen. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
 {
     int64_t since = now - s->looked_ns;

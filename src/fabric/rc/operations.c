@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the transport. What fits into one request and finds room goes at once; the rest is kept (backlog.c).
+ * The operations of the transport. An operation that fits into one request and finds room is posted at once; others are queued
+ * (backlog.c).
  *
- * Atomics are done by the home's device, where that says that it is atomic with its processor too; else, and swaps always, by the home's
- * processor, asked with a frame. Both may be used on one word then.
+ * The home's device does add and compare-and-swap, if its atomics are atomic with its processor's. Otherwise, and always for swap, a frame
+ * asks the home's processor. So device and processor may both work on one word.
  */
 #include "fabric/rc/rc.h"
 
@@ -26,7 +27,7 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         return err;
     base_spin_lock(&l->lock);
     if (BASE_UNLIKELY(!rc_has_slot(l) || l->lane[RC_MAIN].backlog)) {
-        /* Full: what is done makes room at once, where the caller would else have to be kept and looked after. */
+        /* No room: handle completions, which may make room. Otherwise the operation would have to be queued. */
         base_spin_unlock(&l->lock);
         fab_polled(w);
         fab_service(w);
@@ -37,7 +38,7 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         return rc_gone(l);
     }
     if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, len, op)) {
-        if (op) /* it completes under the lock; an op whose start fails stays as it was */
+        if (op) /* rc_done() completes the op under this lock, so not before this line. An op whose start failed must stay unchanged. */
             fab_pending(op, link->node);
         base_spin_unlock(&l->lock);
         return 0;
@@ -67,7 +68,7 @@ static bool can_ask(void *arg)
            atomic_load_explicit(&l->link->state, memory_order_acquire) != FAB_ALIVE;
 }
 
-/* With the lock on a return of 0: room for one more ask. */
+/* On success the lock is held, and there is room for one more ask. */
 static int lock_for(struct rc_link *l, bool ask)
 {
     for (;;) {
@@ -112,7 +113,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* What it signals may go by other rails, which this one does not keep in order. */
+    /* The data that it signals may be striped over rails that the first rail is not ordered with. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)
@@ -139,7 +140,7 @@ out:
     return err;
 }
 
-/* Its owner sleeps on it perhaps: that one's processor writes it, and wakes. */
+/* The owner may sleep until the word changes. So it is not an RDMA write: the owner's processor writes the word, and wakes the sleeper. */
 int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};
@@ -152,7 +153,7 @@ int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
     if (len) {
-        int err = rc_put(w, link, to, src, len, NULL); /* before the frame, in the same queue pair */
+        int err = rc_put(w, link, to, src, len, NULL); /* it precedes the frame in the same queue pair */
         if (err)
             return err;
     }
@@ -184,7 +185,7 @@ static int native(struct rc_link *l, const struct rc_work *what)
             n = rc_post_atomic(l, &now, what->op);
         if (n == 0)
             err = rc_keep(l, RC_MAIN, what);
-        else if (what->op) /* it completes under the lock; an op whose start fails stays as it was */
+        else if (what->op) /* as in transfer() */
             fab_pending(what->op, l->link->node);
     }
     base_spin_unlock(&l->lock);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Flush and fence: what is proved to be at the peer, and what waits for it. A flush waits for what was begun before it, by any thread, and
- * for nothing that is begun later.
+ * Flush and fence. A flush waits until everything that any thread began before it has arrived, and for nothing that is begun later.
  */
 #include "fabric/rc/rc.h"
 
-/* Is all that was kept when the flush began in the send queue? Then positions say the rest, unless a queue pair that broke leaves some
- * to be posted again. */
+/* Whether all works that were queued when the flush began are posted, and no requests of a broken queue pair have to be posted again. Then
+   the positions in the send queue decide the rest. */
 static bool order_gone(const struct rc_link *l, const struct fab_flush *f)
 {
     bool posted = !l->again;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Looks at the completion queue: by a thread that waits, by whoever delivers messages, by the progress thread before it sleeps.
+ * Polls the completion queue: called by threads that wait, by the thread that delivers messages, and by the progress thread before it
+ * sleeps.
  */
 #include "fabric/rc/rails.h"
 
 #define BATCH 32
 
-/* Whether it was a receive. */
+/* Handles a completion. True: it was that of a receive. */
 static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);
@@ -15,12 +16,13 @@ static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
         return true;
     }
     struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
-    if (l && rc_wr_generation(wc->wr_id) == (l->generation & RC_WR_GENERATION)) /* else of a queue pair that is no more */
+    /* a completion of another generation belongs to a queue pair that was destroyed */
+    if (l && rc_wr_generation(wc->wr_id) == (l->generation & RC_WR_GENERATION))
         rc_done(l, wc);
     return false;
 }
 
-/* Everything but handlers: also while one of them is slow. */
+/* Handles completions, but runs no handlers. So it can be called while a handler is slow. */
 static int service(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];
@@ -75,7 +77,7 @@ int rc_progress(struct weft_node *w)
             }
         }
         n += rc_deliver(w, l, RC_WINDOW);
-        /* Stages and frames are shared by all links: what found none looks again. */
+        /* All links share the stages and frames: if one was given back, links that found none try again. */
         if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
                         !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
             continue;
@@ -99,7 +101,7 @@ bool rc_idle(struct weft_node *w)
         return false;
     if (!rc->has_early) {
         ibv_req_notify_cq(rc->cq, 0);
-        /* What came before the wish is not told of: look once more. */
+        /* A completion that came before the request for notification causes none: poll once more. */
         rc->has_early = ibv_poll_cq(rc->cq, 1, &rc->early) > 0;
     }
     bool quiet = !rc->has_early;
@@ -115,7 +117,7 @@ bool rc_idle(struct weft_node *w)
 
 void rc_take_all(struct rc *rc)
 {
-    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* that were there when it began */
+    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* as many as can have been there at the beginning */
     int n;
     do {
         base_spin_lock(&rc->receiving);
@@ -125,9 +127,9 @@ void rc_take_all(struct rc *rc)
     } while (n > 0 && most > 0);
 }
 
-/* All that a peer has sent and that has come, after it is gone; what another thread has taken from the completion queue just
- * now, and not put into the inbox yet, is waited for. That is a window at most; what a peer that lives all the same sends as
- * these are taken is not heard any more. */
+/* Delivers the messages of a peer that is gone. Another thread may just have taken one from the completion queue, and not put it into the
+   inbox yet: rc->receiving waits for that. At most a window of messages is delivered, because the peer may be alive after all and go on
+   sending. */
 void rc_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

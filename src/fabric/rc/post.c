@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests into the send queue: pieces of puts and gets, frames, atomics, and the reads of flushes.
+ * Posts requests to the send queue: pieces of puts and gets, frames, atomics, and the reads of flushes.
  *
- * Memory outside the pool goes through stages. Requests ask for a completion when someone waits for one, when the stages run out,
- * and every RC_SIGNAL_EVERY: completions come in order, so one tells of all before it.
+ * Local memory outside the pool goes through stages. A request asks for a completion if an operation waits for it, if stages are scarce,
+ * and every RC_SIGNAL_EVERY requests. Completions come in order, so one completion reports all requests before it.
  */
 #include "fabric/rc/rc.h"
 
@@ -12,18 +12,20 @@
 
 /* --- one request --- */
 
-/* `slot` is rc_slot_next()'s, and says what the request is. */
+/* `slot` is the one from rc_slot_next(), and describes the request. */
 BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    /* What a queue pair has left behind gives back its stages at once: no flush's read can ask for them before all of it is posted. */
+    /* Requests of a broken queue pair that are posted again ask for completions, so that they give their stages back: a flush, which would
+       ask for them, cannot be posted before all of these are. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
-    /* What was kept before a fence is posted after it has been set: so it counts how many a request has before it. */
+    /* A request that was queued before a fence may be posted after the fence was set. So each request carries the number of fences before
+       it. */
     uint32_t fences = slot->fences;
     bool fence = (int32_t)(fences - l->fences_posted) > 0;
     if (fence)
@@ -32,7 +34,7 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
     int err = ibv_post_send(l->qp.qp, wr, &bad);
     if (err) {
         l->posted = position;
-        rc_lose_locked(l, "its queue pair takes no requests: %s", base_strerror(err));
+        rc_lose_locked(l, "its queue pair accepts no requests: %s", base_strerror(err));
         return -err;
     }
     if (fence)
@@ -42,8 +44,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
     return 0;
 }
 
-/* NULL: none now. What the link holds itself may be of requests that asked for no completion when there were plenty: then a flush's read
- * asks for them. */
+/* NULL: none now. The stages that the link holds may belong to requests that asked for no completion, because stages were plentiful. Then a
+   flush's read is posted, whose completion gives them back. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);
@@ -54,10 +56,10 @@ static void *stage_for(struct rc_link *l, bool frame)
 
 /* --- pieces of puts and gets --- */
 
-/* How far the next piece of [remote, remote + len) goes: not past the peer's segment, nor, in the pool, past ours. */
+/* The next piece of [remote, remote + len). It ends at the end of the peer's segment, and, if the local memory is in the pool, of ours. */
 struct piece {
     uint64_t bytes;
-    uint64_t at; /* in our pool, where it is there */
+    uint64_t at; /* offset in our pool, if `ours` */
     bool ours;
 };
 
@@ -65,7 +67,7 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
 {
     const struct weft_node *w = l->w;
     const struct rc *rc = l->rc;
-    struct piece p = {.at = (uintptr_t)local - (uintptr_t)w->pool_base}; /* before the pool: beyond every pool */
+    struct piece p = {.at = (uintptr_t)local - (uintptr_t)w->pool_base}; /* an address before the pool becomes a huge offset */
     p.ours = p.at <= w->pool_bytes && len <= w->pool_bytes - p.at;
     uint64_t here = p.ours ? rc->pool.segment_bytes - (p.at & (rc->pool.segment_bytes - 1)) : RC_STAGE_BYTES;
     uint64_t segment = UINT64_C(1) << l->peer_shift, there = segment - (remote & (segment - 1));
@@ -73,7 +75,7 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
     return p;
 }
 
-/* A put or get. */
+/* Posts the put or get that `slot` describes. */
 BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, bool put, bool prompt)
 {
     const struct rc *rc = l->rc;
@@ -82,7 +84,7 @@ BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, boo
     if (slot->stage) {
         sge.addr = (uintptr_t)slot->stage;
         sge.lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory));
-    } else if (!small) { /* small: copied by the post, no key */
+    } else if (!small) { /* small: the data is copied when posting, and needs no key */
         sge.lkey = verbs_lkey(&rc->pool, (uint64_t)(slot->local - l->w->pool_base));
     }
     struct ibv_send_wr wr = {
@@ -107,7 +109,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
     return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
-/* Posts one piece; false: no room now. `op` completes with it. */
+/* Posts one piece. False: no room now. `op` completes with it. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct piece *p, weft_op *op,
                             struct rc_work *work, uint32_t fences, bool prompt)
 {
@@ -156,7 +158,6 @@ bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local,
     return p.bytes == len && post_piece(l, put, remote, local, &p, op, NULL, l->fences, op || !put);
 }
 
-/* The next piece of a put or get. */
 bool rc_post_next(struct rc_link *l, struct rc_work *k)
 {
     uint8_t *local = k->local + k->posted;
@@ -190,7 +191,7 @@ void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken)
     }
 }
 
-/* The frame is at `at`: the slot's stage, or what goes inside the request. */
+/* The frame is at `at`: in the slot's stage, or in memory that is sent inline. */
 BASE_INLINE bool post_at(struct rc_link *l, const struct rc_slot *slot, uint8_t *at)
 {
     const struct rc *rc = l->rc;
@@ -218,7 +219,6 @@ BASE_INLINE bool post_at(struct rc_link *l, const struct rc_slot *slot, uint8_t 
     return true;
 }
 
-/* False: no room now. `body` begins with the header. A frame larger than RC_LITTLE is the body of `*own`, which is taken then. */
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own)
 {
     uint8_t kind = *(const uint8_t *)body, here[sizeof(struct rc_frame)];
@@ -277,7 +277,7 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot)
     struct rc_slot *next = rc_slot_next(l);
     *next = *slot;
     if (!post_at(l, next, at))
-        return false; /* the stage stays the slot's */
+        return false; /* the slot keeps its stage */
     kept->position = l->posted - 1;
     return true;
 }
@@ -288,11 +288,12 @@ void rc_tell_locked(struct rc_link *l, bool due)
         due = due || l->lane[i].taken - l->lane[i].told >= RC_TELL;
     if (BASE_UNLIKELY(due) && !l->closed) {
         struct rc_frame f = {.kind = RC_TELL_ONLY, .token = RC_NO_ASK};
-        rc_post_frame(l, &f, sizeof f, l->fences_posted, NULL); /* no room for it: the next frame tells, or who makes room */
+        /* if there is no room, a later frame acknowledges, or rc_done() calls this again */
+        rc_post_frame(l, &f, sizeof f, l->fences_posted, NULL);
     }
 }
 
-/* --- atomics, by the peer's device --- */
+/* --- atomics that the peer's device does --- */
 
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
 {
@@ -332,10 +333,10 @@ void rc_flush_locked(struct rc_link *l)
     l->flush_wanted = !rc_has_slot(l);
     if (l->flush_wanted)
         return;
-    /* A read behind the writes: its completion says that they are there. */
+    /* A read behind the writes: its completion proves that they have arrived. */
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
-    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody looks at what it brings */
+    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody reads the result */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge,
                              .num_sge = 1,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The rails beyond the first: which devices they are, what is made on each, and their completion queues.
+ * The further rails: which devices they are, their resources, and their completion queues.
  *
- * One that cannot be used is left out with a line in the log: the first one alone does all there is to do.
+ * A device that cannot be used is left out, and a line is logged: the first rail alone can do everything.
  */
 #include "fabric/rc/rails.h"
 
@@ -15,7 +15,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* without the port: limits are the device's */
+static uint32_t name_length(const char *name) /* without the port, because limits are those of the device */
 {
     return (uint32_t)strcspn(name, ":");
 }
@@ -26,7 +26,8 @@ static bool same_device(const struct verbs_device *a, const struct verbs_device 
     return n == name_length(b->name) && memcmp(a->name, b->name, n) == 0;
 }
 
-/* How many peers a further rail on this device has queue pairs for; those before it come first. */
+/* The number of peers that a further rail on this device can have queue pairs for. Rails of the same device that come earlier have
+   priority. */
 static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
 {
     uint32_t peers = rc->w->size - 1, used = same_device(rc->device, d) ? peers : 0;
@@ -53,10 +54,10 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     struct weft_node *w = rc->w;
     struct verbs_device *d = r->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read || d->traits.rd_atomic == 0)
-        return base_fail(-EOPNOTSUPP, "it has no reliable connections with RDMA write and read");
+        return base_fail(-EOPNOTSUPP, "it does not support reliable connections with RDMA write and read");
     r->tracks_max = room_for(rc, d);
     if (r->tracks_max == 0)
-        return base_fail(-ENOSPC, "its %u queue pairs, or %u entries of a completion queue, are too few for a peer", d->traits.qps,
+        return base_fail(-ENOSPC, "it has too few queue pairs (%u) or completion queue entries (%u) for one peer", d->traits.qps,
                          d->traits.cqe);
     int err = verbs_device_use(d);
     if (err)
@@ -126,7 +127,7 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* A completion; what it makes room for goes. */
+/* Handles a completion, and posts what it makes room for. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
@@ -137,7 +138,7 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
     if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) &&
-        position < t->posted) { /* else of a queue pair that is no more */
+        position < t->posted) { /* otherwise it belongs to a queue pair that was destroyed */
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)
             rc_push_locked(l);
@@ -166,7 +167,7 @@ int rc_rails_poll(struct rc *rc)
     return n;
 }
 
-/* As rc_idle() does for the first. */
+/* The part of rc_idle() for the further rails. */
 bool rc_rails_idle(struct rc *rc)
 {
     bool quiet = true;
@@ -189,7 +190,7 @@ void rc_rails_woken(struct rc *rc)
 
 /* --- joining --- */
 
-struct rail_hello { /* then its keys */
+struct rail_hello { /* followed by its keys */
     uint8_t gid[16];
     uint64_t segment_bytes;
     uint32_t segments, reserved;
@@ -223,7 +224,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
     tracks->remote_bytes = UINT64_C(1) << l->peer_shift;
     tracks->local_bytes = rc->pool.segment_bytes;
     tracks->message_bytes = rc->device->traits.message_bytes;
-    for (uint32_t i = 0; i < RC_TRACKS; i++) /* of the leader; the other end is told */
+    for (uint32_t i = 0; i < RC_TRACKS; i++) /* this is the leader's choice; the follower learns it from the offer */
         tracks->track[i].rail = i;
     l->tracks = tracks;
     for (uint32_t i = 0; i < count && !err; i++) {
@@ -250,7 +251,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
         tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
-    if (err || !rc->rails || count == 0) /* one rail, then, as without all this */
+    if (err || !rc->rails || count == 0) /* then the first rail alone is used */
         rc_rails_forget(l);
     return err;
 }

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Frames to receive into, in chunks of as many as one peer may send before it hears that they were taken.
+ * Memory for received frames, in chunks. A chunk is what one peer may send without acknowledgement.
  *
- * Where the device has shared receive queues, all links take from one: a node begins with one chunk, and another is added
- * whenever a look at the completion queue finds that nearly all may have been used at once, up to one for each peer; then
- * every frame that credits allow has its receive. So memory goes with what comes at a time, not with the number of peers. A
- * frame that finds none waits at its sender's device (receiver not ready), which tries again until there is one. What is
- * taken is given back in batches.
+ * If the device has shared receive queues, all links use one. A node begins with one chunk. It adds another when a look at the completion
+ * queue finds that most receives may have been used at once, up to one chunk for each peer; then there is a receive for every frame that
+ * credits allow. So memory grows with the traffic at a time, not with the number of peers. A frame that finds no receive waits in its
+ * sender's device, which tries again (receiver not ready). Used receives are posted again in batches.
  *
- * Elsewhere each queue pair has a chunk of its own, and a frame goes back to the queue pair it came by.
+ * Otherwise each queue pair has a chunk of its own, and a frame is posted again to the queue pair that it came by.
  */
 #include "fabric/rc/rc.h"
 
@@ -18,7 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define LOW RC_WINDOW /* fewer in the shared queue than this: more are needed */
+#define LOW RC_WINDOW /* add a chunk when fewer receives than this are left in the shared queue */
 
 struct rc_chunk {
     uint8_t *memory;
@@ -44,7 +43,7 @@ static struct ibv_sge element(const struct rc *rc, uint32_t frame)
 
 /* --- the shared queue; with r->lock --- */
 
-/* What was given back, in one request. */
+/* Posts the batch in one call. */
 static int post_batch(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;
@@ -58,18 +57,18 @@ static int post_batch(struct rc *rc)
             .wr_id = rc_wr_receive(r->batch[i]), .sg_list = &sge[i], .num_sge = 1, .next = i + 1 < r->batched ? &wr[i + 1] : NULL};
     }
     int err = verbs_post_shared(r->srq, wr, &bad);
-    /* What was not taken stays in the batch. */
+    /* Receives that could not be posted stay in the batch. */
     uint32_t posted = err ? (uint32_t)(bad - wr) : r->batched;
     memmove(r->batch, r->batch + posted, (r->batched - posted) * sizeof *r->batch);
     r->batched -= posted;
     atomic_store_explicit(&r->given, atomic_load_explicit(&r->given, memory_order_relaxed) + posted, memory_order_relaxed);
-    return err ? base_fail(err, "%s: the shared receive queue takes no receives: %s", rc->device->name, base_strerror(err)) : 0;
+    return err ? base_fail(err, "%s: the shared receive queue accepts no receives: %s", rc->device->name, base_strerror(err)) : 0;
 }
 
 static int give_shared(struct rc *rc, uint32_t frame)
 {
     struct rc_receives *r = &rc->receives;
-    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* refused before */
+    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* an earlier attempt to post it failed */
     if (err)
         return err;
     r->batch[r->batched++] = frame;
@@ -78,7 +77,7 @@ static int give_shared(struct rc *rc, uint32_t frame)
 
 /* --- chunks --- */
 
-/* One more, its frames nowhere yet; with r->lock, or before anyone else is there. */
+/* Adds a chunk whose frames are not posted yet; with r->lock, or before there are other threads. */
 static int add_chunk(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;
@@ -96,7 +95,7 @@ static int add_chunk(struct rc *rc)
         return err;
     }
     c->memory = p;
-    /* release: who is told of one of its frames finds it (acquire in rc_receive_at) */
+    /* release: a thread that sees the number of one of these frames also sees its memory (acquire in rc_receive_at()) */
     atomic_store_explicit(&r->count, n + 1, memory_order_release);
     return 0;
 }
@@ -118,7 +117,8 @@ int rc_receives_add(struct rc *rc)
     return err;
 }
 
-/* `before`: in the shared queue when the completion queue was looked at; `taken`: of those, come. */
+/* Counts used receives, and adds a chunk if few are left. `before`: how many were in the shared queue when the completion queue was polled;
+   `taken`: how many of them were used. */
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
 {
     struct rc_receives *r = &rc->receives;
@@ -129,24 +129,25 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     int err = post_batch(rc);
     if (!err && !r->full && atomic_load_explicit(&r->count, memory_order_relaxed) < r->most) {
         err = add_shared_chunk(rc);
-        r->full = err != 0; /* those that are there do, slower */
+        r->full = err != 0; /* the existing receives are enough, but slower */
     }
     base_spin_unlock(&r->lock);
     if (err)
         base_log(BASE_LOG_WARN, "no more receives for frames: %s", base_error());
 }
 
-/* --- a queue pair's own --- */
+/* --- receives of one queue pair --- */
 
 static int post_own_locked(struct rc_link *l, uint32_t frame)
 {
     struct ibv_sge sge = element(l->rc, frame);
     struct ibv_recv_wr *bad, wr = {.wr_id = rc_wr_receive(frame), .sg_list = &sge, .num_sge = 1};
     int err = ibv_post_recv(l->qp.qp, &wr, &bad);
-    return err ? base_fail(-err, "its queue pair takes no receives: %s", base_strerror(err)) : 0;
+    return err ? base_fail(-err, "its queue pair accepts no receives: %s", base_strerror(err)) : 0;
 }
 
-/* Which of them are in use is kept for the next queue pair: it gets the others, and these as they are given back. */
+/* The bits of the frames that are in use outlive a queue pair: the next one gets the other frames at once, and these when they are given
+   back. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];
@@ -157,7 +158,7 @@ static uint64_t held_bit(const struct rc_link *l, uint32_t frame)
     return UINT64_C(1) << (frame - l->own_first) % 64;
 }
 
-/* --- frames that were received into --- */
+/* --- frames in use --- */
 
 void rc_receive_hold(struct rc_link *l, uint32_t frame)
 {
@@ -187,7 +188,7 @@ void rc_receive_give(struct rc_link *l, uint32_t frame)
         err = give_shared(rc, frame);
         base_spin_unlock(&r->lock);
     } else {
-        base_spin_lock(&l->lock); /* not to a queue pair that is being destroyed */
+        base_spin_lock(&l->lock); /* the lock keeps the queue pair from being destroyed meanwhile */
         atomic_fetch_and_explicit(held(l, frame), ~held_bit(l, frame), memory_order_relaxed);
         err = l->qp.qp ? post_own_locked(l, frame) : 0;
         base_spin_unlock(&l->lock);
@@ -239,7 +240,7 @@ int rc_receives_open(struct rc *rc)
     if (!r->chunks)
         return base_fail(-ENOMEM, "no memory for %u chunks of frames", r->room);
     if (rc->device->traits.srq_depth < RC_RECEIVES)
-        return 0; /* each queue pair gets its own */
+        return 0; /* no shared queue: each queue pair gets its own receives */
     uint32_t fit = rc->device->traits.srq_depth / RC_RECEIVES;
     r->room = r->room < fit ? r->room : fit;
     r->most = r->most < fit ? r->most : fit;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Large puts and gets, spread over the rails: pieces, posted and completed.
+ * Striping: large puts and gets are spread over the rails in pieces.
  *
- * Each step of a work posts one span of it: a piece to each rail, of about the same size, cut at pages of the peer's memory. The
- * first rail's piece is a request like others (post.c). Between rails there is no order, so it is made here: what a fence or a
- * signal puts behind a work that is spread out waits until all its pieces are there (rc_fence_open()), and a work that a
- * fence puts behind others is spread out only when the first rail has proved that they are there.
+ * Each step posts a span of a work: one piece to each rail, of about the same size, cut at pages of the peer's memory. The first rail's
+ * piece is a request like others (post.c). Rails are not ordered among each other, so the order is made here. What a fence or a signal
+ * puts behind a striped work waits until all its pieces have arrived (rc_fence_open()). A work behind a fence is striped only when the
+ * first rail has proved that everything before the fence has arrived.
  *
- * When a track breaks its pieces go again by the first rail, after both ends have destroyed its queue pair (tracks.c).
- * Their work is not done until then, so nothing that has to come behind it has.
+ * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Their work is not
+ * done until then, so nothing that must come after it has been posted.
  */
 #include "fabric/rc/rails.h"
 
@@ -48,13 +48,13 @@ void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why
     rc_look_again(l->rc);
 }
 
-/* One piece is over. */
+/* Ends a piece. */
 static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
 {
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* the next flush says so */
+    if (status && !p->work->op) /* the next flush reports it */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);
@@ -67,7 +67,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* A piece of no bytes is the proof alone. What is not taken stays, for the rail that repeats it. */
+/* Posts a piece to a track, and behind a write a read that proves its arrival. A piece of no bytes is only that read. If posting fails, the
+   piece stays in `pieces`, and is repeated over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
@@ -104,7 +105,7 @@ static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_pi
     atomic_fetch_add_explicit(&r->out, 1, memory_order_relaxed);
     int err = ibv_post_send(t->qp.qp, first, &bad);
     if (err)
-        rc_track_lose_locked(l, t, "its queue pair takes no requests: %s", base_strerror(err));
+        rc_track_lose_locked(l, t, "its queue pair accepts no requests: %s", base_strerror(err));
     else
         atomic_fetch_add_explicit(&l->tracks->bytes[number + 1], piece->len, memory_order_relaxed);
     return err ? -err : 0;
@@ -118,12 +119,13 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* After a fence: is what came before it at the peer, by the first rail? The other lane's, too, is posted by now. */
+/* Whether everything before the work's fence has arrived at the peer, as the first rail has proved. The works of both lanes before it are
+   posted by now. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    if (!k->proof.set || k->proof.generation != l->generation) { /* what a queue pair has left behind is posted again by now */
+    if (!k->proof.set || k->proof.generation != l->generation) { /* requests of a broken queue pair have been posted again by now */
         k->proof.set = true;
         k->proof.generation = l->generation;
         k->proof.change = l->last_change;
@@ -137,14 +139,14 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
     return true;
 }
 
-/* From here on without crossing what a rail cannot. */
+/* The bytes from here on that can go in one piece for each rail. */
 static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
 {
     const struct rc_tracks *tracks = l->tracks;
     uint64_t rails = tracks->up + 1;
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
-    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* cuts are moved down */
+    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* a cut may move down by almost this much */
     return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 
@@ -155,7 +157,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (at > w->pool_bytes || len > w->pool_bytes - at)
-        return -1; /* it goes through stages, which are copied by this processor: no rail is faster */
+        return -1; /* it would go through stages, and this processor's copying is the bottleneck: further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
     if (bytes < l->stripe)
         return -1; /* the rest of a segment */
@@ -181,13 +183,13 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         uint64_t to = n == rails ? bytes : ((remote + bytes / rails * n) & ~(uint64_t)(RC_CUT_BYTES - 1)) - remote;
         struct rc_piece p = {.work = k, .remote = remote + from, .local = local + from, .len = (uint32_t)(to - from), .put = put};
         k->pieces++;
-        (void)stripe_post(l, t, &p); /* not taken: the track is lost, and its pieces are repeated */
+        (void)stripe_post(l, t, &p); /* on failure the track is lost, and its pieces are repeated */
         from = to;
     }
     return 1;
 }
 
-/* --- what becomes of pieces --- */
+/* --- completions and failures of pieces --- */
 
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status)
 {
@@ -221,7 +223,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* The pieces of a track that is no more, by the first rail. */
+/* Repeats the pieces of a track, whose queue pair is gone, over the first rail. True: none are left. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {
@@ -230,7 +232,7 @@ static bool repeat(struct rc_link *l, struct rc_track *t)
             if (!rc_has_slot(l) || !rc_post_share(l, p->work, p->put, p->remote, p->local, p->len))
                 return false;
             atomic_fetch_add_explicit(&l->tracks->bytes[0], p->len, memory_order_relaxed);
-            p->work->pieces--; /* it was counted when it went by the track */
+            p->work->pieces--; /* it was counted already when it was posted to the track */
             p->work = NULL;
             l->repeats--;
         }
@@ -267,7 +269,7 @@ void rc_tracks_fail_locked(struct rc_link *l, int status)
             atomic_fetch_sub_explicit(&rc_rail_of(l, t)->out, (uint32_t)(t->posted - t->done), memory_order_relaxed);
         }
         t->up = false;
-        verbs_qp_destroy(&t->qp); /* as the first rail's */
+        verbs_qp_destroy(&t->qp);
         rc_stripe_fail(l, t, status);
     }
     rc_stripe_look(l);

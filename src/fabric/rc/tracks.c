@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tracks: the queue pairs of a pair of nodes on its further rails. All on the progress thread.
+ * Tracks: the queue pairs of two nodes on their further rails. Everything here runs on the progress thread.
  *
- * The node with the lower rank leads: when the link is up it takes each of its further rails, and for it the rail of the
- * peer that no other track uses and whose address is most like its own; where that does not come up, the next one.
+ * The node with the lower rank leads. When the link is up, the leader chooses for each of its further rails a rail of the peer: of those
+ * that no other track uses, the one whose address is most like its own. If the track does not come up, it chooses the next one.
  *
  *   leader      OFF -- offer -> ASKED   <- accept -- PROVING (a read of the peer's memory)   -- ready -> UP
  *   follower    OFF                      ACCEPTED                                                         UP
  *
- * Either end leaves a track that has broken: it destroys its queue pair, says so (gone), and hears when the other end has
- * done the same. Only then may its pieces go by another rail: nothing of the old one can come late and write over what came
- * after. Then the leader tries again, ever more seldom. A peer that is stopped answers nothing, and is waited for: whether it
- * lives is judged by its heartbeats. Generations are as in connect.c, the leader's to count.
+ * Either end leaves a track that has broken: it destroys its queue pair, says so (RAIL_GONE), and is told when the other end has done the
+ * same (RAIL_OVER). Only then may the track's pieces be repeated over the first rail: a late write of the old queue pair could otherwise
+ * overwrite later data. Then the leader tries again, at growing intervals. A stopped peer does not answer, and the track waits for it:
+ * heartbeats decide whether the peer is alive. Generations are as in connect.c; the leader counts them.
  */
 #include "fabric/rc/rails.h"
 
@@ -22,18 +22,18 @@
 
 #define CALL_MAGIC     UINT64_C(0x77656674726c3031) /* "weftrl01" */
 #define RETRY_FIRST_NS (20 * WEFT_MS)
-#define RETRY_DOUBLED  8 /* times at most: 5 s */
+#define RETRY_DOUBLED  8 /* the most doublings: 5 s */
 
 enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAIL_GONE, RAIL_OVER };
 
-/* Over the side connection. What comes is checked before use. */
+/* A message over the side connection. The receiver checks it before use. */
 struct rail_call {
     uint64_t magic;
     uint32_t kind, track, generation;
-    uint32_t rail, your_rail; /* RAIL_OFFER: the sender's and the receiver's */
+    uint32_t rail, your_rail; /* RAIL_OFFER: the rails of the sender and of the receiver */
     uint32_t reserved;
     struct verbs_address address; /* RAIL_OFFER, RAIL_ACCEPT */
-    char text[256];               /* RAIL_REFUSED, RAIL_GONE: why */
+    char text[256];               /* RAIL_REFUSED, RAIL_GONE: the reason */
 };
 
 _Static_assert(sizeof(struct rail_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
@@ -68,7 +68,7 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
         return base_fail(-ENETDOWN, "%s: port %u is down", r->device->name, r->device->port);
     if (r->tracks == r->tracks_max) {
         if (!r->full_said)
-            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes: the others are reached without it", r->device->name,
+            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes; it is not used to reach the others", r->device->name,
                      r->tracks_max);
         r->full_said = true;
         return base_fail(-ENOSPC, "%s: no room for one more queue pair", r->device->name);
@@ -80,13 +80,13 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
         return err;
     if (qp.send_depth < 2 * RC_TRACK_DEPTH) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOSPC, "%s: a queue pair with room for %u requests; a rail needs %u", r->device->name, qp.send_depth,
+        return base_fail(-ENOSPC, "%s: its queue pairs have room for %u requests, and a rail needs %u", r->device->name, qp.send_depth,
                          2 * RC_TRACK_DEPTH);
     }
     int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
-    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* others carry on: no need to be patient */
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* short, because the other rails carry on */
     r->tracks++;
-    base_spin_lock(&l->rc->receiving); /* who handles completions asks for the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
     base_spin_lock(&l->lock);
     t->qp = qp;
     t->generation = generation;
@@ -96,7 +96,7 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
     return 0;
 }
 
-/* What it has done is looked at before. */
+/* Destroys the track's queue pair, after handling its completions. */
 static void tracks_drop(struct rc_link *l, struct rc_track *t)
 {
     struct rc *rc = l->rc;
@@ -116,7 +116,7 @@ static void tracks_drop(struct rc_link *l, struct rc_track *t)
     base_spin_unlock(&rc->receiving);
 }
 
-/* There is none at either end. */
+/* Neither end has the track's queue pair any more. */
 static void over(struct rc_link *l, struct rc_track *t)
 {
     t->state = RC_TRACK_OFF;
@@ -127,13 +127,13 @@ static void over(struct rc_link *l, struct rc_track *t)
     base_spin_unlock(&l->lock);
 }
 
-/* To be tried again, or the next rail of the peer's instead. */
+/* Schedules the next attempt, which chooses the next rail of the peer. */
 static void later(struct rc_link *l, struct rc_track *t, const char *why)
 {
     uint32_t choices = l->tracks->peer_count;
     if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
-    else /* at once, as long as there is another one to choose */
+    else /* at once, while there is another rail to choose */
         t->retry_ns =
             base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
     t->tries++;
@@ -157,7 +157,7 @@ static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why
 static void tracks_leave(struct rc_link *l, struct rc_track *t, const char *text)
 {
     char why[256];
-    snprintf(why, sizeof why, "%s", text); /* it may be base_error()'s, or the track's */
+    snprintf(why, sizeof why, "%s", text); /* a copy, because `text` may be in base_error() or in the track */
     tracks_report(l, t, why);
     tracks_drop(l, t);
     t->state = RC_TRACK_LEAVING;
@@ -181,8 +181,8 @@ static void tracks_up(struct rc_link *l, struct rc_track *t)
 
 /* --- the leader --- */
 
-/* Bits that two addresses begin with in common; of IPv4 addresses no more than a usual subnet has, so that neighbours in one
- * are alike. */
+/* The number of leading bits that two addresses have in common. At most 120, a /24 of IPv4-mapped addresses: neighbours in one subnet
+   count as equally alike. */
 static uint32_t alike(const uint8_t *a, const uint8_t *b)
 {
     uint32_t n = 0;
@@ -201,7 +201,7 @@ static bool is_used(const struct rc_link *l, const struct rc_track *but, bool ou
     return false;
 }
 
-/* The rail of the peer's to try now: the best of those that are free, the second best after one attempt, and so on. */
+/* Chooses the rail of the peer to try now: the best free one, after one attempt the second best, and so on. */
 static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
 {
     const struct rc_tracks *tracks = l->tracks;
@@ -210,7 +210,7 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     for (uint32_t i = 0; i < tracks->peer_count; i++)
         if (!is_used(l, t, false, i))
             order[n++] = i;
-    for (uint32_t i = 1; i < n; i++) /* the most alike first; among equals the one with our number, then as they are */
+    for (uint32_t i = 1; i < n; i++) /* sort by likeness; among equals, the rail with our number comes first */
         for (uint32_t k = i; k > 0; k--) {
             uint32_t a = order[k - 1], b = order[k];
             uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail),
@@ -225,8 +225,8 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     return n > 0;
 }
 
-/* When the next attempt is due. INT64_MAX: something else has to come first, and whatever it is looks here again. One track at a
- * time, so that two that would have to change places do not keep each other from it. */
+/* When the next attempt is due. INT64_MAX: not before some event, whose handler calls this again. Only one track at a time is negotiated:
+   two tracks that each need the other's rail would otherwise block each other. */
 static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
 {
     bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
@@ -263,7 +263,7 @@ static void tracks_tend(struct rc_link *l, struct rc_track *t, int64_t now)
         memcpy(why, t->why, sizeof why);
     base_spin_unlock(&l->lock);
     if (t->owes_gone)
-        t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, "its end has given it up") != 0;
+        t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, "the peer has given up the rail") != 0;
     if (t->owes_over)
         t->owes_over = tracks_say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
     if (lost && t->state != RC_TRACK_OFF && t->state != RC_TRACK_LEAVING) {
@@ -294,13 +294,13 @@ int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
     return next;
 }
 
-/* --- what the peer says --- */
+/* --- messages of the peer --- */
 
-/* The peer wants a track, and has none of an earlier generation any more. */
+/* RAIL_OFFER: the peer wants a track, and has destroyed its earlier queue pair. */
 static void offered(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF) {
-        tracks_report(l, t, "its end has given it up");
+        tracks_report(l, t, "the peer has given up the rail");
         tracks_drop(l, t);
         over(l, t);
     }
@@ -311,7 +311,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "what was on it is not repeated yet");
+        base_fail(err, "pieces of the former queue pair are not repeated yet");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "that rail is in use");
     if (!err)
@@ -328,7 +328,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
         base_spin_lock(&l->lock);
         t->generation = m->generation;
         base_spin_unlock(&l->lock);
-        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for a word */
+        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for an answer */
     }
 }
 
@@ -348,7 +348,7 @@ static void accepted(struct rc_link *l, struct rc_track *t, const struct rail_ca
 static void tracks_gone(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF && m->generation == t->generation) {
-        bool own = t->state == RC_TRACK_LEAVING; /* both at once */
+        bool own = t->state == RC_TRACK_LEAVING; /* both ends left at the same time */
         tracks_report(l, t, m->text);
         if (!own) {
             tracks_drop(l, t);
@@ -379,7 +379,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
         return true;
     }
     for (char *c = m.text; *c; c++)
-        *c = *c < ' ' || *c > '~' ? '?' : *c; /* it goes to logs and terminals */
+        *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text goes to logs and terminals */
     struct rc_track *t = &l->tracks->track[m.track];
     if (l->closed || (m.kind != RAIL_OFFER && m.kind != RAIL_GONE && m.generation != t->generation))
         return true;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * rc: the transport over reliable connections of a verbs device. This file: the device, its memory, joining, the end.
+ * rc: the transport over reliable connections of a verbs device. This file: the device, its memory, joining, closing.
  *
- * The device is opened when the first peer needs it, and everything that can be checked is checked before anything is
- * allocated on it. What peers may write to is the pool, and nothing else: frames and stages are a region of their own.
+ * The device is opened when the first peer needs it. Everything that can be checked is checked before anything is allocated on it. Peers
+ * may access the pool and nothing else: frames and stages are in a memory region of their own.
  */
 #include "fabric/rc/rails.h"
 #include "fabric/transports.h"
@@ -54,9 +54,9 @@ static int look_for_device(struct weft_node *w)
         return err;
     struct verbs_device *d = rc->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read)
-        return base_fail(-EOPNOTSUPP, "device %s has no reliable connections with RDMA write and read: the rc transport needs them",
-                         d->name);
-    /* For as many peers as it goes: perhaps not all are talked to. */
+        return base_fail(-EOPNOTSUPP,
+                         "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
+    /* Room for as many peers as possible: the node may not talk to all of them. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     rc->peers_max = room < w->size - 1 ? room : w->size - 1;
     uint32_t entries = rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE;
@@ -90,7 +90,7 @@ static bool rc_reaches(struct weft_node *w, const uint8_t *peer_host_id)
     return fab_look(w, &rc->look, look_for_device);
 }
 
-/* Queue pairs are gone already. The order is the device's wish: regions, completion queue, channel, domain, context. */
+/* The queue pairs are destroyed already. The device requires this order: regions, completion queue, channel, domain, context. */
 static void rc_close(struct weft_node *w)
 {
     struct rc *rc = w->rc;
@@ -111,13 +111,13 @@ static void rc_close(struct weft_node *w)
     w->rc = NULL;
 }
 
-/* --- joining: where the pools are, and their keys --- */
+/* --- joining: the exchange of pool addresses and keys --- */
 
 struct rc_hello {
     uint64_t magic, pool_bytes, pool_base, segment_bytes;
     uint32_t rank, size, segments, window;
-    uint32_t atomics; /* 1: my device's are atomic with my processor */
-    uint32_t rails;   /* further devices: rails.c's follow */
+    uint32_t atomics; /* 1: atomics of the sender's device are atomic with its processor */
+    uint32_t rails;   /* further devices: rails.c exchanges their descriptions next */
 };
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
@@ -247,7 +247,8 @@ static void *rc_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset
     return NULL;
 }
 
-/* What changes memory and may have sleepers at the other end comes as a frame, which wakes them; but for native atomics. */
+/* Every change of memory that a peer may sleep on is done by a frame, which wakes the sleeper. Only a native atomic is not, so a frame is
+   sent behind it. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

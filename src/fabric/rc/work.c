@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Works, and the requests they are made of: begun, and over. A work that is spread out over several rails is in a list of those until it
- * is done (rails.h).
+ * Works, and the end of the requests they consist of. A striped work is in the list of striped works until it is done (rails.h).
  */
 #include "fabric/rc/rails.h"
 
@@ -26,7 +25,7 @@ void rc_take_from_backlog(struct rc_queue *q)
     __atomic_fetch_sub(&q->bytes, sizeof *k + k->bytes, __ATOMIC_RELEASE);
 }
 
-/* --- those that are spread out --- */
+/* --- striped works --- */
 
 static void look_at_oldest(struct rc_link *l)
 {
@@ -64,7 +63,6 @@ void rc_stripe_over(struct rc_link *l, struct rc_work *k)
 
 /* --- the end --- */
 
-/* One request is over. */
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status)
 {
     if (s->copy_to && status == 0)

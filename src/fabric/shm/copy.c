@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which way serves a large copy: see copy.h.
+ * The choice of a way for large copies: see copy.h.
  *
- * No rule by processor holds. GB/s between two shared mappings, best of many, on
+ * No rule by processor model is right. GB/s between two shared mappings, best of many:
  *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
  *   EPYC (Zen 3), L3 of 32 MiB
  *     memcpy                34       32     33     32     30      15      10       16
@@ -18,16 +18,18 @@
  *     the same, four pages  18       19     18     19     16      16      16       12
  *     AVX-512, four pages   19       20     19     20     17      16      17       13
  *   Zen 5, memcpy / rep movsb / non-temporal: 64 KiB 143/143/49, 1 MiB 66/83/45, 8 MiB 68/73/44, 16 MiB 37/52/42, 64 MiB 20/27/27
- * and all three report fast string moves (FSRM). So the ways are measured, on the machine, by size class.
+ * All three report fast string moves (FSRM). So the ways are measured on the machine itself, for each size class.
  *
- * When: once so much of a class was copied that measuring it pays. A process that makes few large copies never measures, and
- * starting many nodes costs nothing. Until then, and where there is no memory to measure with, a guess serves.
- * How: in private memory of the class's size, by the thread's own processor time, which leaves out what others do on a busy
- * machine; the least of several. What counts is the copy's own time. Those who read the destination next find it in a cache
- * unless the copy streamed past it: so ways that stream come last in the table, where as good is not good enough, and below
- * 1 MiB, where the destination fits a core's own cache, they are not considered. Of those that stream the ones that take four
- * pages in turn come first, and may be a fifth slower: 16 MiB are measured for all that is larger, and there their lead grows.
- * Where they are bad, they are so by far more.
+ * When: after so many copies of a class that measuring pays. A process that makes few large copies never measures, so starting many nodes
+ * costs nothing. Until then, and if there is no memory to measure with, a guess is used.
+ *
+ * How: in private memory of the class's size, by the processor time of the thread, because other programs do not change that much. The
+ * least of several times counts. It is the time of the copy alone. A reader of the destination then finds the data in a cache, unless
+ * non-temporal stores bypassed it. So non-temporal ways come last in the table, where being equally fast is not enough. Below 1 MiB they
+ * are not considered, because the destination fits into a core's own cache.
+ *
+ * Among non-temporal ways those that copy four pages in turn come first, and are chosen even if they are a fifth slower: the class of
+ * 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
  */
 #include "fabric/shm/copy.h"
 
@@ -36,15 +38,16 @@
 
 #include "fabric/shm/copy_ways.h"
 
-#define STREAM_LEAST  ((size_t)1 << 20)
-#define MARGIN        104u              /* percent: so much slower than the fastest, and earlier in the table, is chosen */
-#define ALIKE         120u              /* percent: the same, of two that stream */
-#define BEHIND        125u              /* percent: so much slower after a round is not measured again */
-#define SAMPLE        ((size_t)2 << 20) /* bytes to copy between two looks at the clock, at least */
-#define SAMPLES       2u                /* of a way in a row, after one more */
-#define ROUNDS        4u                /* of all ways, for what is small */
-#define ROUNDS_LEAST  2u                /* for what is large */
-#define COPIES_BEFORE 16u /* of a class's smallest size; then it is measured: 2 to 8 ms up to 2 MiB, up to 100 ms for 16 MiB */
+#define STREAM_LEAST ((size_t)1 << 20)
+#define MARGIN       104u              /* percent of the fastest time; an earlier way that is not slower than this is chosen */
+#define ALIKE        120u              /* the same between two non-temporal ways */
+#define BEHIND       125u              /* percent of the fastest time; a way that is slower than this after a round is not measured again */
+#define SAMPLE       ((size_t)2 << 20) /* the least number of bytes to copy between two readings of the clock */
+#define SAMPLES      2u                /* samples of a way in a row, after one that does not count */
+#define ROUNDS       4u                /* rounds over all ways for small classes */
+#define ROUNDS_LEAST 2u                /* rounds for large classes */
+/* A class is measured after so many copies of its smallest size. Measuring takes 2 to 8 ms up to 2 MiB, and up to 100 ms for 16 MiB. */
+#define COPIES_BEFORE 16u
 
 unsigned copy_class(size_t len)
 {
@@ -72,7 +75,7 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
     return best;
 }
 
-/* The least time for a copy, of several samples; not of the first, which finds in the caches what another way left there. */
+/* The least time for a copy, of several samples. The first sample does not count, because another way has left data in the caches. */
 static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
 {
     uint64_t least = UINT64_MAX;
@@ -84,7 +87,7 @@ static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *
         uint64_t took = (uint64_t)(base_cpu_ns() - start) / copies;
         least = i && took < least ? took : least;
     }
-    return least ? least : 1; /* 0 says: not measured */
+    return least ? least : 1; /* 0 would mean: not measured */
 }
 
 bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
@@ -96,7 +99,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
         return false;
     uint8_t *dst = src + len;
     memset(src, 1, 2 * len);
-    /* First a part of it by all: what is far behind others of its kind there is not tried any further. */
+    /* First measure all ways with a part of the size. A way that is twice as slow as the best of its kind is not measured any further. */
     uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
     for (unsigned i = 0; copy_ways[i].name; i++)
         if (copy_ways[i].works() && (!copy_ways[i].streams || len >= STREAM_LEAST)) {
@@ -135,7 +138,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
 
 #if defined(CHECKED)
 
-/* The sanitizers see what the C library copies, and not all of the other ways. */
+/* The sanitizers check the copies of the C library, but not all of the other ways. */
 const struct copy_way *copy_way_for(size_t len)
 {
     (void)len;
@@ -145,12 +148,12 @@ const struct copy_way *copy_way_for(size_t len)
 #else
 
 static struct {
-    _Atomic(const struct copy_way *) way; /* constants: nothing is published with the pointer; NULL: not measured yet */
-    _Atomic uint64_t bytes;               /* asked for so far */
+    _Atomic(const struct copy_way *) way; /* NULL: not measured yet; it points to constants, so relaxed order is enough */
+    _Atomic uint64_t bytes;               /* bytes of copies requested so far */
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* The C library's; and what fits into no cache streams in order, the last way of the table, which is bad nowhere. */
+/* The C library's way. For data that fits into no cache, the last non-temporal way of the table, which is bad on no machine. */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();
@@ -178,7 +181,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
     uint64_t before = atomic_fetch_add_explicit(&classes[class].bytes, len, memory_order_relaxed);
     if (before + len < COPIES_BEFORE * copy_class_bytes(class) ||
         atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
-        return guess(len); /* too early, or another thread is at it */
+        return guess(len); /* too early, or another thread is measuring */
     uint64_t ns[COPY_WAYS_MAX];
     const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {

@@ -8,20 +8,20 @@
 
 #include "fabric/atomic.h"
 
-#define COPY_LARGE (UINT64_C(32) << 10) /* bytes; from here on copy_large() decides */
+#define COPY_LARGE (UINT64_C(32) << 10) /* bytes; copy_large() does copies of at least this size */
 
 void copy_large(void *dst, const void *src, size_t len);
 
-/* Threads of a node that help with its largest copies. They are started by the first such copy, sleep between copies, and end
- * with copy_team_free(). Any thread may call copy_by_team(); one copy at a time has the helpers, others go alone meanwhile.
- * When it returns the whole copy has happened, as if the caller had made it. */
-#define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; from here on helpers pay for being woken */
+/* Threads of a node that help with its largest copies. The first such copy starts them. They sleep between copies, and end with
+   copy_team_free(). Any thread may call copy_by_team(). One copy at a time has the helpers; others are done by their caller alone
+   meanwhile. When the call returns the whole copy is done, with the same effect on memory order as if the caller had made it. */
+#define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; for smaller copies, waking helpers costs more than it saves */
 #define COPY_TEAM_MAX   16u
 struct copy_team;
-int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns); /* threads: the caller included, from 2 on */
-void copy_team_free(struct copy_team *t);                                     /* NULL allowed; nobody copies any more */
+int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns); /* `threads` includes the caller, and is at least 2 */
+void copy_team_free(struct copy_team *t);                                     /* `t` may be NULL; no copy may be under way */
 void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len);
-/* How many threads copy together by default, where so many nodes share so many processors: 1 for no helpers. */
+/* The default number of threads that copy together if so many nodes share so many processors. 1: no helpers. */
 uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here);
 
 static inline void copy_bytes(void *dst, const void *src, size_t len)

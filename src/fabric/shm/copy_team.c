@@ -1,45 +1,46 @@
 /* SPDX-License-Identifier: MIT
  *
- * Several threads copy together: see copy.h.
+ * Several threads copy one buffer together: see copy.h.
  *
- * A copy is cut into pieces, which the caller and its helpers take one after the other. So nobody waits for a helper that is not running:
- * the caller would do everything itself. `ticket` says what can be taken: the number of the copy in its upper half, how many pieces are
- * left in its lower. A piece is taken by a compare-and-swap of the whole word. So what a helper has read of a copy (source, destination,
- * length) belongs to that copy, or the swap fails: those words change only while no piece is left and all are done, and the number grows
- * with each new copy.
+ * A copy is cut into pieces, which the caller and its helpers take one after the other. So a copy never waits for a helper that is not
+ * running: the caller does the remaining pieces itself. `ticket` says what can be taken: its upper half is the number of the copy, its
+ * lower half the number of pieces left. A thread takes a piece by a compare-and-swap of the whole word. If that succeeds, the source,
+ * destination and length that the thread has read before belong to that copy: they change only while no piece is left and all are done,
+ * and the number grows with each copy.
  *
- * The caller's own stores before the copy are visible to helpers, and the helpers' stores to the caller after it. So whatever the caller
- * stores next comes after the whole copy, for others too: `ticket` is released by the caller and acquired by helpers, `done` the other way
- * round, and copies that stream end each piece with a fence.
+ * Helpers see what the caller stored before the copy, and the caller sees what the helpers stored. So what the caller stores next comes
+ * after the whole copy, for other threads too: the caller releases `ticket` and helpers acquire it; helpers release `done` and the caller
+ * acquires it; and non-temporal copies end each piece with a fence.
  */
 #include <stdlib.h>
 
 #include "fabric/shm/copy.h"
 #include "fabric/shm/copy_ways.h"
 
-#define THREADS_MOST 6u /* by default: more add little, and other programs want processors too */
+#define THREADS_MOST 6u /* the default maximum: more threads add little, and other programs need processors too */
 #define PIECE_LEAST  ((size_t)256 << 10)
 #define PIECE_MOST   ((size_t)2 << 20)
-#define PIECE_PAGES  ((size_t)64 << 10) /* a piece is a multiple of it */
-#define PIECES_EACH  4u                 /* for each thread: who is faster takes more */
+#define PIECE_PAGES  ((size_t)64 << 10) /* a piece is a multiple of this */
+#define PIECES_EACH  4u                 /* pieces for each thread, so that faster threads can take more */
 #define SLEEP_NS     (INT64_C(3600) * 1000000000)
-#define NAP_NS       INT64_C(1000000) /* of the caller, should a wake-up be lost with its helper's processor */
+/* the caller's longest sleep: a helper may be preempted between counting its piece and waking the caller */
+#define NAP_NS INT64_C(1000000)
 
 struct copy_team {
     uint32_t helpers;
     int64_t spin_ns;
-    base_spin lock; /* of the one copy that has the helpers, and of `started`; only ever tried, so nobody spins for it */
+    base_spin lock; /* held by the one copy that has the helpers; also protects `started`; threads only try it, so nobody spins */
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
-    /* The copy. Relaxed: they are read before a piece is taken, and count only if that succeeds. */
+    /* The copy. Relaxed order is enough: they are read before a piece is taken, and used only if taking it succeeds. */
     _Atomic(uint8_t *) dst;
     _Atomic(const uint8_t *) src;
     _Atomic(const struct copy_way *) way;
     _Atomic size_t len, piece;
     _Atomic uint32_t pieces;
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t ticket;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done;  /* pieces of it; the caller sleeps on it */
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* copies so far, and the end; helpers sleep on it */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done;  /* pieces that are done; the caller sleeps on it */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* counts copies, and the end of the team; helpers sleep on it */
     _Atomic uint32_t sleepers;
     _Atomic bool end;
 };
@@ -50,10 +51,10 @@ uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here)
     return processors <= 2 || each < 2 ? 1 : each < THREADS_MOST ? each : THREADS_MOST;
 }
 
-/* Take a piece and copy it. False: there is none. */
+/* Takes a piece and copies it. False: none is left. */
 static bool copy_piece(struct copy_team *t)
 {
-    /* acquire: pairs with the release in copy_by_team(); what the copy is */
+    /* acquire: pairs with the release in copy_by_team(), which comes after the description of the copy */
     uint64_t ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
     for (;;) {
         uint32_t left = (uint32_t)ticket;
@@ -65,12 +66,13 @@ static bool copy_piece(struct copy_team *t)
         const struct copy_way *way = atomic_load_explicit(&t->way, memory_order_relaxed);
         size_t len = atomic_load_explicit(&t->len, memory_order_relaxed);
         size_t piece = atomic_load_explicit(&t->piece, memory_order_relaxed);
-        /* acquire: if it fails, of the next copy; release keeps the loads above before it */
+        /* On failure acquire, as above, because the ticket may be of the next copy. On success release keeps the loads above before the
+           swap. */
         if (!atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket - 1, memory_order_acq_rel, memory_order_acquire))
             continue;
         size_t at = (pieces - left) * piece;
         way->copy(dst + at, src + at, len - at < piece ? len - at : piece);
-        /* release: pairs with the acquire in copy_by_team(); the bytes before the count */
+        /* release: pairs with the acquire in copy_by_team(); the data is visible before the count */
         if (atomic_fetch_add_explicit(&t->done, 1, memory_order_release) + 1 == pieces)
             base_futex_wake(&t->done, 1);
         return true;
@@ -90,7 +92,7 @@ static void *help(void *arg)
         int64_t until = base_now_ns() + t->spin_ns;
         while (atomic_load_explicit(&t->calls, memory_order_relaxed) == seen && base_now_ns() < until)
             base_relax();
-        /* seq_cst, with team_call(): either it sees a sleeper, or we see its call and do not sleep */
+        /* seq_cst: either team_call() sees this sleeper, or this thread sees its call and does not sleep */
         atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&t->calls, memory_order_seq_cst) == seen)
             base_futex_wait(&t->calls, seen, SLEEP_NS);
@@ -100,7 +102,7 @@ static void *help(void *arg)
 
 static void team_call(struct copy_team *t)
 {
-    /* seq_cst, with help(); release within it: what is to be done before the call */
+    /* seq_cst: pairs with help(). It includes release: what the caller stored before is visible to the helpers. */
     atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
         base_futex_wake(&t->calls, INT32_MAX);
@@ -129,7 +131,7 @@ void copy_team_free(struct copy_team *t)
     free(t);
 }
 
-/* Under the lock: what cannot be started is not tried again, the others do its share. */
+/* Starts the helpers; with the lock. Helpers that cannot be started are not tried again; the others do their share. */
 static BASE_COLD void team_start(struct copy_team *t)
 {
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
@@ -151,7 +153,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
     size_t piece = base_round_up(len / ((t->helpers + 1) * PIECES_EACH), PIECE_PAGES);
     piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
     uint32_t pieces = (uint32_t)((len + piece - 1) / piece);
-    /* No piece of the copy before is left, so nobody takes one by these words until the ticket changes. */
+    /* No piece of the previous copy is left, so no thread takes a piece by these words until the ticket changes. */
     uint64_t number = (atomic_load_explicit(&t->ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store_explicit(&t->dst, dst, memory_order_relaxed);
     atomic_store_explicit(&t->src, src, memory_order_relaxed);
@@ -166,7 +168,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
         ;
     int64_t until = 0;
     for (uint32_t done; (done = atomic_load_explicit(&t->done, memory_order_acquire)) < pieces;) {
-        int64_t now = base_now_ns(); /* acquire above: pairs with the release in copy_piece() */
+        int64_t now = base_now_ns(); /* the acquire above pairs with the release in copy_piece() */
         until = until ? until : now + t->spin_ns;
         if (now < until)
             base_relax();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ways to copy: see copy_ways.h. Each writes whole lines of the destination: a misaligned start would make every line
- * be read first. Those that stream end with a fence, which makes the bytes visible before whatever is stored next.
+ * The ways to copy: see copy_ways.h. Each aligns the destination, because the processor would have to read every partly written cache
+ * line first. Those with non-temporal stores end with a fence, so that the data is visible before whatever is stored next.
  */
 #include "fabric/shm/copy_ways.h"
 
@@ -9,7 +9,7 @@
 
 #define LINE  ((size_t)64)
 #define PAGE  ((size_t)4096)
-#define PAGES ((size_t)4) /* in turn; see FOUR_PAGES */
+#define PAGES ((size_t)4) /* pages that are copied in turn; see FOUR_PAGES */
 
 static bool always(void)
 {
@@ -22,7 +22,7 @@ static void copy_by_library(uint8_t *dst, const uint8_t *src, size_t len)
 }
 
 #if defined(__x86_64__) || defined(__aarch64__)
-/* Copy up to the next line of the destination; returns how much that was. */
+/* Copies up to the next cache line of the destination; returns how many bytes that was. */
 static size_t to_line(uint8_t *dst, const uint8_t *src, size_t len)
 {
     size_t head = -(uintptr_t)dst & (LINE - 1);
@@ -31,13 +31,14 @@ static size_t to_line(uint8_t *dst, const uint8_t *src, size_t len)
     return head;
 }
 
-/* The body of a way that copies `STEP` bytes at a time by `step`, which wants whole lines of the destination. */
+/* The body of a way that calls `step` to copy `STEP` bytes at a time, to an aligned destination. */
 #define IN_ORDER(STEP, step)                 \
     size_t at = to_line(dst, src, len);      \
     for (; len - at >= (STEP); at += (STEP)) \
         step(dst + at, src + at);
 
-/* Four pages in turn, a step of each: so more of the memory's banks work at once, and more prefetchers. The rest follows. */
+/* Copies four pages in turn, a step of each, so that more banks of the memory and more prefetchers work at once. The rest follows in
+   order. */
 #define FOUR_PAGES(STEP, step)                                       \
     size_t at = to_line(dst, src, len);                              \
     for (; len - at >= PAGES * PAGE; at += PAGES * PAGE)             \
@@ -76,7 +77,7 @@ AVX2 static inline __m256i load32(const uint8_t *src)
     return _mm256_loadu_si256((const __m256i *)(const void *)src);
 }
 
-/* All loads before the first store: a store cannot hold up a load that has the same place in its page. */
+/* All loads come before the first store: a load at the same offset in its page as an earlier store could be held up by it. */
 AVX2 static inline void store_128(uint8_t *dst, const uint8_t *src)
 {
     __m256i a = load32(src), b = load32(src + 32), c = load32(src + 64), d = load32(src + 96);
@@ -140,7 +141,7 @@ const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
 
 #elif defined(__aarch64__)
 
-/* The hint of STNP is all that Arm has here: these are ordinary stores to the memory model, and need no fence of their own. */
+/* STNP is only a hint on Arm: for the memory model these are ordinary stores, which need no fence. */
 static inline void stream_128(uint8_t *dst, const uint8_t *src)
 {
     __asm__ volatile("ldp q0, q1, [%1]\n\t"

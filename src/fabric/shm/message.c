@@ -10,8 +10,8 @@
 #include <sys/socket.h>
 
 #define BATCH        64u         /* messages taken from a ring before looking at the next */
-#define BACKLOG_WAIT (1u << 20)  /* bytes kept for a peer before its senders wait */
-#define BACKLOG_MAX  (64u << 20) /* bytes kept for a peer before handlers get -ENOBUFS */
+#define BACKLOG_WAIT (1u << 20)  /* bytes in the backlog from which on senders wait */
+#define BACKLOG_MAX  (64u << 20) /* bytes in the backlog beyond which messages are refused with -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {
@@ -41,7 +41,7 @@ void shm_forget_stash(struct shm_link *s)
     stash_clear(&s->stash);
 }
 
-/* The peer's progress thread sleeps, and nobody else there looks at the rings: wake it. */
+/* Wakes the peer's progress thread, if it naps and no other thread of the peer looks at the rings. */
 static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
@@ -52,14 +52,15 @@ static inline void nudge(struct weft_node *w, struct shm_link *s)
     if (s->link->node == w->rank)
         fab_kick(w);
     else
-        (void)!send(s->link->side_fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been told plenty */
+        /* if the connection is full, enough wake-ups are on their way */
+        (void)!send(s->link->side_fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* Have the receiver wake us when it makes room. To be followed by one more attempt. */
+/* Asks the receiver to wake this node when it makes room. The caller must try to send once more after this. */
 static void ask_for_room(struct shm_link *s)
 {
     atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* before the next look at head; pairs with the fence in shm_message_take() */
+    atomic_thread_fence(memory_order_seq_cst); /* before the next read of head; pairs with the fence in shm_message_take() */
 }
 
 static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
@@ -86,7 +87,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
     return 0;
 }
 
-/* Send what was kept, as far as there is room; how many went. With send_lock. */
+/* Sends messages of the backlog, as far as there is room; returns how many. With send_lock. */
 static int shm_message_drain(struct shm_link *s)
 {
     int n = 0;
@@ -99,7 +100,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* room may have come just before we asked */
+            continue; /* there may have been room just before asking */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -111,7 +112,7 @@ static int shm_message_drain(struct shm_link *s)
         free(k);
         n++;
     }
-    /* release: pairs with the acquire in shm_flushed(); what was pushed comes before */
+    /* release: pairs with the acquire in shm_flushed(); the messages are in the ring before the count */
     atomic_fetch_add_explicit(&s->kept_gone, (uint64_t)n, memory_order_release);
     return n;
 }
@@ -137,10 +138,10 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
     base_spin_lock(&s->send_lock);
     int rc = shm_message_keep(s, id, header, header_len, payload, payload_len, op);
     if (rc == 0)
-        shm_message_drain(s); /* room may have come in between */
+        shm_message_drain(s); /* there may be room by now */
     base_spin_unlock(&s->send_lock);
     if (rc == 0 && atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE)
-        shm_fail_backlog(s, -ECONNRESET); /* it went just before we kept it: nobody else will look here again */
+        shm_fail_backlog(s, -ECONNRESET); /* the peer died just before the message was queued: no other thread will fail the backlog */
     return rc;
 }
 
@@ -161,7 +162,7 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
     } else {
         fab_complete(op, 0);
     }
-    /* The word in the ring before the look at napping; pairs with the progress thread's fence before it naps. */
+    /* The message is in the ring before `napping` is read. Pairs with the fence of the progress thread before it naps. */
     atomic_thread_fence(memory_order_seq_cst);
     nudge(w, s);
     return rc;
@@ -172,12 +173,13 @@ bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
     (void)w;
     struct shm_link *s = l->impl;
     if (!f->begun)
-        f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed); /* the caller's own, and all that it knows of */
+        /* includes the caller's own messages, and all that happened before this call */
+        f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed);
     f->begun = true;
     return atomic_load_explicit(&s->kept_gone, memory_order_acquire) >= f->kept[0];
 }
 
-/* Take up to `most` messages of one ring, unless so many wait for handlers already. */
+/* Takes up to `most` messages from one ring, while fewer than `most_stashed` wait for handlers. */
 static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
@@ -196,10 +198,10 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
         stash_deliver(w, &s->stash, m->id, m->body, m->header_len, m->body + ring_payload_at(m->header_len), m->payload_len);
     }
     if (BASE_UNLIKELY(s->in.head_told != told)) {
-        atomic_thread_fence(memory_order_seq_cst); /* head before the look at want_room; pairs with ask_for_room() */
+        atomic_thread_fence(memory_order_seq_cst); /* head is written before want_room is read; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
-            /* before the looks at sleepers and napping; pairs with the fence of the sender's progress thread before shm_idle() */
+            /* before reading sleepers and napping; pairs with the fence of the sender's progress thread before shm_idle() */
             atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);
@@ -208,7 +210,8 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
     return (int)n;
 }
 
-/* Not one that is gone: it may live all the same, and go on sending. The state changes with w->progress held. */
+/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only with
+   w->progress held. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
@@ -219,7 +222,7 @@ int shm_progress(struct weft_node *w)
 {
     struct shm *shm = w->shm;
     int n = 0;
-    for (uint32_t i = shm->count; i-- > 0;) { /* oneself, the first, last */
+    for (uint32_t i = shm->count; i-- > 0;) { /* backwards: the first link, to this node itself, comes last */
         struct shm_link *s = shm->here[i];
         if (BASE_UNLIKELY(s->stash.count))
             n += stash_retry(w, &s->stash);
@@ -247,7 +250,7 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room, and found nobody to wake: what was kept can go, and nobody else will say so. */
+        /* The receiver has made room and found no thread to wake. So no wake-up will come, and the backlog can be sent now. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;
@@ -255,8 +258,8 @@ bool shm_idle(struct weft_node *w)
     return true;
 }
 
-/* All that a peer has sent, after it is gone: what one ring holds, because a peer that lives all the same may go on for ever. What waits
- * for a handler waits on. */
+/* Takes the messages of a peer that is gone. No more than one ring holds, because the peer may be alive and send for ever. Messages that
+   wait for a handler go on waiting. */
 void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts, gets and atomics: the caller's own loads and stores, complete when they return.
+ * Puts, gets and atomics: the caller's own loads and stores, complete when the call returns.
  */
 #include "fabric/shm/shm.h"
 
@@ -16,7 +16,8 @@ static void copy_much(struct weft_node *w, void *dst, const void *src, size_t le
 {
     struct shm *s = w->shm;
     struct copy_team *team =
-        len >= COPY_TEAM_LEAST ? atomic_load_explicit(&s->team, memory_order_acquire) : NULL; /* release in shm_settle() */
+        /* acquire: pairs with the release in shm_settle() */
+        len >= COPY_TEAM_LEAST ? atomic_load_explicit(&s->team, memory_order_acquire) : NULL;
     if (team)
         copy_by_team(team, dst, src, len);
     else
@@ -67,8 +68,8 @@ int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const v
 {
     struct shm_link *s = l->impl;
     if (len)
-        copy(w, s->pool + to, src, len); /* ends with a store fence when it streams */
-    /* release (within seq_cst): the bytes before the word */
+        copy(w, s->pool + to, src, len); /* a copy with non-temporal stores ends with a store fence */
+    /* release (part of seq_cst): the data before the word */
     __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
     fab_fence_after_rmw();
     shm_wake_sleepers(s);
@@ -81,7 +82,8 @@ int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_
     struct shm_link *s = l->impl;
     if (wake)
         return shm_atomic(w, l, FAB_SWAP, at, value, 0, NULL, NULL);
-    __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED); /* a fence follows, or a barrier */
+    /* relaxed, because the caller's next step is a fence or a barrier */
+    __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -102,6 +104,6 @@ void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
 void shm_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores before the look at sleepers */
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores come before reading `sleepers` */
     shm_wake_sleepers(l->impl);
 }

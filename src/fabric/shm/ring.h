@@ -2,13 +2,13 @@
  *
  * A ring of messages from one sender to one receiver, in memory that both can write.
  *
- * The ring is an array of 64-byte cells, each a word and 56 bytes of message; a message takes as many as it needs, one
- * after the other. A cell's word has its position in it, so one of the lap before cannot be taken for a new one; the
- * word of a message's first cell says what the message is and is written last. The receiver writes nothing back but
- * `head`, and that only every eighth of the ring: a small message costs one cache line to move, and nothing more.
+ * The ring is an array of 64-byte cells. A cell is a word and 56 bytes of message; a message takes as many consecutive cells as it needs.
+ * The word contains the cell's position, so a cell of the previous lap is not taken for a new one. The word of a message's first cell also
+ * has the id and the lengths, and is written last. While the sender does not wait for room, the receiver writes only `head`, once for every
+ * eighth of the ring. So a small message moves only one cache line.
  *
- * Neither side believes the other: the receiver checks the word (read once) before it uses a length, the sender
- * checks that `head` is between where it was and its own tail. Positions are private to the side that moves them.
+ * Neither side trusts the other. The receiver reads a word once, and checks it before it uses a length. The sender checks that `head` is
+ * between its last value and the sender's own tail. Each side keeps its own positions in private memory.
  */
 #ifndef WEFT_RING_H
 #define WEFT_RING_H
@@ -28,8 +28,8 @@ struct ring_cell {
 };
 
 struct ring {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* cells taken out, at least; by the receiver */
-    _Atomic uint32_t want_room;                      /* 1: the sender waits for room; receiver clears and wakes */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* written by the receiver: at least this many cells are free again */
+    _Atomic uint32_t want_room;                      /* 1: the sender waits for room; the receiver clears it and wakes the sender */
     _Alignas(BASE_CACHE_LINE) struct ring_cell cells[RING_CELLS];
 };
 
@@ -42,13 +42,13 @@ struct ring_sender {
 struct ring_receiver {
     struct ring *ring;
     uint64_t head;      /* cells taken out */
-    uint64_t head_told; /* as the sender may know */
+    uint64_t head_told; /* the last value that was written to ring->head */
 };
 
 struct ring_message {
     uint32_t id;
     uint32_t header_len, payload_len;
-    uint8_t body[RING_BODY_MAX + RING_CELL_BODY]; /* whole cells: header, then payload, which starts at header_len rounded up to 8 */
+    uint8_t body[RING_BODY_MAX + RING_CELL_BODY]; /* whole cells: the header, then the payload at header_len rounded up to 8 */
 };
 
 static inline uint32_t ring_payload_at(uint32_t header_len)
@@ -56,7 +56,8 @@ static inline uint32_t ring_payload_at(uint32_t header_len)
     return (header_len + 7u) & ~7u;
 }
 
-/* A word: 1 (1) . position, low bits (24) . first of its message (1) . id (8) . header_len (7) . payload_len (12). */
+/* A word, from the high bits down, with widths: 1 (1), position (24), first cell of its message (1), id (8), header_len (7), payload_len
+   (12). */
 #define RING_POSITION_SHIFT 28
 #define RING_FIRST          (UINT64_C(1) << 27)
 
@@ -65,11 +66,11 @@ static inline uint64_t ring_position_bits(uint64_t position)
     return (UINT64_C(1) << 24 | (position & 0xffffff)) << RING_POSITION_SHIFT;
 }
 
-/* 0; -EAGAIN no room; -EPROTO the other side has written nonsense. */
+/* 0; -EAGAIN: no room; -EPROTO: the other side has written invalid data. */
 int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-/* 1: one message taken; 0: none; -EPROTO nonsense. */
+/* 1: one message was taken; 0: there is none; -EPROTO: the other side has written invalid data. */
 int ring_pop(struct ring_receiver *r, struct ring_message *out);
-/* Is there something to pop? Anything but what the lap before left. */
+/* Whether the next cell has been written: its word is neither 0 nor that of the previous lap. */
 static inline bool ring_has(const struct ring_receiver *r)
 {
     uint64_t word = __atomic_load_n(&r->ring->cells[r->head % RING_CELLS].word, __ATOMIC_ACQUIRE);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the shm transport share. Each calls only those before it:
+ * What the files of the shm transport share. Each file calls only those before it:
  *
- *   ring.c        a ring of messages, one direction
+ *   ring.c        a ring of messages in one direction
  *   copy*.c       large copies
  *   operations.c  puts, gets, atomics
  *   message.c     messages
- *   transport.c   joining, the end; the table
+ *   transport.c   joining, closing; the table
  */
 #ifndef WEFT_SHM_H
 #define WEFT_SHM_H
@@ -15,14 +15,14 @@
 #include "fabric/shm/ring.h"
 #include "fabric/stash.h"
 
-/* A node's control region, shared with the nodes of its host. */
+/* A node's control region. It is shared with the other nodes of the host. */
 struct control {
     uint64_t magic;
     struct fab_bell bell;
-    struct ring rings[]; /* [size]: messages from node i */
+    struct ring rings[]; /* [size]: rings[i] has the messages from node i */
 };
 
-struct kept { /* a message that found no room */
+struct kept { /* a message that found no room in the ring */
     struct kept *next;
     weft_op *op;
     uint32_t id, header_len, payload_len;
@@ -31,17 +31,18 @@ struct kept { /* a message that found no room */
 
 struct shm_link {
     struct fab_link *link;
-    uint8_t *pool;           /* the peer's, mapped here */
-    struct control *control; /* likewise */
+    uint8_t *pool;           /* the peer's pool, mapped into this process */
+    struct control *control; /* the peer's control region, mapped too */
     size_t control_bytes;
 
-    base_spin send_lock; /* guards what follows, to `in` */
+    base_spin send_lock; /* protects the members from here to `in` */
     struct ring_sender out;
     struct kept *backlog, **backlog_end;
-    _Atomic uint64_t backlog_bytes;   /* read without the lock as a hint */
-    _Atomic uint64_t kept, kept_gone; /* messages that were ever in it; that are not any more */
+    _Atomic uint64_t backlog_bytes; /* also read without the lock, as a hint */
+    /* how many messages were ever put into the backlog, and how many have left it */
+    _Atomic uint64_t kept, kept_gone;
 
-    struct ring_receiver in; /* under w->progress, like the rest */
+    struct ring_receiver in; /* protected by w->progress, like `stash` */
     struct stash stash;
     _Atomic bool broken;
 };
@@ -50,13 +51,13 @@ struct shm {
     int control_fd;
     struct control *control;
     size_t control_bytes;
-    struct shm_link **here; /* [count]: links to nodes of this host */
+    struct shm_link **here; /* [count]: the links to the nodes of this host */
     uint32_t count;
-    struct ring_message message;      /* being delivered */
-    _Atomic(struct copy_team *) team; /* helps with large copies; NULL: nobody does */
+    struct ring_message message;      /* the message that is being delivered */
+    _Atomic(struct copy_team *) team; /* threads that help with large copies; NULL: none */
 };
 
-/* Wake who waits at the peer for memory; after a full fence. */
+/* Wakes the threads of the peer that wait for a change of memory. Call it after a full fence. */
 void shm_ring_bell(struct fab_bell *bell);
 static inline void shm_wake_sleepers(struct shm_link *s)
 {
@@ -65,11 +66,11 @@ static inline void shm_wake_sleepers(struct shm_link *s)
         shm_ring_bell(&s->control->bell);
 }
 
-/* For tests that write nonsense into them: the rings to and from a node. */
+/* For tests that write invalid data into the rings to and from a node. */
 struct ring *shm_ring_to(struct weft_node *w, uint32_t node);
 struct ring *shm_ring_from(struct weft_node *w, uint32_t node);
 
-/* --- operations.c: of the transport's table --- */
+/* --- operations.c: functions of the transport's table --- */
 int shm_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
 int shm_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
@@ -81,7 +82,7 @@ void shm_fence(struct weft_node *w, struct fab_link *l);
 void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset);
 void shm_wake(struct weft_node *w, struct fab_link *l);
 
-/* --- message.c: the functions of the transport's table, and the end of a link --- */
+/* --- message.c: functions of the transport's table, and what the end of a link needs --- */
 int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
@@ -90,7 +91,7 @@ bool shm_idle(struct weft_node *w);
 void shm_last_words(struct weft_node *w, struct fab_link *l);
 const char *shm_broken(struct weft_node *w, struct fab_link *l);
 void shm_messages_init(struct shm_link *s);
-void shm_fail_backlog(struct shm_link *s, int status); /* what found no room yet */
-void shm_forget_stash(struct shm_link *s);             /* what waits for handlers */
+void shm_fail_backlog(struct shm_link *s, int status); /* fails the messages in the backlog */
+void shm_forget_stash(struct shm_link *s);             /* drops the messages that wait for a handler */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * shm: the transport between nodes of one host. Each maps the other's pool and control region, which come as file
- * descriptors over the side connection. This file: joining, the end, the table.
+ * shm: the transport between nodes of one host. Each node maps the pool and the control region of the others, which it receives as file
+ * descriptors over the side connection. This file: joining, closing, the table.
  */
 #include "fabric/shm/shm.h"
 #include "fabric/transports.h"
@@ -60,7 +60,7 @@ static void shm_close(struct weft_node *w)
     w->shm = NULL;
 }
 
-/* How many nodes share the host is known now. The threads themselves are started by the first copy that wants them. */
+/* Called when it is known how many nodes share the host. The threads themselves are started by the first copy that needs them. */
 static int shm_settle(struct weft_node *w, int64_t deadline)
 {
     (void)deadline;
@@ -136,7 +136,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         if (!rc)
             rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 2, deadline);
         if (!rc && fds[1] < 0)
-            rc = -EPROTO; /* both, or it is no shm transport */
+            rc = -EPROTO; /* both descriptors must come */
         if (rc)
             base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * An open GPU of the back end `cuda`, and a call in its context.
+ */
+#ifndef WEFT_GPU_CUDA_DEVICE_H
+#define WEFT_GPU_CUDA_DEVICE_H
+
+#include "gpu/cuda_driver.h"
+
+static const struct cuda_driver *const cuda = &gpu_cuda_driver;
+
+static inline int cuda_failed(int code, const char *what)
+{
+    return code ? base_fail(-EIO, "%s: %s (CUDA %d)", what, gpu_cuda_error_name(code), code) : 0;
+}
+
+#define CUDA_STREAMS 4u
+struct cuda_device {
+    int device;
+    void *context;
+    void *stream[CUDA_STREAMS]; /* of copies, in turn: both directions go at a time */
+    void *word;                 /* the stream of atomics */
+    _Atomic uint32_t turn;
+};
+
+/* A call in the device's context, whatever context the thread has. */
+#define WITHIN(d, call)                                      \
+    ({                                                       \
+        void *before_;                                       \
+        int code_ = cuda->cuCtxPushCurrent_v2((d)->context); \
+        if (code_ == 0) {                                    \
+            code_ = (call);                                  \
+            (void)cuda->cuCtxPopCurrent_v2(&before_);        \
+        }                                                    \
+        code_;                                               \
+    })
+
+#endif
