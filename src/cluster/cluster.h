@@ -55,7 +55,7 @@ struct cluster_settings {
     uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
-    struct launcher *launcher;      /* the launcher that said rank and size; closed by cluster_settings_clear(). NULL: none */
+    struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
 };
 /* Resolve all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
@@ -107,8 +107,8 @@ int cluster_connect(const char *address, int64_t deadline);
 extern int (*cluster_stopped)(void);
 struct weft_node;
 int cluster_join(struct weft_node *w, struct cluster_settings *s);
-/* This node will not join, for this error and the sentence of base_error(): a launcher's other nodes, who wait for it, are told. Waits for
- * them up to the join time-out. Returns `rc`, with the sentence. */
+/* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the
+ * join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
 int cluster_failed(struct cluster_settings *s, int rc);
 
 #endif

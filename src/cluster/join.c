@@ -18,7 +18,7 @@
 #define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS) /* for one of several addresses; the next time twice as long */
+#define ADDRESS_WAIT (250 * WEFT_MS) /* time to connect to one of several addresses; doubled in each round */
 
 /* --- MACs --- */
 
@@ -363,7 +363,7 @@ out:
 
 /* --- the others --- */
 
-/* A connection to who listens there, and its challenge. */
+/* Connect to `coord`, send a hello and receive the challenge. Returns the socket. */
 static int reach(struct join *j, const char *coord, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
                  struct wire_challenge *challenge)
 {
@@ -372,10 +372,10 @@ static int reach(struct join *j, const char *coord, int64_t connect_until, int64
         return base_context(fd, "node 0 did not answer");
     if (!join_user_allowed(fd, &pid)) {
         close(fd);
-        return base_fail(
-            -EACCES,
-            "the process that listens at %s (pid %d) is of another user, and was told nothing; choose another address (WEFT_COORD)", coord,
-            pid);
+        return base_fail(-EACCES,
+                         "the process that listens at %s (pid %d) belongs to another user, so nothing was sent to it; choose another "
+                         "address (WEFT_COORD)",
+                         coord, pid);
     }
     *hello = (struct wire_hello){.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
     rc = base_random(hello->nonce, sizeof hello->nonce);
@@ -389,12 +389,12 @@ static int reach(struct join *j, const char *coord, int64_t connect_until, int64
         return fd;
     close(fd);
     if (rc == -ECONNRESET || rc == -EPIPE)
-        return base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is no weft of this version",
+        return base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version",
                          coord);
-    return base_fail(rc, "node 0 at %s does not answer as a weft of this version: %s", coord, base_strerror(rc));
+    return base_fail(rc, "node 0 at %s did not give the answer of a weft of this version: %s", coord, base_strerror(rc));
 }
 
-/* The same for node 0 at the first of its addresses where it answers: others may lead to nobody, or to somebody else. */
+/* Do this with the first address of node 0 at which it answers. Other addresses may not be reachable, or may belong to another host. */
 static int reach_any(struct join *j, struct wire_hello *hello, struct wire_challenge *challenge, const char **coord)
 {
     const struct meet_place *place = &j->place;
@@ -493,14 +493,14 @@ static int say_how_many_files(const struct join *j, int rc)
                         j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
-/* The node leaves, or has failed, and nothing of it runs any more. */
+/* Close hook: the node has left. */
 static void tell_launcher(struct weft_node *w, void *launcher)
 {
     (void)w;
     launcher_close(launcher);
 }
 
-/* Until weft_close() the launcher takes this process for one that must not just end. */
+/* Keep the connection to the launcher until the node is closed. */
 static int keep_launcher(struct weft_node *w, struct cluster_settings *s)
 {
     int rc = s->launcher ? fab_hook(w, &(struct fab_hook){.close = tell_launcher, .arg = s->launcher}) : 0;
@@ -509,7 +509,7 @@ static int keep_launcher(struct weft_node *w, struct cluster_settings *s)
     return rc;
 }
 
-/* Where node 0 is, and the key that all must have. */
+/* Find node 0, and derive the key that authenticates the nodes. */
 static int find_each_other(struct join *j, struct cluster_settings *s)
 {
     static const char no_secret[] = "weft without a secret";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where nodes that a launcher has started by PMIx meet. Each tells all others the networks of its host, or why it does not come; node 0
- * also a port and a secret. So all know the same, and choose the same way to node 0.
+ * Finds the address of node 0 if a launcher has started the nodes by PMIx. Every node publishes a notice: the networks of its host, or why
+ * its weft_open() failed; node 0's also has a port and a secret. All nodes read all notices, and so make the same choice.
  */
 #include "cluster/meet.h"
 
@@ -18,7 +18,7 @@
 
 #include "cluster/pmix.h"
 
-/* --- the networks of this host --- */
+/* --- interfaces of this host --- */
 
 static uint8_t count_bits(const uint8_t *mask, size_t bytes)
 {
@@ -41,7 +41,7 @@ static bool read_interface(const struct ifaddrs *i, struct wire_interface *out)
     } else if (i->ifa_addr->sa_family == AF_INET6) {
         const struct in6_addr *a = &((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr;
         if (IN6_IS_ADDR_LINKLOCAL(a))
-            return false; /* means something together with an interface of the caller's host only */
+            return false; /* valid only together with an interface of the host that calls it */
         address = (const uint8_t *)a;
         mask = i->ifa_netmask ? (const uint8_t *)&((const struct sockaddr_in6 *)(const void *)i->ifa_netmask)->sin6_addr : NULL;
         bytes = 16;
@@ -53,7 +53,7 @@ static bool read_interface(const struct ifaddrs *i, struct wire_interface *out)
     return true;
 }
 
-/* IPv4 first. The loopback only where there is nothing else. */
+/* IPv4 first. The loopback only if there is no other interface. */
 static void list_interfaces(struct wire_notice *n)
 {
     struct ifaddrs *list;
@@ -69,7 +69,7 @@ static void list_interfaces(struct wire_notice *n)
     freeifaddrs(list);
 }
 
-/* --- what came from the others --- */
+/* --- notices of the other nodes --- */
 
 bool meet_notice_ok(const struct wire_notice *n, uint32_t rank)
 {
@@ -91,8 +91,8 @@ static bool same_bits(const uint8_t *a, const uint8_t *b, unsigned bits)
     return memcmp(a, b, whole) == 0 && (rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0);
 }
 
-/* How many nodes of other hosts are in the network of an address of node 0's. -1: another host has the very address, as hosts have it of
- * their containers' network, so it leads nowhere. */
+/* The number of nodes on other hosts that have an interface in the same network as this one of node 0. -1: another host has the same
+ * address, so it cannot be used. The inner networks of container engines are like that. */
 static int64_t neighbours(const struct wire_notice *all, uint32_t size, const struct wire_interface *of)
 {
     unsigned bits = of->family == 4 ? 32 : 128;
@@ -114,8 +114,8 @@ static int64_t neighbours(const struct wire_notice *all, uint32_t size, const st
     return count;
 }
 
-/* Each node is called by the others at the address that it has towards node 0. So a network that all have comes before one that only some
- * have, a cable between two hosts for example. */
+/* A node's address for all others is the one from which it has connected to node 0. So a network with all nodes is better than one with a
+ * few, as a cable between two hosts. */
 uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[WIRE_INTERFACES][128])
 {
     int64_t score[WIRE_INTERFACES];
@@ -142,9 +142,9 @@ uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[W
     return n;
 }
 
-/* --- both together --- */
+/* --- exchange --- */
 
-/* What this node tells the others. */
+/* `error`, `text`: why this node does not join; 0: it joins. */
 static int notice_make(struct wire_notice *n, const struct cluster_settings *s, int error, const char *text)
 {
     memset(n, 0, sizeof *n);
@@ -163,7 +163,7 @@ static int notice_make(struct wire_notice *n, const struct cluster_settings *s, 
     return s->rank == 0 ? base_random(n->secret, sizeof n->secret) : 0;
 }
 
-/* All numbers of networks must be known before others call, and only then is it known whether others are elsewhere. */
+/* Node 0 publishes the port before it knows whether other hosts will use it, so it listens already. */
 static int listen_everywhere(struct meet_place *place, struct wire_notice *n)
 {
     place->listener = cluster_listen("[::]:0", place->bound, sizeof place->bound);
@@ -176,7 +176,7 @@ static int listen_everywhere(struct meet_place *place, struct wire_notice *n)
     return cluster_private_address(n->here, sizeof n->here, "meet", NULL);
 }
 
-/* One that has failed says more than one that fails because of it. */
+/* Fail with the reason of the first node that has failed. */
 static int notices_check(const struct wire_notice *all, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++)

@@ -1,9 +1,8 @@
-/* SPDX-License-Identifier: MIT
+/* SPDX-License-Identifier: MIT * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and
+ * PMIx_Finalize() count their callers.
  *
- * PMIx, by the library libpmix, which is found at run time. An MPI of the same process may use it, too: PMIx counts who does.
- *
- * Calls of PMIx wait for the launcher, some of them without a limit. So each is made by a thread, which this one leaves behind when its
- * time is over; then the thread closes the connection when it ever returns.
+ * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. If the deadline passes first, the caller abandons
+ * the thread, which closes the connection if its call ever returns.
  */
 #include "cluster/pmix.h"
 
@@ -64,9 +63,9 @@ void launcher_close(struct launcher *p)
 #include <sodium.h>
 #include <unistd.h>
 
-#define LEAVE_WAIT  (5 * WEFT_SECOND) /* for the launcher to hear that we leave */
+#define LEAVE_WAIT  (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define FENCE_AGAIN (20 * WEFT_MS)
-#define GRACE       (4 * WEFT_SECOND) /* the launcher gives up first, in whole seconds, and then says who is missing */
+#define GRACE       (4 * WEFT_SECOND) /* after the deadline: PMIx counts in seconds, and then finds out who is missing */
 
 /* --- the library --- */
 
@@ -106,7 +105,7 @@ static const struct {
     {"PMIx_Commit", offsetof(struct launcher_library, commit)},
 };
 
-/* Global, because plugins of some PMIx look for its functions in the process. Never unloaded: its threads may be running. */
+/* RTLD_GLOBAL because plugins of libpmix may not be linked with it. Never unloaded, because its threads may be running. */
 static int library_load(struct launcher_library *l, const char *chosen)
 {
     char why[256] = "";
@@ -143,9 +142,9 @@ struct launcher {
     bool connected, exchanged;
     pmix_status_t handler; /* of launcher_gone(); negative: none */
     char key[32];
-    void *mine, *all; /* `len` bytes, and of each */
+    void *mine, *all; /* what this process publishes, `len` bytes; what all have, size * len */
     size_t len;
-    /* of the call that is under way */
+    /* The current call: */
     int (*step)(struct launcher *p, int64_t deadline);
     int64_t deadline;
     int rc;
@@ -153,7 +152,7 @@ struct launcher {
     _Atomic uint32_t state;
 };
 
-/* What nodes tell each other may be secret. */
+/* The bytes may hold a secret. */
 static void launcher_free(struct launcher *p)
 {
     if (p->mine)
@@ -190,7 +189,8 @@ static void *launcher_thread(void *arg)
     return NULL;
 }
 
-/* Returns what the step has returned. When the time is over, or the wait is stopped, the thread has the connection and *at is NULL. */
+/* Run `step` on a thread. If it does not return before the deadline, or the wait is interrupted, the thread owns the connection and *at
+ * becomes NULL. */
 static int launcher_call(struct launcher **at, int (*step)(struct launcher *, int64_t), int64_t deadline, const char *what)
 {
     struct launcher *p = *at;
@@ -227,7 +227,7 @@ static int launcher_failed(const struct launcher *p, pmix_status_t status, const
     return base_fail(rc, "%s: PMIx says %s (%d)", what, why ? why : "nothing", status);
 }
 
-/* PMIx counts in seconds. */
+/* The time left, in seconds. */
 static pmix_info_t option_timeout(int64_t deadline)
 {
     int64_t left = (deadline - base_now_ns() + WEFT_SECOND - 1) / WEFT_SECOND;
@@ -243,7 +243,7 @@ static pmix_info_t option_flag(const char *key)
     return o;
 }
 
-/* The value is the caller's, by launcher_drop(). `now`: do not wait until it is given. */
+/* Read what `rank` has published. `now`: do not wait for it. Free the value with launcher_drop(). */
 static pmix_status_t launcher_get(const struct launcher *p, uint32_t rank, const char *key, bool now, int64_t deadline, pmix_value_t **out)
 {
     pmix_proc_t of = p->me;
@@ -254,7 +254,7 @@ static pmix_status_t launcher_get(const struct launcher *p, uint32_t rank, const
     return status == PMIX_SUCCESS && !*out ? PMIX_ERR_NOT_FOUND : status;
 }
 
-/* As PMIx frees one that is a number or bytes; its own way is a macro that calls functions of one version. */
+/* PMIX_VALUE_RELEASE() would call functions that only some versions of libpmix have. */
 static void launcher_drop(pmix_value_t *v)
 {
     if (v && v->type == PMIX_BYTE_OBJECT)
@@ -262,10 +262,9 @@ static void launcher_drop(pmix_value_t *v)
     free(v);
 }
 
-/* --- what is called --- */
+/* --- the calls --- */
 
-/* On a thread of PMIx's. A launcher ends its processes when it ends, and one that was killed cannot: SIGTERM is what they would have got.
- */
+/* On a thread of PMIx. A launcher that ends sends its processes SIGTERM. If it is killed it cannot, so the process sends it to itself. */
 static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
@@ -303,7 +302,7 @@ static int step_open(struct launcher *p, int64_t deadline)
     return 0;
 }
 
-/* Those who have not told anything, as far as the launcher says within a second. */
+/* The processes that have published nothing, as far as the launcher says within a second. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[128] = "";
@@ -332,8 +331,8 @@ static int step_exchange(struct launcher *p, int64_t deadline)
         return launcher_failed(p, status, "telling the other nodes");
     pmix_proc_t everyone = p->me;
     everyone.rank = PMIX_RANK_WILDCARD;
-    /* Partial: one that was there is not there now. It may be about to open its next node, or another program with its number about to
-     * come: the next fence will show. */
+    /* Partial success: a process that was connected has disconnected, because it closes a node and may open another one. The next fence
+     * waits for it again. */
     while ((status = p->library.fence(&everyone, 1, options, 2)) == PMIX_ERR_PARTIAL_SUCCESS && base_now_ns() < deadline) {
         base_sleep_ns(FENCE_AGAIN);
         options[1] = option_timeout(deadline);
@@ -384,7 +383,7 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
 int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *all, int64_t deadline)
 {
     struct launcher *p = *at;
-    /* A value that was given once may be found for ever, so a process that opens a second node gives it under another name. */
+    /* A published value may stay visible for ever, so each exchange of a process has another key. */
     static _Atomic unsigned times;
     p->exchanged = true;
     p->mine = malloc(len);

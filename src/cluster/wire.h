@@ -83,8 +83,7 @@ struct wire_news {
     uint8_t mac[WIRE_MAC];  /* over everything else, and the session */
 };
 
-/* Where a launcher that speaks PMIx has started the nodes, each tells this to all before (meet.c): whether it joins at all, and where node
- * 0 is found. PMIx carries it, to processes of the job only. */
+/* What every node publishes before joining if a launcher that speaks PMIx has started it (meet.c). Only processes of the job receive it. */
 #define WIRE_INTERFACES 16
 
 struct wire_interface {
@@ -97,16 +96,16 @@ struct wire_interface {
 struct wire_notice {
     uint64_t magic;
     uint32_t rank, pid;
-    int32_t error; /* 0: it joins; else an errno: it has failed already, for the reason in `text` */
+    int32_t error; /* 0: it joins; else an errno: its weft_open() has failed, `text` says why */
     uint8_t host_id[16];
     char host[64];
     uint32_t interface_count; /* of its host */
     struct wire_interface interfaces[WIRE_INTERFACES];
-    /* Of node 0: */
-    uint32_t port;            /* where it listens, at all of its interfaces; 0: at none */
-    char here[WIRE_ADDRESS];  /* and where, if all nodes are on its host */
-    char coord[128];          /* or only here, because a setting says so; "": no setting does */
-    uint8_t secret[WIRE_MAC]; /* of the cluster, if no setting has one */
+    /* Set by node 0 only: */
+    uint32_t port;            /* TCP port at which it listens on all interfaces; 0: none */
+    char here[WIRE_ADDRESS];  /* Unix socket at which it listens if all nodes are on its host */
+    char coord[128];          /* the address in its settings, used instead of these; "": none */
+    uint8_t secret[WIRE_MAC]; /* the cluster's secret if no setting gives one */
     char text[WIRE_REASON];
 };
 
