@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Requests of kernels to their node, and beside them the bare thing: two words in host memory that a kernel and a thread set in turns,
-// and rings of 16-byte slots that a thread reads and does nothing with. Tasks done by a kernel that stays, and by a kernel for each.
-// `bytes` of a test is the number of blocks. Started as one node or two; node 0 measures.
+// and rings of 16-byte slots that a thread reads and does nothing with. Tasks done by a kernel that stays, and by a kernel for each. Stores
+// of a kernel to another node's pool. Puts and gets of the processor to arenas, beside copies by CUDA.
+// `bytes` of a test is the number of blocks, or of bytes for arenas. Started as two nodes; node 0 measures.
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <sched.h>
@@ -36,7 +37,10 @@
 
 static weft_node *w;
 static weft_gpu *g;
-static weft_gaddr at[2]; /* a page of each node */
+static weft_gaddr at[2];   /* a page of each node */
+static weft_gaddr ends[4]; /* of copies: node 0's pool, arenas of both nodes, node 1's pool */
+#define ARENA_BYTES (96u << 20)
+#define COPY_BYTES  (64u << 20) /* at most */
 
 static double launched_ms(cudaEvent_t from, cudaEvent_t to)
 {
@@ -64,19 +68,23 @@ static double launched_ms(cudaEvent_t from, cudaEvent_t to)
 /* Nothing, there and back. */
 __global__ void request(const weft_device *d, uint64_t n, int *rc)
 {
-    for (uint64_t i = 0; i < n && *rc == 0; i++)
-        *rc = weft_device_nothing(d, true);
+    int r = 0; /* its word is in the host's memory: a look there costs as much as half a request */
+    for (uint64_t i = 0; i < n && r == 0; i++)
+        r = weft_device_nothing(d, true);
+    *rc = r;
 }
 
 /* An 8-byte put that is complete, each. */
 __global__ void put_wait(const weft_device *d, uint64_t there, uint64_t n, int *rc)
 {
-    for (uint64_t i = 0; i < n && *rc == 0; i++) {
+    int r = 0;
+    for (uint64_t i = 0; i < n && r == 0; i++) {
         weft_device_op op;
-        *rc = weft_device_put_value(d, there, i, &op);
-        if (*rc == 0)
-            *rc = weft_device_wait(d, &op);
+        r = weft_device_put_value(d, there, i, &op);
+        if (r == 0)
+            r = weft_device_wait(d, &op);
     }
+    *rc = r;
 }
 
 __global__ void requests(const weft_device *d, uint64_t each, int *rc)
@@ -103,6 +111,33 @@ static int *rc_word(void)
     if (!rc)
         CUDA(cudaHostAlloc(&rc, sizeof *rc, cudaHostAllocMapped));
     return rc;
+}
+
+/* A kernel's own store to the other node's pool, which the processor there answers by a put: there and back. */
+__global__ void store_ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
+{
+    int r = 0;
+    for (uint64_t i = from; i < from + n && r == 0; i++) {
+        uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 8);
+        if (!word) {
+            r = -WEFT_DEVICE_EFAULT;
+            break;
+        }
+        weft_device_tell(word, i);
+        weft_device_publish();
+        r = weft_device_wait_at_least(d, here, i, NULL);
+    }
+    *rc = r;
+}
+
+static void store_pong(const struct spec *s)
+{
+    const uint64_t *word = (const uint64_t *)weft_ptr(w, at[1], 8);
+    for (uint64_t i = 1; i <= s->warmup + s->iterations; i++) {
+        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < i)
+            ;
+        OK(weft_put(w, at[0], &i, 8, NULL));
+    }
 }
 
 /* All that was asked for has been taken. */
@@ -132,6 +167,10 @@ static void ours(const struct spec *s)
         (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
         double ms = TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
+    } else if (strcmp(s->test, "store_lat") == 0) {
+        (void)TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1, s->warmup, rc)));
+        double ms = TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1 + s->warmup, s->iterations, rc)));
+        spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "requests") == 0) {
         uint64_t start = spec_now_ns();
         requests<<<blocks, THREADS>>>(weft_gpu_device(g), each, rc);
@@ -147,6 +186,62 @@ static void ours(const struct spec *s)
         fprintf(stderr, "a kernel's call failed: %d\n", *rc);
         exit(1);
     }
+}
+
+/* --- arenas --- */
+
+/* The processor's put to, or get from, an arena of the node's own GPU (node 0) or of the other's (node 1): GB/s. */
+static double arena_gbs(const struct spec *s, uint32_t node, bool get)
+{
+    void *memory = weft_ptr(w, ends[0], s->bytes);
+    memset(memory, 1, s->bytes);
+    uint64_t start = 0;
+    for (uint64_t i = 0; i < s->warmup + s->iterations; i++) {
+        if (i == s->warmup)
+            start = spec_now_ns();
+        weft_op op;
+        OK(get ? weft_get(w, memory, ends[1 + node], s->bytes, &op) : weft_put(w, ends[1 + node], memory, s->bytes, &op));
+        OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
+    }
+    return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
+}
+
+/* The same to the other node's pool: what the link does. */
+static double pool_gbs(const struct spec *s)
+{
+    void *memory = weft_ptr(w, ends[0], s->bytes);
+    uint64_t start = 0;
+    for (uint64_t i = 0; i < s->warmup + s->iterations; i++) {
+        if (i == s->warmup)
+            start = spec_now_ns();
+        weft_op op;
+        OK(weft_put(w, ends[3], memory, s->bytes, &op));
+        OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
+    }
+    return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
+}
+
+static double bare_copy_gbs(const struct spec *s, bool get)
+{
+    void *host, *there;
+    cudaStream_t stream;
+    CUDA(cudaHostAlloc(&host, s->bytes, cudaHostAllocDefault));
+    memset(host, 1, s->bytes);
+    CUDA(cudaMalloc(&there, s->bytes));
+    CUDA(cudaStreamCreate(&stream));
+    uint64_t start = 0;
+    for (uint64_t i = 0; i < s->warmup + s->iterations; i++) {
+        if (i == s->warmup)
+            start = spec_now_ns();
+        CUDA(get ? cudaMemcpyAsync(host, there, s->bytes, cudaMemcpyDeviceToHost, stream)
+                 : cudaMemcpyAsync(there, host, s->bytes, cudaMemcpyHostToDevice, stream));
+        CUDA(cudaStreamSynchronize(stream));
+    }
+    double gbs = spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFree(there));
+    CUDA(cudaFreeHost(host));
+    return gbs;
 }
 
 /* --- tasks --- */
@@ -370,28 +465,48 @@ int main(int argc, char **argv)
     OK(weft_exchange(w, &page, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
     at[0] = all[0];
     at[1] = all[1];
-    if (weft_rank(w) == 0) {
-        weft_gpu_config config = {};
-        config.bytes = sizeof config;
-        config.name = "cuda:0";
-        config.rings = RINGS;
-        OK(weft_gpu_open(w, &config, &g));
-        for (int i = 1; i < argc; i++) {
-            struct spec s;
-            if (spec_parse(&s, argv[i]))
-                return 2;
-            if (strncmp(s.test, "bare", 4) == 0)
-                bare(&s);
-            else if (strcmp(s.test, "tasks") == 0)
-                spec_value(&s, (double)s.iterations / tasks_us((uint32_t)s.bytes, s.iterations));
-            else if (strcmp(s.test, "launches") == 0 || strcmp(s.test, "graphs") == 0)
-                spec_value(&s, (double)s.iterations / launches_us(s.test[0] == 'g', s.iterations));
-            else
-                ours(&s);
-        }
-        OK(weft_gpu_close(g));
+    weft_gpu_config config = {};
+    config.bytes = sizeof config;
+    config.name = "cuda:0";
+    config.rings = RINGS;
+    OK(weft_gpu_open(w, &config, &g));
+    uint32_t space;
+    weft_gaddr mine[2], theirs[4];
+    OK(weft_alloc_aligned(w, COPY_BYTES, 4096, &mine[0]));
+    OK(weft_gpu_arena(g, ARENA_BYTES, &space));
+    OK(weft_gpu_alloc(g, space, COPY_BYTES, &mine[1]));
+    OK(weft_exchange(w, mine, 2, theirs, NULL, WEFT_TIMEOUT_DEFAULT));
+    ends[0] = theirs[0];
+    ends[1] = theirs[1];
+    ends[2] = theirs[3];
+    ends[3] = theirs[2];
+    for (int i = 1; i < argc; i++) {
+        struct spec s;
+        if (spec_parse(&s, argv[i]))
+            return 2;
+        bool get = strstr(s.test, "get") != NULL;
+        if (weft_rank(w)) {
+            if (strcmp(s.test, "store_lat") == 0)
+                store_pong(&s);
+        } else if (strcmp(s.test, "bare_put") == 0 || strcmp(s.test, "bare_get") == 0)
+            spec_value(&s, bare_copy_gbs(&s, get));
+        else if (strncmp(s.test, "arena_", 6) == 0)
+            spec_value(&s, arena_gbs(&s, 0, get));
+        else if (strncmp(s.test, "remote_", 7) == 0)
+            spec_value(&s, arena_gbs(&s, 1, get));
+        else if (strcmp(s.test, "pool_put") == 0)
+            spec_value(&s, pool_gbs(&s));
+        else if (strncmp(s.test, "bare", 4) == 0)
+            bare(&s);
+        else if (strcmp(s.test, "tasks") == 0)
+            spec_value(&s, (double)s.iterations / tasks_us((uint32_t)s.bytes, s.iterations));
+        else if (strcmp(s.test, "launches") == 0 || strcmp(s.test, "graphs") == 0)
+            spec_value(&s, (double)s.iterations / launches_us(s.test[0] == 'g', s.iterations));
+        else
+            ours(&s);
     }
     while (weft_barrier(w, WEFT_TIMEOUT_DEFAULT) < 0)
         ;
+    OK(weft_gpu_close(g));
     return weft_close(w);
 }

@@ -115,6 +115,7 @@ typedef struct weft_device_ring {
     uint64_t mask;                   /* slots - 1; a power of two */
     uint64_t *next;                  /* number of the next slot; a request has the number of its first */
     uint64_t *taken_seen;            /* `taken`, when it was last read */
+    uint64_t *guess;                 /* `next`, as a thread last left it; perhaps not the newest */
     uint32_t *awaited;               /* by slot: 1 while the answer of its last request has not been looked at */
 } weft_device_ring;
 
@@ -200,7 +201,7 @@ WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patienc
 WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t ticket, uint32_t slots)
 {
     int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
-    if (last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
+    if (last - (int64_t)weft_device_load_guess(r->taken_seen) <= size || last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
         return true;
     uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
     if (last - (int64_t)taken > size)
@@ -209,18 +210,24 @@ WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t t
     return true;
 }
 
-/* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. Who has taken
- * numbers must fill the slots: so they are taken only when there is room. `place` (or NULL): take the place of the answer as well, if that
- * is free; both atomics are under way at a time. */
-WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
+/* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not want to wait for it. A thread that has
+ * taken numbers must fill the slots: so it takes them only when there is room. `place` (or NULL): take the place of the answer as well, if
+ * that is free; both atomics are under way at a time.
+ *
+ * The first number that a thread tries is a guess from a cache that other blocks do not keep up to date. A wrong guess costs nothing but
+ * the time of the compare-and-swap, which fails and says what is right. */
+WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, const weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
                                          bool *place)
 {
     weft_device_patience p = {0, 0};
+    uint64_t t = weft_device_load_guess(r->guess);
     for (;;) {
-        uint64_t t = weft_device_load_own(r->next);
         if (weft_device_has_room(r, t, slots)) {
-            bool raised = place && weft_device_raise_flag(&r->awaited[t & r->mask]);
-            if (weft_device_swap_own(r->next, t, t + slots)) {
+            bool raised = false;
+            uint64_t was = place ? weft_device_swap_and_raise(r->next, t, t + slots, &r->awaited[t & r->mask], &raised)
+                                 : weft_device_swap_own(r->next, t, t + slots);
+            if (was == t) {
+                weft_device_store_guess(r->guess, t + slots);
                 *ticket = t;
                 if (place)
                     *place = raised;
@@ -228,7 +235,13 @@ WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, weft_device_ring 
             }
             if (raised)
                 weft_device_store_flag(&r->awaited[t & r->mask], 0);
-            continue; /* another thread took them */
+            t = was; /* other threads took them */
+            continue;
+        }
+        uint64_t now = weft_device_load_own(r->next);
+        if (now != t) {
+            t = now;
+            continue;
         }
         if (!wait)
             return -WEFT_DEVICE_EAGAIN;
@@ -239,11 +252,13 @@ WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, weft_device_ring 
 
 #if defined(__CUDACC__)
 /* The same for all threads of a warp that come here together and want the same: one of them takes the numbers for all. */
-WEFT_DEVICE_CALL int weft_device_reserve_together(const weft_device *d, weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
-                                                  bool *place)
+WEFT_DEVICE_CALL int weft_device_reserve_together(const weft_device *d, const weft_device_ring *r, uint32_t slots, bool wait,
+                                                  uint64_t *ticket, bool *place)
 {
     unsigned here = __activemask();
-    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
+    if ((here & (here - 1)) == 0)
+        return weft_device_reserve(d, r, slots, wait, ticket, place);
+    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r->next << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
     unsigned lane, before, count = (unsigned)__popc(same);
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     before = (unsigned)__popc(same & ((1u << lane) - 1));
@@ -306,8 +321,9 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 /* Hand a request over. With an op an answer comes. */
 WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
 {
-    uint32_t number = weft_device_block(d) % d->rings, slots = weft_device_slots(q->kind);
-    weft_device_ring *r = &d->ring[number];
+    uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
+    uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
+    const weft_device_ring ring = d->ring[number], *r = &ring;     /* read once: stores of the kernel do not change it */
     uint64_t ticket;
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
@@ -355,13 +371,19 @@ WEFT_DEVICE_CALL bool weft_device_answered(const weft_device *d, weft_device_op 
     return true;
 }
 
+/* The place of its answer. */
+WEFT_DEVICE_CALL const weft_device_cell *weft_device_answer_of(const weft_device *d, const weft_device_op *op)
+{
+    const weft_device_ring *r = weft_device_ring_of(d, op);
+    return &r->answers[op->ticket & r->mask];
+}
+
 /* -WEFT_DEVICE_EINPROGRESS while it is under way, else its result. */
 WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
 {
     if (op->status == 1) {
-        const weft_device_ring *r = weft_device_ring_of(d, op);
         uint64_t low, high;
-        weft_device_load_cell(&r->answers[op->ticket & r->mask], &low, &high);
+        weft_device_load_cell(weft_device_answer_of(d, op), &low, &high);
         if (!weft_device_answered(d, op, low, high))
             return -WEFT_DEVICE_EINPROGRESS;
     }
@@ -372,13 +394,16 @@ WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
 WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 {
     weft_device_patience p = {0, 0};
-    int rc;
-    if (op->status == 1)
+    if (op->status == 1) {
+        const weft_device_cell *answer = weft_device_answer_of(d, op);
+        uint64_t low, high;
         weft_device_first_look();
-    while ((rc = weft_device_test(d, op)) == -WEFT_DEVICE_EINPROGRESS)
-        if (weft_device_late(d, &p))
-            return -WEFT_DEVICE_ETIMEDOUT;
-    return rc;
+        for (weft_device_load_cell(answer, &low, &high); !weft_device_answered(d, op, low, high);
+             weft_device_load_cell(answer, &low, &high))
+            if (weft_device_late(d, &p))
+                return -WEFT_DEVICE_ETIMEDOUT;
+    }
+    return op->status;
 }
 
 /* Ask no more: how it ends nobody learns, and its place in the ring is free. */
@@ -442,7 +467,7 @@ WEFT_DEVICE_CALL int weft_device_fence(const weft_device *d, uint32_t node)
 /* These wait. */
 WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_request *q, uint64_t *old)
 {
-    weft_device_op op;
+    weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
     int rc = weft_device_post(d, q, true, &op);
     if (rc == 0)
         rc = weft_device_wait(d, &op);
@@ -670,7 +695,7 @@ WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_devi
             continue;
         if (rc)
             return rc;
-        if ((sure || weft_device_swap_own(k->next, t, t + 1)) && weft_device_read_task(k, t, out))
+        if ((sure || weft_device_swap_own(k->next, t, t + 1) == t) && weft_device_read_task(k, t, out))
             return 0;
     }
 }

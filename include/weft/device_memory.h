@@ -43,6 +43,17 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+/* The same from the cache of this thread's multiprocessor: quick, and perhaps an earlier value. */
+WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.cta.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+WEFT_DEVICE_CALL void weft_device_store_guess(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.relaxed.cta.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     uint32_t v;
@@ -57,9 +68,19 @@ WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
+WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns what was there */
 {
-    return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired) == expected;
+    return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
+}
+/* Both of the above at a time: returns what was in `p`; `raised`: the flag was 0. */
+WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
+{
+    uint64_t was;
+    uint32_t flag_was;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(flag_was) : "l"(flag) : "memory");
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(was) : "l"(p), "l"(expected), "l"(desired) : "memory");
+    *raised = flag_was == 0;
+    return was;
 }
 WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
 {
@@ -102,7 +123,7 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
 /* A look at the host's memory takes longer than the host needs to answer. One that comes a moment too soon costs a whole second one. */
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
-    for (long long start = clock64(); clock64() - start < 800;)
+    for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
 #define WEFT_DEVICE_LOOKS 16u /* before a wait reads the clock, and sleeps between looks */
@@ -123,6 +144,14 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
+WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p) /* perhaps an earlier value */
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL void weft_device_store_guess(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -136,9 +165,16 @@ WEFT_DEVICE_CALL void weft_device_store_flag(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-WEFT_DEVICE_CALL bool weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired)
+WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, uint64_t desired) /* returns what was there */
 {
-    return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    (void)__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+}
+/* Both of the above: returns what was in `p`; `raised`: the flag was 0. */
+WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
+{
+    *raised = weft_device_raise_flag(flag);
+    return weft_device_swap_own(p, expected, desired);
 }
 WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* returns what was there */
 {

@@ -20,19 +20,34 @@ extern "C" {
 
 typedef struct weft_gpu weft_gpu;
 
+/* How near an RDMA device is to a GPU, by the deepest PCI bridge that both are below. */
+enum weft_gpu_distance {
+    WEFT_GPU_NO_RDMA,     /* there is none on PCI */
+    WEFT_GPU_SAME_SWITCH, /* below one PCIe switch: what they exchange passes no processor */
+    WEFT_GPU_SAME_ROOT,   /* below one host bridge */
+    WEFT_GPU_SAME_NODE,   /* at one NUMA node */
+    WEFT_GPU_OTHER_NODE
+};
+
 /* A GPU of this machine. */
 typedef struct weft_gpu_info {
-    char name[16];                        /* as weft_gpu_config.name has it: "host", "cuda:0" */
+    char name[16];                        /* as weft_gpu_config.name has it: "host", "cuda:0"; its PCI address if no driver offers it */
     char model[96];                       /* what its driver calls it */
     uint64_t memory_bytes;                /* 0: not known */
     char pci[16];                         /* "0000:c1:00.0"; "": it is on no PCI bus */
-    uint32_t pcie_generation, pcie_lanes; /* of its link now; 0: not known */
+    uint32_t pcie_generation, pcie_lanes; /* of its link now, which may be slower while it is idle; 0: not known */
     uint32_t pcie_generation_most, pcie_lanes_most;
     bool usable;
-    char why[160]; /* why it is not */
+    char why[160];          /* why it is not */
+    char remedy[160];       /* what to do about that; "": `why` says it, or nothing helps */
+    bool external;          /* behind a port for devices that come and go, as Thunderbolt's */
+    uint32_t rdma_distance; /* enum weft_gpu_distance */
+    char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
+    uint64_t nvlink_peers;  /* bit i: cuda:i, over NVLink */
 } weft_gpu_info;
 
-/* Describe the GPU with that number, from 0 on; `host` is the last. `bytes` is sizeof *out; fields that this library does not know are set
+/* Describe the GPU with that number, from 0 on: first those that can be used, then those that PCI shows and no driver offers, with the
+ * reason; `host` is the last. `bytes` is sizeof *out; fields that this library does not know are set
  * to 0.
  * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);

@@ -141,6 +141,8 @@ uint64_t base_memory_huge(void); /* bytes of free huge pages of 2 MiB; 0 where t
 int base_random(void *bytes, size_t len);
 /* A thread that gets no signals: they are for the program's own. Returns 0 or a negative errno without a sentence. */
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
+/* Timed sleeps of this thread end at most so much late, where the system lets a thread say so (Linux: 50 us otherwise). */
+void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
 /* Two connected Unix stream sockets, both close-on-exec; or a negative errno, with a sentence. */

@@ -17,6 +17,7 @@
 int cli_config(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_gpus(int argc, char **argv);
 int cli_map(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);

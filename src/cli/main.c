@@ -20,6 +20,7 @@ static const struct command commands[] = {
     {"run", "start a program on every node of a cluster", cli_run},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
     {"devices", "show the RDMA devices of this host, and what weft would do with each", cli_devices},
+    {"gpus", "show the GPUs of this host, and what weft can do with each", cli_gpus},
     {"plan", "what a traffic pattern needs of a device, in regions and queue pairs", cli_plan},
     {"doctor", "what prevents RDMA on this host, and what to do about it", cli_doctor},
     {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},

@@ -1,91 +1,248 @@
 /* SPDX-License-Identifier: MIT
  *
- * CUDA's driver, through dlopen. Its constants are written out here, so building needs none of its headers.
+ * Memory and CUDA's driver, for weft probe memory.
  */
-#include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/probe_gpu.h"
+#include "gpu/cuda_driver.h"
 
-enum { DMA_BUF_FD = 1 };              /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
 #define GPU_GRAIN (UINT64_C(2) << 20) /* a dmabuf covers whole pages of the GPU */
 
-/* The function `name`, called with the types of the arguments; any failure is negative. */
-static int probe_gpu_failed(const char *what, int code)
+static const struct cuda_driver *const cuda = &gpu_cuda_driver;
+
+static int probe_gpu_failed(const char *call, int code)
 {
-    return code ? base_fail(-EIO, "%s: CUDA error %d", what, code) : 0;
+    return code ? base_fail(-EIO, "%s: %s (CUDA %d)", call, gpu_cuda_error_name(code), code) : 0;
 }
 
-static void *symbol(struct probe_gpu *g, const char *name)
+static int probe_gpu_lacks(const char *call)
 {
-    return g->library ? dlsym(g->library, name) : NULL;
+    return base_fail(-ENOSYS, "CUDA's driver has no %s", call);
 }
 
-#define CALL(g, name, types, ...)                                                                               \
-    ({                                                                                                          \
-        int(*call_) types;                                                                                      \
-        void *at_ = symbol(g, name);                                                                            \
-        memcpy(&call_, &at_, sizeof at_);                                                                       \
-        at_ ? probe_gpu_failed(name, call_(__VA_ARGS__)) : base_fail(-ENOSYS, "CUDA's driver has no %s", name); \
-    })
-
-int probe_gpu_open(struct probe_gpu *g)
+static uint64_t address(const void *p)
 {
-    int rc;
-    memset(g, 0, sizeof *g);
-    g->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!g->library)
-        return base_fail(-ENODEV, "no CUDA driver (libcuda.so.1)");
-    if ((rc = CALL(g, "cuInit", (unsigned), 0)) || (rc = CALL(g, "cuDeviceGet", (int *, int), &g->device, 0)) ||
-        (rc = CALL(g, "cuDeviceGetName", (char *, int, int), g->name, (int)sizeof g->name, g->device)) ||
-        (rc = CALL(g, "cuDevicePrimaryCtxRetain", (void **, int), &g->context, g->device)))
+    return (uint64_t)(uintptr_t)p;
+}
+
+static int probe_gpu_start(struct probe_gpu *g)
+{
+    int count = 0, rc;
+    if (!gpu_cuda_usable())
+        return base_fail(-ENODEV, "%s", cuda->why);
+    if ((rc = probe_gpu_failed("cuDeviceGetCount", cuda->cuDeviceGetCount(&count))))
         return rc;
-    g->held = true;
-    return CALL(g, "cuCtxSetCurrent", (void *), g->context);
+    if (count == 0)
+        return base_fail(-ENODEV, "CUDA's driver knows of no GPU");
+    if ((rc = probe_gpu_failed("cuDeviceGet", cuda->cuDeviceGet(&g->device, 0))) ||
+        (rc = probe_gpu_failed("cuDeviceGetName", cuda->cuDeviceGetName(g->name, (int)sizeof g->name, g->device))) ||
+        (rc = probe_gpu_failed("cuDevicePrimaryCtxRetain", cuda->cuDevicePrimaryCtxRetain(&g->context, g->device))))
+        return rc;
+    rc = probe_gpu_failed("cuCtxPushCurrent", cuda->cuCtxPushCurrent_v2(g->context));
+    if (rc) {
+        (void)cuda->cuDevicePrimaryCtxRelease_v2(g->device);
+        g->context = NULL;
+    }
+    return rc;
+}
+
+void probe_gpu_open(struct probe_gpu *g)
+{
+    memset(g, 0, sizeof *g);
+    if (probe_gpu_start(g))
+        snprintf(g->why, sizeof g->why, "no GPU: %.300s", base_error());
 }
 
 void probe_gpu_close(struct probe_gpu *g)
 {
-    if (g->held)
-        CALL(g, "cuDevicePrimaryCtxRelease_v2", (int), g->device);
-    if (g->library)
-        dlclose(g->library);
-    memset(g, 0, sizeof *g);
+    void *was;
+    if (!g->context)
+        return;
+    (void)cuda->cuCtxPopCurrent_v2(&was);
+    (void)cuda->cuDevicePrimaryCtxRelease_v2(g->device);
 }
 
-int probe_gpu_alloc(struct probe_gpu *g, uint64_t bytes, uint64_t *address)
+/* --- memory that the driver makes --- */
+
+static int no_gpu(const struct piece *m)
 {
-    unsigned long long at = 0;
-    int rc = CALL(g, "cuMemAlloc_v2", (unsigned long long *, size_t), &at, base_round_up(bytes, GPU_GRAIN));
-    *address = at;
+    return m->gpu->why[0] ? base_fail(-ENODEV, "%s", m->gpu->why) : 0;
+}
+
+static void made(struct piece *m, const char *by, uint64_t at, bool far, void (*give_back)(struct piece *))
+{
+    m->at = (void *)(uintptr_t)at;
+    m->made_by = by;
+    m->far = far;
+    m->give_back = give_back;
+}
+
+static void pinned_back(struct piece *m)
+{
+    (void)cuda->cuMemFreeHost(m->at);
+}
+
+int probe_gpu_pinned(struct piece *m)
+{
+    void *at = NULL;
+    int rc = no_gpu(m);
+    if (rc == 0)
+        rc = cuda->cuMemHostAlloc && cuda->cuMemFreeHost ? probe_gpu_failed("cuMemHostAlloc", cuda->cuMemHostAlloc(&at, m->bytes, 0))
+                                                         : probe_gpu_lacks("cuMemHostAlloc");
+    if (rc == 0)
+        made(m, "cuMemHostAlloc", address(at), false, pinned_back);
     return rc;
 }
 
-void probe_gpu_free(struct probe_gpu *g, uint64_t address)
+static void plain_back(struct piece *m)
 {
-    CALL(g, "cuMemFree_v2", (unsigned long long), address);
+    (void)cuda->cuMemFree_v2(address(m->at));
 }
 
-int probe_gpu_dmabuf(struct probe_gpu *g, uint64_t address, uint64_t bytes, int *fd)
+int probe_gpu_plain(struct piece *m)
 {
-    return CALL(g, "cuMemGetHandleForAddressRange", (void *, unsigned long long, size_t, int, unsigned long long), fd, address,
-                base_round_up(bytes, GPU_GRAIN), DMA_BUF_FD, 0);
+    cuda_ptr at = 0;
+    int rc = no_gpu(m);
+    m->bytes = base_round_up(m->bytes, GPU_GRAIN);
+    if (rc == 0)
+        rc = probe_gpu_failed("cuMemAlloc", cuda->cuMemAlloc_v2(&at, m->bytes));
+    if (rc == 0)
+        made(m, "cuMemAlloc", at, true, plain_back);
+    return rc;
 }
 
-int probe_gpu_import(struct probe_gpu *g, uint8_t *memory, uint64_t bytes, uint8_t byte)
+int probe_gpu_managed(struct piece *m)
 {
-    unsigned long long at = 0;
-    int rc = CALL(g, "cuMemHostRegister_v2", (void *, size_t, unsigned), memory, bytes, 0);
+    cuda_ptr at = 0;
+    int rc = no_gpu(m);
+    if (rc == 0)
+        rc = cuda->cuMemAllocManaged ? probe_gpu_failed("cuMemAllocManaged", cuda->cuMemAllocManaged(&at, m->bytes, CUDA_ATTACH_GLOBAL))
+                                     : probe_gpu_lacks("cuMemAllocManaged");
+    if (rc == 0)
+        made(m, "cuMemAllocManaged", at, false, plain_back);
+    return rc;
+}
+
+static void virtual_back(struct piece *m)
+{
+    (void)cuda->cuMemUnmap(address(m->at), m->bytes);
+    (void)cuda->cuMemAddressFree(address(m->at), m->bytes);
+    (void)cuda->cuMemRelease(m->handle);
+}
+
+/* As the arenas of the library are made; and such that an RDMA device may be given it, where the driver can say so. */
+static int virtual_make(struct piece *m, cuda_ptr *at)
+{
+    struct cuda_allocation kind = {.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, m->gpu->device}};
+    struct cuda_access may = {.where = {CUDA_AT_DEVICE, m->gpu->device}, .flags = CUDA_READ_WRITE};
+    size_t unit = 0;
+    kind.flags.rdma = 1;
+    int rc = probe_gpu_failed("cuMemGetAllocationGranularity", cuda->cuMemGetAllocationGranularity(&unit, &kind, CUDA_GRANULARITY_LEAST));
     if (rc)
         return rc;
-    if ((rc = CALL(g, "cuMemHostGetDevicePointer_v2", (unsigned long long *, void *, unsigned), &at, memory, 0)) == 0 &&
-        (rc = CALL(g, "cuMemsetD8_v2", (unsigned long long, unsigned char, size_t), at, byte, bytes)) == 0)
-        rc = CALL(g, "cuCtxSynchronize", (void));
-    for (uint64_t i = 0; rc == 0 && i < bytes; i++)
-        if (memory[i] != byte)
-            rc = base_fail(-EIO, "what the GPU wrote is not there at byte %llu", (unsigned long long)i);
-    int undone = CALL(g, "cuMemHostUnregister", (void *), memory);
+    m->bytes = base_round_up(m->bytes, unit > GPU_GRAIN ? unit : GPU_GRAIN);
+    int code = cuda->cuMemCreate(&m->handle, m->bytes, &kind, 0);
+    if (code) {
+        kind.flags.rdma = 0;
+        code = cuda->cuMemCreate(&m->handle, m->bytes, &kind, 0);
+    }
+    if ((rc = probe_gpu_failed("cuMemCreate", code)))
+        return rc;
+    if ((rc = probe_gpu_failed("cuMemAddressReserve", cuda->cuMemAddressReserve(at, m->bytes, 0, 0, 0))))
+        goto no_address;
+    if ((rc = probe_gpu_failed("cuMemMap", cuda->cuMemMap(*at, m->bytes, 0, m->handle, 0))))
+        goto not_mapped;
+    if ((rc = probe_gpu_failed("cuMemSetAccess", cuda->cuMemSetAccess(*at, m->bytes, &may, 1))))
+        goto no_access;
+    return 0;
+no_access:
+    (void)cuda->cuMemUnmap(*at, m->bytes);
+not_mapped:
+    (void)cuda->cuMemAddressFree(*at, m->bytes);
+no_address:
+    (void)cuda->cuMemRelease(m->handle);
+    return rc;
+}
+
+int probe_gpu_virtual(struct piece *m)
+{
+    cuda_ptr at = 0;
+    int rc = no_gpu(m);
+    if (rc == 0)
+        rc = virtual_make(m, &at);
+    if (rc == 0)
+        made(m, "cuMemMap", at, true, virtual_back);
+    return rc;
+}
+
+static int with_dmabuf(struct piece *m, int rc)
+{
+    if (rc)
+        return rc;
+    if (!cuda->cuMemGetHandleForAddressRange)
+        return probe_gpu_lacks("cuMemGetHandleForAddressRange");
+    return probe_gpu_failed("cuMemGetHandleForAddressRange",
+                            cuda->cuMemGetHandleForAddressRange(&m->dmabuf, address(m->at), m->bytes, CUDA_RANGE_DMABUF, 0));
+}
+
+int probe_gpu_plain_dmabuf(struct piece *m)
+{
+    return with_dmabuf(m, probe_gpu_plain(m));
+}
+
+int probe_gpu_virtual_dmabuf(struct piece *m)
+{
+    return with_dmabuf(m, probe_gpu_virtual(m));
+}
+
+/* --- what the GPU reaches --- */
+
+static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char *where)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        if (seen[i] != byte)
+            return base_fail(-EIO, "what the GPU wrote is not %s at byte %llu", where, (unsigned long long)i);
+    return 0;
+}
+
+/* The GPU fills all of it, at its address for it. */
+static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
+{
+    int rc = probe_gpu_failed("cuMemsetD8", cuda->cuMemsetD8_v2(at, byte, m->bytes));
+    if (rc == 0)
+        rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
+    if (rc || !m->far)
+        return rc ? rc : differs(m->at, m->bytes, byte, "here");
+    uint8_t *copy = malloc(m->bytes);
+    if (!copy)
+        return base_fail(-ENOMEM, "no memory for a copy");
+    rc = probe_gpu_failed("cuMemcpyAsync", cuda->cuMemcpyAsync(address(copy), at, m->bytes, NULL));
+    if (rc == 0)
+        rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
+    if (rc == 0)
+        rc = differs(copy, m->bytes, byte, "read back");
+    free(copy);
+    return rc;
+}
+
+int probe_gpu_reach(const struct piece *m, const char **call)
+{
+    cuda_ptr at = 0;
+    *call = m->made_by;
+    int rc = no_gpu(m);
+    if (rc || m->made_by)
+        return rc ? rc : probe_gpu_write(m, address(m->at), 0xa5);
+    *call = "cuMemHostRegister";
+    rc = probe_gpu_failed(*call, cuda->cuMemHostRegister_v2(m->at, m->bytes, m->read_only ? CUDA_HOST_REGISTER_READ_ONLY : 0));
+    if (rc)
+        return rc;
+    rc = probe_gpu_failed("cuMemHostGetDevicePointer", cuda->cuMemHostGetDevicePointer_v2(&at, m->at, 0));
+    if (rc == 0 && !m->read_only)
+        rc = probe_gpu_write(m, at, 0xa5);
+    int undone = probe_gpu_failed("cuMemHostUnregister", cuda->cuMemHostUnregister(m->at));
     return rc ? rc : undone;
 }

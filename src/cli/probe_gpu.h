@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft probe memory needs of a GPU: to allocate its memory, and to import memory of the host.
+ * What weft probe memory needs of a GPU: memory that its driver makes, and whether it reaches memory of this process. The driver is CUDA's,
+ * as the library loads it.
  */
 #ifndef WEFT_CLI_PROBE_GPU_H
 #define WEFT_CLI_PROBE_GPU_H
@@ -9,20 +10,39 @@
 
 struct probe_gpu {
     char name[128];
-    void *library, *context;
+    char why[320]; /* there is none, as a sentence; "": there is */
+    void *context;
     int device;
-    bool held; /* the context is ours to give back */
 };
 
-/* The first GPU, by CUDA's driver, which is looked for at run time. -ENODEV with a sentence when there is none. */
-int probe_gpu_open(struct probe_gpu *g);
+/* A piece of memory of some kind, and how to give it back. */
+struct piece {
+    struct probe_gpu *gpu;
+    void *at, *to_free;
+    uint64_t bytes;  /* a wish, until it is made */
+    int fd, dmabuf;  /* -1: none */
+    uint64_t handle; /* the GPU driver's */
+    bool read_only;
+    const char *made_by;               /* a call of the GPU's driver: the GPU reaches it at the same address; else NULL */
+    bool far;                          /* only the GPU does, this process does not */
+    void (*give_back)(struct piece *); /* NULL: munmap() or free() */
+};
+
+/* The first GPU. There is none: `g->why`. */
+void probe_gpu_open(struct probe_gpu *g);
 void probe_gpu_close(struct probe_gpu *g);
-/* A piece of the GPU's memory: its address there, which a device driver may know how to register. */
-int probe_gpu_alloc(struct probe_gpu *g, uint64_t bytes, uint64_t *address);
-void probe_gpu_free(struct probe_gpu *g, uint64_t address);
-/* A dmabuf descriptor of it, the caller's. */
-int probe_gpu_dmabuf(struct probe_gpu *g, uint64_t address, uint64_t bytes, int *fd);
-/* Whether the GPU can import memory of ours, write `byte` to all of it, and we see that there. */
-int probe_gpu_import(struct probe_gpu *g, uint8_t *memory, uint64_t bytes, uint8_t byte);
+
+/* Memory that the driver makes: 0, or a negative errno with a sentence. */
+int probe_gpu_pinned(struct piece *m);
+int probe_gpu_plain(struct piece *m);
+int probe_gpu_virtual(struct piece *m);
+int probe_gpu_managed(struct piece *m);
+/* The same, and a dmabuf of it. */
+int probe_gpu_plain_dmabuf(struct piece *m);
+int probe_gpu_virtual_dmabuf(struct piece *m);
+
+/* Whether the GPU reaches it: writes all of it, and what it wrote is seen. `*call` is how the GPU knows it; NULL: it does
+ * not. */
+int probe_gpu_reach(const struct piece *m, const char **call);
 
 #endif

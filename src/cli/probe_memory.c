@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe memory: which kinds of memory a device registers.
+ * weft probe memory: which kinds of memory an RDMA device registers, which a GPU reaches, and which both do at once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +12,6 @@
 
 #define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc gives it from its heap */
 #define HUGE_BYTES (UINT64_C(2) << 20)
-
-/* A piece of memory of some kind, and how to give it back. */
-struct piece {
-    void *at, *to_free;
-    uint64_t bytes;
-    int fd, dmabuf; /* -1: none */
-};
 
 static int of_malloc(struct piece *m)
 {
@@ -56,6 +49,7 @@ static int of_shared_mmap(struct piece *m)
 
 static int of_read_only(struct piece *m)
 {
+    m->read_only = true;
     return mapped(m, PROT_READ, MAP_PRIVATE | MAP_ANON);
 }
 
@@ -111,9 +105,22 @@ static int of_private_file(struct piece *m)
     return rc ? rc : mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 }
 
+/* What is made by a system that is not this one. */
+static int of_macos(struct piece *m)
+{
+    (void)m;
+#if defined(__APPLE__)
+    return base_fail(-ENOTSUP, "this version of weft does not try it");
+#else
+    return base_fail(-ENODEV, "macOS only");
+#endif
+}
+
 static void probe_memory_give_back(struct piece *m)
 {
-    if (m->to_free)
+    if (m->at && m->give_back)
+        m->give_back(m);
+    else if (m->to_free)
         free(m->to_free);
     else if (m->at)
         munmap(m->at, m->bytes);
@@ -137,58 +144,156 @@ static const struct kind {
     {"huge pages", of_huge_pages},
     {"a file, mapped shared", of_shared_file},
     {"a file, mapped private", of_private_file},
+    {"pinned by CUDA", probe_gpu_pinned},
+    {"CUDA device", probe_gpu_plain},
+    {"CUDA device, by dmabuf", probe_gpu_plain_dmabuf},
+    {"CUDA VMM", probe_gpu_virtual},
+    {"CUDA VMM, by dmabuf", probe_gpu_virtual_dmabuf},
+    {"CUDA managed", probe_gpu_managed},
+    {"Metal buffer", of_macos},
+    {"IOSurface", of_macos},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 struct report {
+    struct verbs_device *device;
+    struct probe_gpu gpu;
     struct cli_table *t;
     json_t *list;
 };
 
-/* One row: `tried` false: there was nothing to try. `code` 0: it registers. */
-static void row(struct report *r, const char *kind, bool tried, int code, int access, const char *note)
+/* What one side said of a piece of memory. */
+struct answer {
+    bool tried;
+    int code;         /* 0: it registers, the GPU reaches it */
+    const char *call; /* by which; NULL: none was needed */
+    char why[320];
+};
+
+static bool good(const struct answer *a)
 {
-    char flags[96] = "", result[64];
-    const char *said = tried ? code ? result : "yes" : "not tried";
-    snprintf(result, sizeof result, "errno %d", -code);
-    if (tried && code == 0)
+    return a->tried && a->code == 0;
+}
+
+static void answer_is(struct answer *a, int code, const char *call, const char *why)
+{
+    *a = (struct answer){.tried = true, .code = code, .call = call};
+    if (code)
+        snprintf(a->why, sizeof a->why, "%s", why);
+}
+
+static void answer_not_tried(struct answer *a, const char *why)
+{
+    *a = (struct answer){0};
+    snprintf(a->why, sizeof a->why, "%s", why);
+}
+
+/* Why not, of both; that there is no GPU stands above the table, and is short here. */
+static void note_of(const struct report *r, const struct answer *rdma, const struct answer *gpu, char *out, size_t room)
+{
+    const char *first = rdma->why, *second = gpu->why;
+    if (strcmp(second, r->gpu.why) == 0 || strcmp(second, first) == 0)
+        second = "";
+    if (first[0] && strcmp(first, r->gpu.why) == 0)
+        first = "no GPU";
+    snprintf(out, room, "%s%s%s", first, first[0] && second[0] ? "; " : "", second);
+}
+
+static void row(struct report *r, const char *kind, const struct answer *rdma, int access, const struct answer *gpu, bool both)
+{
+    char flags[96] = "", registers[64], note[2 * sizeof rdma->why + 2];
+    if (good(rdma))
         cli_access_text(access, flags, sizeof flags);
-    const char *cells[] = {kind, said, flags, note};
+    snprintf(registers, sizeof registers, "errno %d", -rdma->code);
+    note_of(r, rdma, gpu, note, sizeof note);
+    const char *cells[] = {kind,
+                           !rdma->tried ? "not tried"
+                           : rdma->code ? registers
+                                        : "yes",
+                           rdma->call ? rdma->call : "-",
+                           !gpu->tried ? "-"
+                           : gpu->code ? "no"
+                                       : "yes",
+                           gpu->call ? gpu->call : "-",
+                           !rdma->tried || !gpu->tried ? "-"
+                           : both                      ? "yes"
+                                                       : "no",
+                           flags,
+                           note};
     if (r->t && cli_table_add(r->t, cells)) {
         cli_table_free(r->t);
         r->t = NULL;
     }
-    json_array_append_new(r->list, json_pack("{s:s, s:b, s:b, s:i, s:s, s:s}", "kind", kind, "tried", tried, "registers",
-                                             tried && code == 0, "errno", tried ? -code : 0, "access", flags, "note", note));
+    json_array_append_new(r->list, json_pack("{s:s, s:b, s:b, s:i, s:s?, s:s, s:s, s:{s:b, s:b, s:s?, s:s}, s:b}", "kind", kind, "tried",
+                                             rdma->tried, "registers", good(rdma), "errno", rdma->tried ? -rdma->code : 0, "call",
+                                             rdma->call, "access", flags, "note", rdma->why, "gpu", "tried", gpu->tried, "reaches",
+                                             good(gpu), "call", gpu->call, "note", gpu->why, "both", both));
 }
 
-static void try_kind(struct report *r, struct verbs_device *d, const struct kind *k, uint64_t bytes)
+static int try_rdma(const struct report *r, const struct piece *m, struct verbs_regions *region, struct answer *a)
 {
-    struct piece m = {.bytes = bytes, .fd = -1, .dmabuf = -1};
+    int rc = m->dmabuf < 0 ? verbs_register(region, r->device, m->at, m->bytes, 1)
+                           : verbs_register_dmabuf(region, r->device, m->dmabuf, 0, m->at, m->bytes, 1);
+    answer_is(a, rc, m->dmabuf < 0 ? "ibv_reg_mr" : "ibv_reg_dmabuf_mr",
+              m->far && m->dmabuf < 0 ? "by its address it needs a module such as nvidia_peermem" : base_strerror(rc));
+    return rc;
+}
+
+static void try_gpu(const struct report *r, const struct piece *m, struct answer *a)
+{
+    const char *call;
+    if (r->gpu.why[0]) {
+        answer_not_tried(a, r->gpu.why);
+    } else {
+        int rc = probe_gpu_reach(m, &call);
+        answer_is(a, rc, call, base_error());
+    }
+}
+
+/* First while it is a region; where that does not go, alone. */
+static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
+{
+    struct piece m = {.gpu = &r->gpu, .bytes = bytes, .fd = -1, .dmabuf = -1};
     struct verbs_regions region;
+    struct answer rdma, gpu;
+    bool both = false;
     base_error_clear();
     int rc = k->make(&m);
     if (rc) {
-        row(r, k->name, false, 0, 0, base_error()[0] ? base_error() : base_strerror(rc));
+        answer_not_tried(&rdma, base_error()[0] ? base_error() : base_strerror(rc));
+        answer_not_tried(&gpu, rdma.why);
+        row(r, k->name, &rdma, 0, &gpu, false);
     } else {
-        rc = m.dmabuf < 0 ? verbs_register(&region, d, m.at, m.bytes, 1) : verbs_register_dmabuf(&region, d, m.dmabuf, 0, m.at, m.bytes, 1);
-        row(r, k->name, true, rc, rc ? 0 : region.access, rc ? base_strerror(rc) : "");
-        if (rc == 0)
+        bool is_region = try_rdma(r, &m, &region, &rdma) == 0;
+        int access = is_region ? region.access : 0;
+        try_gpu(r, &m, &gpu);
+        both = is_region && good(&gpu);
+        if (is_region)
             verbs_unregister(&region);
+        if (is_region && gpu.tried && gpu.code) {
+            struct answer together = gpu;
+            try_gpu(r, &m, &gpu);
+            if (good(&gpu))
+                snprintf(gpu.why, sizeof gpu.why, "not while it is a region: %.280s", together.why);
+        }
+        row(r, k->name, &rdma, access, &gpu, both);
     }
     probe_memory_give_back(&m);
 }
 
 /* The same bytes in two regions at once. */
-static void try_twice(struct report *r, struct verbs_device *d, uint64_t bytes)
+static void try_twice(struct report *r, uint64_t bytes)
 {
     struct verbs_regions one, two;
+    struct answer rdma, gpu = {0};
     uint8_t *at = probe_map(bytes);
-    if (!at || verbs_register(&one, d, at, bytes, 1)) {
-        row(r, "the same memory twice", false, 0, 0, "memory of mmap does not register");
+    if (!at || verbs_register(&one, r->device, at, bytes, 1)) {
+        answer_not_tried(&rdma, "memory of mmap does not register");
+        row(r, "the same memory twice", &rdma, 0, &gpu, false);
     } else {
-        int rc = verbs_register(&two, d, at, bytes, 1);
-        row(r, "the same memory twice", true, rc, rc ? 0 : two.access, rc ? base_strerror(rc) : "");
+        int rc = verbs_register(&two, r->device, at, bytes, 1);
+        answer_is(&rdma, rc, "ibv_reg_mr", base_strerror(rc));
+        row(r, "the same memory twice", &rdma, rc ? 0 : two.access, &gpu, false);
         if (rc == 0)
             verbs_unregister(&two);
         verbs_unregister(&one);
@@ -197,91 +302,27 @@ static void try_twice(struct report *r, struct verbs_device *d, uint64_t bytes)
         munmap(at, bytes);
 }
 
-/* --- with a GPU --- */
-static void try_gpu_memory(struct report *r, struct verbs_device *d, struct probe_gpu *g, uint64_t bytes)
-{
-    static const char by_address[] = "GPU memory, by its address", by_dmabuf[] = "GPU memory, by dmabuf";
-    struct verbs_regions region;
-    uint64_t at;
-    int fd, raw;
-    int rc = probe_gpu_alloc(g, bytes, &at);
-    if (rc) {
-        row(r, by_address, false, 0, 0, base_error());
-        return;
-    }
-    errno = 0;
-    struct ibv_mr *mr = d->lib->reg_mr(d->pd, (void *)(uintptr_t)at, bytes, d->traits.access);
-    rc = mr ? 0 : verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    row(r, by_address, true, rc, d->traits.access, rc ? "needs a module such as nvidia_peermem" : "");
-    if (mr)
-        d->lib->dereg_mr(mr);
-    if (probe_gpu_dmabuf(g, at, bytes, &fd)) {
-        row(r, by_dmabuf, false, 0, 0, base_error());
-    } else {
-        rc = verbs_register_dmabuf(&region, d, fd, 0, (void *)(uintptr_t)at, bytes, 1);
-        row(r, by_dmabuf, true, rc, rc ? 0 : region.access, rc ? base_error() : "");
-        if (rc == 0)
-            verbs_unregister(&region);
-        close(fd);
-    }
-    probe_gpu_free(g, at);
-}
-
-/* One buffer of the pool's kind: a region, and imported in the GPU, at once, in either order. */
-static void try_both(struct report *r, struct verbs_device *d, struct probe_gpu *g, uint64_t bytes)
-{
-    static const char name[] = "memfd, region and GPU at once";
-    struct piece m = {.bytes = base_round_up(bytes, BASE_PAGE), .fd = -1, .dmabuf = -1};
-    struct verbs_regions region;
-    if (of_memfd(&m)) {
-        row(r, name, false, 0, 0, base_strerror(ENOMEM));
-    } else {
-        int rc = verbs_register(&region, d, m.at, m.bytes, 1);
-        int access = rc ? 0 : region.access;
-        bool is_region = rc == 0;
-        if (rc == 0)
-            rc = probe_gpu_import(g, m.at, m.bytes, 0xa5);
-        row(r, name, true, rc, access, rc ? base_error() : "the same bytes, no copy: what the GPU wrote is seen here");
-        if (is_region)
-            verbs_unregister(&region);
-    }
-    probe_memory_give_back(&m);
-}
-
-static void try_gpu(struct report *r, struct verbs_device *d, uint64_t bytes, char name[128])
-{
-    struct probe_gpu g;
-    if (probe_gpu_open(&g)) {
-        row(r, "GPU memory", false, 0, 0, base_error());
-    } else {
-        snprintf(name, 128, "%s", g.name);
-        try_gpu_memory(r, d, &g, bytes);
-        try_both(r, d, &g, bytes);
-    }
-    probe_gpu_close(&g);
-}
-
 int probe_memory(const struct probe *p)
 {
-    static const struct cli_column columns[] = {{"memory", false}, {"registers", false}, {"flags", false}, {"note", false}};
-    struct report r = {.t = cli_table_new(columns, 4), .list = json_array()};
+    static const struct cli_column columns[] = {{"memory", false}, {"registers", false}, {"by", false},    {"GPU", false},
+                                                {"by", false},     {"at once", false},   {"flags", false}, {"note", false}};
+    struct report r = {.t = cli_table_new(columns, 8), .list = json_array()};
     uint64_t bytes = base_round_up(p->size ? p->size : UINT64_C(512) << 10, BASE_PAGE);
-    char gpu[128] = "";
-    struct verbs_device *d = probe_open(p);
-    if (!d) {
+    r.device = probe_open(p);
+    if (!r.device) {
         cli_table_free(r.t);
         json_decref(r.list);
         return CLI_FAILED;
     }
+    probe_gpu_open(&r.gpu);
     for (unsigned i = 0; i < KINDS && !cli_stopped(); i++)
-        try_kind(&r, d, &kinds[i], bytes);
+        try_kind(&r, &kinds[i], bytes);
     if (!cli_stopped())
-        try_twice(&r, d, bytes);
-    if (!cli_stopped())
-        try_gpu(&r, d, bytes, gpu);
+        try_twice(&r, bytes);
     if (!p->json)
-        printf("%s%s%s\n%s", d->name, gpu[0] ? ", " : "", gpu, p->markdown ? "\n" : "");
-    json_t *j = json_pack("{s:s, s:s, s:o}", "device", d->name, "gpu", gpu, "kinds", r.list);
-    verbs_device_close(d);
+        printf("%s, %s\n%s", r.device->name, r.gpu.why[0] ? r.gpu.why : r.gpu.name, p->markdown ? "\n" : "");
+    json_t *j = json_pack("{s:s, s:s, s:s, s:o}", "device", r.device->name, "gpu", r.gpu.name, "gpu_why", r.gpu.why, "kinds", r.list);
+    probe_gpu_close(&r.gpu);
+    verbs_device_close(r.device);
     return probe_print(p, r.t, j);
 }

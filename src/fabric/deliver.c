@@ -30,6 +30,8 @@ int fab_service(struct weft_node *w)
     int n = 0;
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->service ? (*t)->service(w) : 0;
+    if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)))
+        n += w->arenas->service(w);
     if (n)
         fab_wake_here(w); /* the handler may have changed words that this node's threads wait for */
     return n;

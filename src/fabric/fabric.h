@@ -211,6 +211,7 @@ struct fab_arenas {
     bool (*owns)(struct weft_node *w, const void *p); /* is it memory of a GPU of this process? */
     /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
+    int (*service)(struct weft_node *w); /* takes the next steps of operations that are under way; returns whether any was taken */
     int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
 };

@@ -8,8 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define NAP_LEAST_NS (10 * WEFT_US)
+#define NAP_LEAST_NS (5 * WEFT_US)
 #define NAP_MOST_NS  WEFT_MS
+#define NAP_SHARE    64 /* a nap lasts this part of the time for which nothing has moved, so it delays an end by no more than that part */
 
 static struct arenas *arenas_of(struct weft_node *w)
 {
@@ -30,13 +31,14 @@ static bool arena_step(struct arenas *c)
 static void *carrier_run(void *arg)
 {
     struct arenas *c = arg;
-    int64_t last = 0, nap = 0;
+    int64_t last = 0;
     (void)fab_nowait(true);
+    base_wake_in_time(WEFT_US); /* copies take microseconds, and nothing but a look tells that one is done */
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
         uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
         bool moved = share_step(c);
         if (arena_step(c) || moved) {
-            last = nap = 0;
+            last = 0;
             continue;
         }
         int64_t now = base_now_ns();
@@ -45,13 +47,14 @@ static void *carrier_run(void *arg)
             sched_yield();
             continue;
         }
-        nap = nap == 0 ? NAP_LEAST_NS : nap * 2 < NAP_MOST_NS ? nap * 2 : NAP_MOST_NS;
+        int64_t nap = (now - last) / NAP_SHARE;
+        nap = nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap < NAP_MOST_NS ? nap : NAP_MOST_NS;
         bool active = c->sharing || atomic_load_explicit(&c->active, memory_order_relaxed);
         atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&c->bell, memory_order_seq_cst) == seen)
             base_futex_wait(&c->bell, seen, active ? nap : WEFT_SECOND);
         else
-            last = nap = 0;
+            last = 0;
         atomic_store_explicit(&c->sleeping, 0, memory_order_relaxed);
     }
     return NULL;
@@ -149,6 +152,17 @@ static bool carrier_flushed(struct weft_node *w, uint32_t node, struct fab_flush
     return atomic_load_explicit(&peer->oldest, memory_order_acquire) >= f->arena; /* pairs with job_end() */
 }
 
+static int carrier_service(struct weft_node *w)
+{
+    struct arenas *c = arenas_of(w);
+    if (!atomic_load_explicit(&c->active, memory_order_relaxed))
+        return 0;
+    bool before = fab_nowait(true);
+    bool moved = arena_step(c);
+    fab_nowait(before);
+    return moved;
+}
+
 static int carrier_failure(struct weft_node *w, uint32_t node)
 {
     return atomic_exchange_explicit(&arenas_of(w)->peer[node].failure, 0, memory_order_relaxed);
@@ -174,6 +188,7 @@ static const struct fab_arenas hooks = {
     .free = carrier_free,
     .owns = carrier_owns,
     .flushed = carrier_flushed,
+    .service = carrier_service,
     .failure = carrier_failure,
     .stat = carrier_stat,
 };

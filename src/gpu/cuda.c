@@ -5,34 +5,24 @@
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_lanes.h"
 #include "gpu/gpu.h"
+#include "gpu/pci.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-/* One number of a file of sysfs: "16.0 GT/s PCIe", "16". */
-static double read_number(const char *pci, const char *file)
+/* Which of the others it reaches over NVLink: there atomics of one GPU on the memory of another are ones; over PCIe they are not. */
+static uint64_t nvlink_peers(int index, int count)
 {
-    char path[128];
-    double n = 0;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/%s", pci, file);
-    FILE *f = fopen(path, "re");
-    if (f) {
-        if (fscanf(f, "%lf", &n) != 1)
-            n = 0;
-        fclose(f);
-    }
-    return n;
-}
-
-/* 2.5, 5, 8, 16, 32, 64 billion transfers a second: generations 1 to 6. */
-static uint32_t generation(double speed)
-{
-    static const double speeds[] = {2.5, 5, 8, 16, 32, 64};
-    uint32_t g = 0;
-    while (g < sizeof speeds / sizeof *speeds && speed >= speeds[g])
-        g++;
-    return g;
+    uint64_t peers = 0;
+    int here, there, is;
+    if (!cuda->cuDeviceGetP2PAttribute || cuda->cuDeviceGet(&here, index))
+        return 0;
+    for (int i = 0; i < count && i < 64; i++)
+        if (i != index && cuda->cuDeviceGet(&there, i) == 0 &&
+            cuda->cuDeviceGetP2PAttribute(&is, CUDA_P2P_NATIVE_ATOMICS, here, there) == 0 && is)
+            peers |= UINT64_C(1) << i;
+    return peers;
 }
 
 static bool cuda_look(uint32_t index, weft_gpu_info *out)
@@ -44,13 +34,14 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
     (void)cuda->cuDeviceGetName(out->model, sizeof out->model, device);
     if (cuda->cuDeviceTotalMem_v2(&bytes, device) == 0)
         out->memory_bytes = bytes;
-    (void)cuda->cuDeviceGetPCIBusId(out->pci, sizeof out->pci, device);
-    for (char *c = out->pci; *c; c++)
+    char address[16] = "";
+    (void)cuda->cuDeviceGetPCIBusId(address, sizeof address, device);
+    for (char *c = address; *c; c++)
         *c = *c >= 'A' && *c <= 'F' ? (char)(*c - 'A' + 'a') : *c;
-    out->pcie_generation = generation(read_number(out->pci, "current_link_speed"));
-    out->pcie_lanes = (uint32_t)read_number(out->pci, "current_link_width");
-    out->pcie_generation_most = generation(read_number(out->pci, "max_link_speed"));
-    out->pcie_lanes_most = (uint32_t)read_number(out->pci, "max_link_width");
+    struct pci_gpu pci;
+    gpu_pci_read("", address, &pci);
+    gpu_pci_tell("", &pci, out);
+    out->nvlink_peers = nvlink_peers((int)index, count);
     out->usable = true;
     return true;
 }
@@ -68,6 +59,8 @@ static void cuda_close(void *device)
         if (s)
             (void)WITHIN(d, cuda->cuStreamDestroy_v2(s));
     }
+    for (uint32_t i = 0; i < d->events; i++)
+        (void)WITHIN(d, cuda->cuEventDestroy_v2(d->event[i]));
     (void)cuda->cuDevicePrimaryCtxRelease_v2(d->device);
     free(d);
 }
@@ -285,17 +278,38 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
     return cuda_failed(code, "mapping another node's arena");
 }
 
+static int event_take(struct cuda_device *d, void **event)
+{
+    *event = NULL;
+    base_spin_lock(&d->event_lock);
+    if (d->events)
+        *event = d->event[--d->events];
+    base_spin_unlock(&d->event_lock);
+    return *event ? 0 : WITHIN(d, cuda->cuEventCreate(event, CUDA_EVENT_NO_TIMING));
+}
+
+static void event_give(struct cuda_device *d, void *event)
+{
+    base_spin_lock(&d->event_lock);
+    bool kept = d->events < CUDA_EVENTS;
+    if (kept)
+        d->event[d->events++] = event;
+    base_spin_unlock(&d->event_lock);
+    if (!kept)
+        (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+}
+
 static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
 {
     struct cuda_device *d = device;
-    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event = NULL;
-    int code = WITHIN(d, cuda->cuEventCreate(&event, CUDA_EVENT_NO_TIMING));
+    void *stream = d->stream[atomic_fetch_add_explicit(&d->turn, 1, memory_order_relaxed) % CUDA_STREAMS], *event;
+    int code = event_take(d, &event);
     if (!code)
         code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, stream));
     if (!code)
         code = WITHIN(d, cuda->cuEventRecord(event, stream));
     if (code && event)
-        (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+        event_give(d, event);
     *ticket = (uint64_t)(uintptr_t)event;
     return cuda_failed(code, "copying to or from the GPU");
 }
@@ -307,7 +321,7 @@ static int cuda_copied(void *device, uint64_t ticket)
     int code = WITHIN(d, cuda->cuEventQuery(event));
     if (code == CUDA_NOT_READY)
         return -EINPROGRESS;
-    (void)WITHIN(d, cuda->cuEventDestroy_v2(event));
+    event_give(d, event);
     return cuda_failed(code, "copying to or from the GPU");
 }
 

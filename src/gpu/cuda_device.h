@@ -15,12 +15,16 @@ static inline int cuda_failed(int code, const char *what)
 }
 
 #define CUDA_STREAMS 4u
+#define CUDA_EVENTS  32u
 struct cuda_device {
     int device;
     void *context;
     void *stream[CUDA_STREAMS]; /* of copies, in turn: both directions go at a time */
     void *word;                 /* the stream of atomics */
     _Atomic uint32_t turn;
+    base_spin event_lock;
+    void *event[CUDA_EVENTS]; /* events that are not in use: making one takes as long as a small copy */
+    uint32_t events;
 };
 
 /* A call in the device's context, whatever context the thread has. */

@@ -5,19 +5,28 @@
 #include "gpu/cuda_driver.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct cuda_driver gpu_cuda_driver;
 
-#define FUNCTION(name)               \
-    {                                \
-#name, &gpu_cuda_driver.name \
+#define FUNCTION(name)                      \
+    {                                       \
+#name, &gpu_cuda_driver.name, false \
+    }
+#define OPTIONAL(name)                     \
+    {                                      \
+#name, &gpu_cuda_driver.name, true \
     }
 static const struct {
     const char *name;
     void *at;
+    bool optional;
 } functions[] = {
     FUNCTION(cuInit),
     FUNCTION(cuDeviceGetCount),
@@ -62,6 +71,12 @@ static const struct {
     FUNCTION(cuStreamWaitEvent),
     FUNCTION(cuLaunchKernel),
     FUNCTION(cuGetErrorName),
+    OPTIONAL(cuDriverGetVersion),
+    OPTIONAL(cuDeviceGetP2PAttribute),
+    OPTIONAL(cuMemHostAlloc),
+    OPTIONAL(cuMemFreeHost),
+    OPTIONAL(cuMemAllocManaged),
+    OPTIONAL(cuMemGetHandleForAddressRange),
 };
 
 const char *gpu_cuda_error_name(int code)
@@ -70,25 +85,111 @@ const char *gpu_cuda_error_name(int code)
     return gpu_cuda_driver.cuGetErrorName && gpu_cuda_driver.cuGetErrorName(code, &name) == 0 && name ? name : "an unknown error";
 }
 
+/* "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159  ...": the first word that is a number with a point in it. */
+static void module_version(const char *line, char out[32])
+{
+    for (const char *at = line; *at;) {
+        at += strspn(at, " \t\n");
+        size_t n = strcspn(at, " \t\n");
+        if (n > 2 && n < 32 && strspn(at, "0123456789.") == n && memchr(at, '.', n)) {
+            memcpy(out, at, n);
+            out[n] = '\0';
+            return;
+        }
+        at += n;
+    }
+}
+
+void gpu_cuda_facts(const char *root, struct cuda_facts *out)
+{
+    char path[512], line[512];
+    *out = (struct cuda_facts){.visible = getenv("CUDA_VISIBLE_DEVICES")};
+    snprintf(path, sizeof path, "%.400s/proc/driver/nvidia/version", root);
+    FILE *f = fopen(path, "re");
+    out->module = f;
+    if (f) {
+        if (fgets(line, sizeof line, f))
+            module_version(line, out->version);
+        fclose(f);
+    }
+    snprintf(path, sizeof path, "%.400s/dev/nvidiactl", root);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    out->control = fd < 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+}
+
+void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room)
+{
+    if (f->code == CUDA_DRIVER_MISMATCH)
+        snprintf(out, room, "CUDA's driver and the kernel's module%s%s are of different versions: restart this machine",
+                 f->version[0] ? " " : "", f->version);
+    else if (f->code == CUDA_SYSTEM_NOT_READY)
+        snprintf(out, room, "CUDA's driver waits for the GPUs' NVSwitch: start nvidia-fabricmanager");
+    else if (f->control == EACCES || f->control == EPERM || f->code == CUDA_NOT_PERMITTED)
+        snprintf(out, room, "no permission: this user may not open /dev/nvidiactl; become a member of the group that it belongs to");
+    else if (f->code == CUDA_NO_DEVICE && f->visible)
+        snprintf(out, room, "CUDA's driver shows no GPU to this process: CUDA_VISIBLE_DEVICES is \"%.60s\"", f->visible);
+    else if (!f->module)
+        snprintf(out, room, "CUDA's driver does not start: the kernel has no NVIDIA module (modprobe nvidia; dmesg says why that fails)");
+    else if (f->control == ENOENT)
+        snprintf(out, room, "CUDA's driver does not start: /dev/nvidiactl is missing; give the container its GPUs, or run nvidia-modprobe");
+    else if (f->code == CUDA_NO_DEVICE)
+        snprintf(out, room, "CUDA's driver knows of no GPU, though the kernel has its module %s: dmesg has the reason (NVRM)", f->version);
+    else
+        snprintf(out, room, "CUDA's driver does not start (CUDA %d): dmesg may have the reason (NVRM)", f->code);
+}
+
+#define OLDEST "10.2" /* that has all functions which weft needs */
+
+static void cuda_say(const char *format, ...) BASE_PRINTF(1, 2);
+static void cuda_say(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(gpu_cuda_driver.why, sizeof gpu_cuda_driver.why, format, args);
+    va_end(args);
+}
+
+static void cuda_too_old(const char *missing)
+{
+    int version = 0;
+    if (gpu_cuda_driver.cuDriverGetVersion && gpu_cuda_driver.cuDriverGetVersion(&version) == 0 && version > 0)
+        cuda_say("CUDA's driver is too old: it is of CUDA %d.%d and has no %s; one of CUDA " OLDEST " or newer is needed", version / 1000,
+                 version % 1000 / 10, missing);
+    else
+        cuda_say("CUDA's driver is too old: it has no %s; one of CUDA " OLDEST " or newer is needed", missing);
+}
+
 static void cuda_load(void)
 {
-    gpu_cuda_driver.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!gpu_cuda_driver.library) {
-        snprintf(gpu_cuda_driver.why, sizeof gpu_cuda_driver.why, "there is no CUDA driver (libcuda.so.1)");
+    struct cuda_driver *d = &gpu_cuda_driver;
+    struct cuda_facts facts;
+    const char *missing = NULL;
+    d->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!d->library) {
+        gpu_cuda_facts("", &facts);
+        if (facts.module)
+            cuda_say("there is no CUDA driver (libcuda.so.1), though the kernel has NVIDIA's module %s: install the driver's libraries",
+                     facts.version);
+        else
+            cuda_say("there is no CUDA driver (libcuda.so.1)");
         return;
     }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *at = dlsym(gpu_cuda_driver.library, functions[i].name);
+        void *at = dlsym(d->library, functions[i].name);
         memcpy(functions[i].at, &at, sizeof at);
-        if (!at) {
-            snprintf(gpu_cuda_driver.why, sizeof gpu_cuda_driver.why, "CUDA's driver has no %s: it is too old", functions[i].name);
-            return;
-        }
+        if (!at && !functions[i].optional && !missing)
+            missing = functions[i].name;
     }
-    int code = gpu_cuda_driver.cuInit(0);
-    if (code)
-        snprintf(gpu_cuda_driver.why, sizeof gpu_cuda_driver.why,
-                 "CUDA's driver does not start (%s): is the GPU there, and may this user open /dev/nvidia*?", gpu_cuda_error_name(code));
+    int code = missing ? 0 : d->cuInit(0);
+    if (missing)
+        cuda_too_old(missing);
+    if (code) {
+        gpu_cuda_facts("", &facts);
+        facts.code = code;
+        gpu_cuda_explain(&facts, d->why, sizeof d->why);
+    }
 }
 
 bool gpu_cuda_usable(void)

@@ -11,6 +11,8 @@
 enum { CUDA_HOST_REGISTER_PORTABLE = 1, CUDA_HOST_REGISTER_DEVICEMAP = 2 };
 enum { CUDA_MEMORY_PINNED = 1, CUDA_HANDLE_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ_WRITE = 3, CUDA_GRANULARITY_LEAST = 0 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_NO_TIMING = 2, CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_READY = 600 };
+enum { CUDA_NO_DEVICE = 100, CUDA_NOT_PERMITTED = 800, CUDA_SYSTEM_NOT_READY = 802, CUDA_DRIVER_MISMATCH = 803 };
+enum { CUDA_HOST_REGISTER_READ_ONLY = 8, CUDA_ATTACH_GLOBAL = 1, CUDA_RANGE_DMABUF = 1, CUDA_P2P_NATIVE_ATOMICS = 3 };
 
 /* CUmemLocation, CUmemAllocationProp and CUmemAccessDesc, as cuda.h lays them out. */
 struct cuda_place {
@@ -35,7 +37,7 @@ _Static_assert(sizeof(struct cuda_allocation) == 32 && sizeof(struct cuda_access
 typedef unsigned long long cuda_ptr;
 struct cuda_driver {
     void *library;
-    char why[160]; /* "" : it can be used */
+    char why[160]; /* it cannot be used, as a sentence without an end; "": it can */
     int (*cuInit)(unsigned);
     int (*cuDeviceGetCount)(int *);
     int (*cuDeviceGet)(int *, int);
@@ -79,6 +81,13 @@ struct cuda_driver {
     int (*cuStreamWaitEvent)(void *, void *, unsigned);
     int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*cuGetErrorName)(int, const char **);
+    /* These an older driver does not have: NULL. */
+    int (*cuDriverGetVersion)(int *);
+    int (*cuDeviceGetP2PAttribute)(int *, int, int, int);
+    int (*cuMemHostAlloc)(void **, size_t, unsigned);
+    int (*cuMemFreeHost)(void *);
+    int (*cuMemAllocManaged)(cuda_ptr *, size_t, unsigned);
+    int (*cuMemGetHandleForAddressRange)(void *, cuda_ptr, size_t, int, unsigned long long);
 };
 
 extern struct cuda_driver gpu_cuda_driver; /* written by gpu_cuda_usable() alone, the first time */
@@ -86,5 +95,16 @@ extern struct cuda_driver gpu_cuda_driver; /* written by gpu_cuda_usable() alone
 /* Loads it, once. False: `gpu_cuda_driver.why` says why it cannot be used. */
 bool gpu_cuda_usable(void);
 const char *gpu_cuda_error_name(int code);
+
+/* Why the driver does not start, from what it said and what this machine is like. */
+struct cuda_facts {
+    int code;            /* of cuInit() */
+    bool module;         /* the kernel has NVIDIA's */
+    char version[32];    /* of that module; "": not known */
+    int control;         /* errno of opening /dev/nvidiactl; 0: it opens */
+    const char *visible; /* CUDA_VISIBLE_DEVICES; NULL: not set */
+};
+void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room);
+void gpu_cuda_facts(const char *root, struct cuda_facts *out); /* under a folder: "" is this machine */
 
 #endif

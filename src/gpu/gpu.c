@@ -176,7 +176,7 @@ int gpu_open(struct weft_node *w)
 struct layout {
     size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
-#define RING_WORDS 32u /* two lines of 128 bytes: `next`, `taken_seen` */
+#define RING_WORDS 32u /* two lines of 128 bytes: `next`; `taken_seen` and `guess`, which are read together */
 
 static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
 {
@@ -211,6 +211,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
             .mask = r->mask,
             .next = words,
             .taken_seen = words + RING_WORDS / 2,
+            .guess = words + RING_WORDS / 2 + 1,
             .awaited = (uint32_t *)(void *)(own + l->awaited) + (size_t)i * slots,
         };
     }

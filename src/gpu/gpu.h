@@ -5,6 +5,7 @@
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c starts kernels there
+ *   pci.c    what the kernel says of GPUs; unusable.c: those that are on PCI, and that no back end offers
  *   look.c   which GPUs there are
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
@@ -46,7 +47,8 @@ extern const void *const gpu_span_image;
 
 struct gpu_backend {
     const char *name;
-    /* Describes number `index` of this kind; false: there are no more. */
+    /* Describes number `index` of this kind, in `*out`, which is all zeros; false: there are no more. The name, unless it sets one, is its
+     * kind and number. What is usable can be opened: the functions below are there. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
     const char *(*why)(void); /* there is none of this kind, as a sentence; NULL: there is always one, or nobody knows */
     /* The rest may fail, with a sentence. `*device` is the back end's own state, NULL until open() has set it. */
@@ -83,7 +85,7 @@ struct gpu_backend {
     /* May be NULL: kernels are started by the program itself. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 };
-extern const struct gpu_backend gpu_host, gpu_cuda;
+extern const struct gpu_backend gpu_host, gpu_cuda, gpu_unusable;
 
 /* --- look.c --- */
 /* The GPU of that name, which is usable; NULL: the first that is. -ENODEV, with a sentence: there is none. */

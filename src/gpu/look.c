@@ -6,13 +6,13 @@
 
 #include <stdio.h>
 
-static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_host}; /* best first */
+static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_unusable, &gpu_host}; /* best first */
 
 static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
 {
     if (b == &gpu_host)
         snprintf(out, room, "%s", b->name);
-    else
+    else if (!out[0])
         snprintf(out, room, "%s:%u", b->name, index);
 }
 
@@ -50,7 +50,9 @@ int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *i
     size_t len = 0;
     for (uint32_t n = 0; (*backend = gpu_find(n, index, &info)); n++) {
         if (name ? !strcmp(name, info.name) : info.usable)
-            return info.usable ? 0 : base_fail(-ENODEV, "GPU %s is not usable: %s", info.name, info.why);
+            return info.usable
+                       ? 0
+                       : base_fail(-ENODEV, "GPU %s is not usable: %s%s%s", info.name, info.why, info.remedy[0] ? "; " : "", info.remedy);
         if (len < sizeof all)
             len += (size_t)snprintf(all + len, sizeof all - len, "%s%s", len ? ", " : "", info.name);
     }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The commands about devices, on softverbs: what they say, how they end, and that they leave nothing on a device.
 
-Usage: test_commands.py PATH-OF-WEFT PATH-OF-SOFTVERBS PATH-OF-LIBIBVERBS
+Usage: test_commands.py PATH-OF-WEFT PATH-OF-SOFTVERBS PATH-OF-LIBIBVERBS FOLDER-OF-FAKE-CUDA-DRIVERS
 """
 import json
 import os
@@ -16,7 +16,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "multi"))
 from processes import clean_env, patience, until  # pylint: disable=wrong-import-position
 
-WEFT, SOFTVERBS, LIBRARY = (os.path.abspath(a) for a in sys.argv[1:4])
+WEFT, SOFTVERBS, LIBRARY, CUDA = (os.path.abspath(a) for a in sys.argv[1:5])
 
 LIMIT = patience(60)  # seconds until something that should have ended is called a failure
 
@@ -80,6 +80,9 @@ class Base(unittest.TestCase):
 
     def json(self, *args, **more):
         return json.loads(self.weft(*args, "--json", **more))
+
+    def with_gpu(self, driver="driver", **more):
+        return self.json("probe", "memory", LD_LIBRARY_PATH=os.path.join(CUDA, driver), **more)
 
 
 class Generic(Base):
@@ -221,6 +224,44 @@ class Generic(Base):
         self.assertEqual(kinds["memfd, by dmabuf"]["registers"], kinds["memfd, by dmabuf"]["tried"], kinds["memfd, by dmabuf"])
         self.assertIn("REMOTE_ATOMIC", kinds["malloc"]["access"])
 
+    def test_probe_memory_without_a_gpu(self):
+        got = self.json("probe", "memory", LD_LIBRARY_PATH="")
+        if got["gpu_why"] != "no GPU: there is no CUDA driver (libcuda.so.1)":
+            self.skipTest("this machine has a CUDA driver")
+        kinds = {k["kind"]: k for k in got["kinds"]}
+        self.assertEqual(got["gpu"], "")
+        self.assertEqual(kinds["CUDA device"]["note"], got["gpu_why"])
+        self.assertFalse(any(k["gpu"]["tried"] or k["both"] for k in kinds.values()))
+        self.assertEqual((kinds["Metal buffer"]["note"], kinds["IOSurface"]["note"]), ("macOS only", "macOS only"))
+
+    def test_probe_memory_with_a_gpu(self):
+        """A driver that is no true one: which rows there are, by which call, and that the GPU's writes are looked for."""
+        rows = {k["kind"]: (k["errno"], k["call"], k["gpu"]["call"], k["both"]) for k in self.with_gpu()["kinds"]}
+        for kind in ("malloc", "mmap, private", "memfd, as the pool", "a file, mapped shared"):
+            self.assertEqual(rows[kind], (0, "ibv_reg_mr", "cuMemHostRegister", True), kind)
+        self.assertEqual(rows["mmap, read-only"], (14, "ibv_reg_mr", "cuMemHostRegister", False))
+        self.assertEqual(rows["pinned by CUDA"], (0, "ibv_reg_mr", "cuMemHostAlloc", True))
+        self.assertEqual(rows["CUDA device"], (14, "ibv_reg_mr", "cuMemAlloc", False))
+        self.assertEqual(rows["CUDA device, by dmabuf"], (0, "ibv_reg_dmabuf_mr", "cuMemAlloc", True))
+        self.assertEqual(rows["CUDA VMM"], (14, "ibv_reg_mr", "cuMemMap", False))
+        self.assertEqual(rows["CUDA VMM, by dmabuf"], (0, "ibv_reg_dmabuf_mr", "cuMemMap", True))
+        self.assertEqual(rows["CUDA managed"], (0, "ibv_reg_mr", "cuMemAllocManaged", True))
+        got = self.with_gpu(FAKE_CUDA="deaf")
+        self.assertIn("what the GPU wrote is not here", {k["kind"]: k for k in got["kinds"]}["malloc"]["gpu"]["note"])
+        self.assertFalse(any(k["both"] for k in got["kinds"]))
+        got = {k["kind"]: k["note"] for k in self.with_gpu(FAKE_CUDA="no-dmabuf,full")["kinds"]}
+        self.assertEqual(got["CUDA device"], "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (CUDA 2)")
+        got = {k["kind"]: k["note"] for k in self.with_gpu(FAKE_CUDA="no-dmabuf")["kinds"]}
+        self.assertEqual(got["CUDA VMM, by dmabuf"], "cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED (CUDA 801)")
+
+    def test_probe_memory_with_a_driver_that_cannot_be_used(self):
+        self.assertEqual(self.with_gpu("old")["gpu_why"], "no GPU: CUDA's driver is too old: it is of CUDA 9.1 and has no "
+                         "cuMemGetAllocationGranularity; one of CUDA 10.2 or newer is needed")
+        for code, says in ((100, "CUDA_VISIBLE_DEVICES is \"7\""), (802, "start nvidia-fabricmanager"), (803, "restart this machine")):
+            got = self.with_gpu(FAKE_CUDA=f"init={code}", CUDA_VISIBLE_DEVICES="7")
+            self.assertIn(says, got["gpu_why"])
+            self.assertTrue({k["kind"]: k for k in got["kinds"]}["malloc"]["registers"])
+
     def test_probe_queue(self):
         got = self.json("probe", "queue", "--count", "32")
         self.assertEqual(got["queue_pairs"], {"tried": 32, "made": 32, "errno": 0})
@@ -306,6 +347,8 @@ class Thunderbolt(Base):
         if not OWN_MALLOC:
             self.assertEqual(kinds["malloc"]["errno"], 22)
             self.assertIn("| malloc | errno 22 |", self.weft("probe", "memory", "--markdown"))
+            malloc = self.with_gpu()["kinds"][0]
+            self.assertEqual((malloc["kind"], malloc["gpu"]["reaches"], malloc["both"]), ("malloc", True, False))
 
     def test_probe_queue(self):
         got = self.json("probe", "queue")
@@ -524,4 +567,4 @@ class Strict(Base):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[4:])
+    unittest.main(argv=sys.argv[:1] + sys.argv[5:])

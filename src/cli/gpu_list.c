@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft gpus: the GPUs of this host, and what weft can do with each.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "cli/command.h"
+#include "weft/gpu.h"
+
+static const char help[] =
+    "Usage: weft gpus [--json]\n"
+    "\n"
+    "Shows the GPUs of this host, a line each: the name that weft_gpu_open() takes, model and memory, generation and width of\n"
+    "its PCIe link now and at most, the GPUs that it reaches over NVLink, the RDMA device that is nearest to it by the PCI tree,\n"
+    "and whether weft can use it. For a GPU that is on PCI and that no driver offers it shows the reason and what to do.\n"
+    "`host`, whose blocks are threads, is always there.\n"
+    "\n"
+    "  --json    everything, for programs\n"
+    "  --help    this text\n"
+    "\n"
+    "A link may be slower while the GPU is idle. Exit status: 0; 2 if the command line is wrong.\n";
+
+static const char *link_text(uint32_t generation, uint32_t lanes, char out[32])
+{
+    if (generation && lanes)
+        snprintf(out, 32, "%u x%u", generation, lanes);
+    else
+        snprintf(out, 32, "-");
+    return out;
+}
+
+static const char *distance_text(uint32_t distance)
+{
+    static const char *const texts[] = {"", "same switch", "same host bridge", "same NUMA node", "other NUMA node"};
+    return distance < sizeof texts / sizeof *texts ? texts[distance] : "";
+}
+
+static const char *peers_text(uint64_t peers, char out[512])
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (unsigned i = 0; i < 64; i++)
+        if (peers >> i & 1)
+            n += (size_t)snprintf(out + n, 512 - n, "%scuda:%u", n ? " " : "", i);
+    return n ? out : "-";
+}
+
+static int gpus_add_line(struct cli_table *t, const weft_gpu_info *g)
+{
+    char memory[32], now[32], most[32], peers[512], near[128], use[400];
+    snprintf(near, sizeof near, "%s%s%s%s", g->rdma[0] ? g->rdma : "-", g->rdma[0] ? " (" : "", distance_text(g->rdma_distance),
+             g->rdma[0] ? ")" : "");
+    snprintf(use, sizeof use, "%s%s%s%s", g->usable ? "yes" : "no: ", g->usable ? "" : g->why, g->usable || !g->remedy[0] ? "" : "; ",
+             g->usable ? "" : g->remedy);
+    const char *cells[] = {g->name,
+                           g->model,
+                           g->memory_bytes ? base_format_bytes(g->memory_bytes, memory, sizeof memory) : "-",
+                           link_text(g->pcie_generation, g->pcie_lanes, now),
+                           link_text(g->pcie_generation_most, g->pcie_lanes_most, most),
+                           peers_text(g->nvlink_peers, peers),
+                           near,
+                           use};
+    return cli_table_add(t, cells);
+}
+
+static json_t *gpus_json(const weft_gpu_info *g)
+{
+    json_t *peers = json_array();
+    for (unsigned i = 0; i < 64; i++)
+        if (g->nvlink_peers >> i & 1) {
+            char name[16];
+            snprintf(name, sizeof name, "cuda:%u", i);
+            json_array_append_new(peers, json_string(name));
+        }
+    return json_pack("{s:s, s:s, s:I, s:s, s:b, s:{s:i, s:i, s:i, s:i}, s:o, s:s, s:s, s:b, s:s, s:s}", "name", g->name, "model", g->model,
+                     "memory_bytes", (json_int_t)g->memory_bytes, "pci", g->pci, "external", g->external, "pcie", "generation",
+                     (int)g->pcie_generation, "lanes", (int)g->pcie_lanes, "generation_most", (int)g->pcie_generation_most, "lanes_most",
+                     (int)g->pcie_lanes_most, "nvlink_peers", peers, "rdma", g->rdma, "rdma_distance", distance_text(g->rdma_distance),
+                     "usable", g->usable, "why", g->why, "remedy", g->remedy);
+}
+
+static int gpus_print(struct cli_table *t)
+{
+    weft_gpu_info g;
+    int rc = t ? 0 : -ENOMEM;
+    for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
+        rc = gpus_add_line(t, &g);
+    if (rc)
+        cli_error("gpus", "no memory for the table");
+    else
+        cli_table_print(t, stdout);
+    cli_table_free(t);
+    return rc ? CLI_FAILED : cli_flush("gpus");
+}
+
+int cli_gpus(int argc, char **argv)
+{
+    static const struct cli_column columns[] = {{"gpu", false},  {"model", false},  {"memory", true},        {"PCIe", false},
+                                                {"most", false}, {"NVLink", false}, {"nearest RDMA", false}, {"use", false}};
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
+    bool started = false, json = false;
+    for (int c; (c = cli_option("gpus", argc, argv, "", options, &started)) != -1;) {
+        if (c == 'h') {
+            fputs(help, stdout);
+            return cli_flush("gpus");
+        }
+        if (c != 'j')
+            return CLI_USAGE;
+        json = true;
+    }
+    if (optind < argc)
+        return cli_usage("gpus", "'%s': no argument is expected", argv[optind]);
+    if (!json)
+        return gpus_print(cli_table_new(columns, 8));
+    json_t *list = json_array();
+    weft_gpu_info g;
+    for (uint32_t i = 0; weft_gpu_look(i, &g, sizeof g) == 0; i++)
+        json_array_append_new(list, gpus_json(&g));
+    return cli_json_print("gpus", list);
+}
