@@ -3,7 +3,8 @@
  * Joining a cluster and knowing who is in it.
  *
  * A program is started once for each node (`weft run -n 4 -- program`). It joins the cluster with weft_open() and leaves it with
- * weft_close(). A program started alone is a cluster of one.
+ * weft_close(). A program started alone is a cluster of one. Also mpirun, prterun and `srun --mpi=pmix` can start it: then rank and size come
+ * from there, by PMIx, unless one of them is set here or in the environment.
  */
 #ifndef WEFT_NODE_H
 #define WEFT_NODE_H
@@ -43,7 +44,7 @@ typedef struct weft_config {
  * not know; -ETIMEDOUT nodes are missing, or nobody listens; -EACCES the secret is wrong or missing; -ECONNRESET a node failed or ended
  * meanwhile; -ENOMEM the pool does not fit; -EHOSTUNREACH no transport to a node, or unknown host; -ENODEV, -ENETUNREACH a device or cable
  * of the hostfile does not exist (tb); -EPROTO the other end is no weft of this version; -EMFILE too few open files (ulimit -n);
- * -EADDRINUSE, -EADDRNOTAVAIL node 0 cannot listen at the address. Errors of system calls are passed on. */
+ * -EADDRINUSE, -EADDRNOTAVAIL node 0 cannot listen at the address; -ENOTSUP under mpirun or srun: no libpmix; -ECONNREFUSED these are gone. Errors of system calls are passed on. */
 WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
 /* Leave the cluster. Waits until what this node has sent is on its way, up to the default deadline, tells the other nodes, and frees

@@ -63,7 +63,7 @@ const char *cli_reason(const struct verbs_device *d)
 int cli_gid_index(int *out)
 {
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
-    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
     if (count < 0)
         return count;
     *out = -1;

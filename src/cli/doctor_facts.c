@@ -80,7 +80,7 @@ static char *limits(void)
         else
             fprintf(s.to, "memlock: %llu\n", (unsigned long long)lock.rlim_cur);
     }
-    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
     for (int i = 0; i < count; i++)
         if (strcmp(rows[i].name, "pool") == 0 && base_parse_bytes(rows[i].value, &pool) == 0)
             fprintf(s.to, "pool: %llu\n", (unsigned long long)pool);

@@ -170,7 +170,7 @@ static bool read_one(const char *option, const char *text, uint64_t most, uint64
 static int default_lanes(uint64_t *lanes)
 {
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
-    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
     if (count < 0)
         return cli_error("plan", "%s", base_error());
     for (int i = 0; i < count; i++) {

@@ -40,11 +40,12 @@ int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);
 
-/* --- settings.c: option > environment > hostfile > default --- */
+/* --- settings.c: option > environment > hostfile > default; rank and size also from a launcher that speaks PMIx --- */
 #define CLUSTER_PORT 7654 /* port of node 0 when its address comes from the hostfile's list of hosts */
 
-enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
+enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_PMIX, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
 
+struct launcher;
 struct cluster_settings {
     uint32_t rank, size;
     char coord[128]; /* address at which node 0 listens; "" in a cluster of one node */
@@ -55,13 +56,14 @@ struct cluster_settings {
     uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
+    struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
 };
 /* Resolve all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
 void cluster_settings_clear(struct cluster_settings *s);
 
 /* All settings as text, for `weft config`. */
-#define CLUSTER_SETTINGS_MAX 32u
+#define CLUSTER_SETTINGS_MAX 40u
 struct cluster_setting_row {
     const char *name;     /* "pool" */
     const char *variable; /* "WEFT_POOL" */
@@ -71,8 +73,8 @@ struct cluster_setting_row {
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
 /* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL.
- * The caller is not a node, so a missing rank is no error. */
-int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config);
+ * The caller is not a node, so a missing rank is no error. `launcher`: also ask a launcher that speaks PMIx for rank and size. */
+int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
 /* Checks before nodes are started: `text` is valid for WEFT_POOL; WEFT_SECRET is unset or not empty. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
@@ -105,6 +107,9 @@ int cluster_connect(const char *address, int64_t deadline);
  * be interrupted while joining, and still free their RDMA devices. NULL: waits are not interrupted. */
 extern int (*cluster_stopped)(void);
 struct weft_node;
-int cluster_join(struct weft_node *w, const struct cluster_settings *s);
+int cluster_join(struct weft_node *w, struct cluster_settings *s);
+/* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the
+ * join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
+int cluster_failed(struct cluster_settings *s, int rc);
 
 #endif

@@ -4,6 +4,7 @@
  * connection (pairs.c). wire.h describes the messages.
  */
 #include "cluster/join.h"
+#include "cluster/pmix.h"
 
 #include <poll.h>
 #include <sodium.h>
@@ -17,6 +18,7 @@
 #define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
+#define ADDRESS_WAIT (250 * WEFT_MS) /* time to connect to one of several addresses; doubled in each round */
 
 /* --- MACs --- */
 
@@ -296,8 +298,11 @@ static int coordinate(struct join *j)
 {
     uint32_t guests = 0;
     struct turned_away away = {0};
-    char bound[256];
-    int rc, listener = cluster_listen(j->settings->coord, bound, sizeof bound);
+    struct meet_place *place = &j->place;
+    const char *bound = place->bound;
+    int rc, listener = place->listener;
+    if (listener < 0)
+        listener = place->listener = cluster_listen(place->addresses[0], place->bound, sizeof place->bound);
     if (listener < 0)
         return base_context(listener, "node 0 cannot listen for the others");
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
@@ -351,52 +356,81 @@ out:
             close(g[i].fd);
     free(g);
     free(fds);
-    close(listener);
-    if (strncmp(bound, "unix:", 5) == 0 && bound[5] != '@')
-        unlink(bound + 5);
+    cluster_unlisten(listener, bound);
+    place->listener = -1;
     return rc;
 }
 
 /* --- the others --- */
 
+/* Connect to `coord`, send a hello and receive the challenge. Returns the socket. */
+static int reach(struct join *j, const char *coord, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
+                 struct wire_challenge *challenge)
+{
+    int pid, rc, fd = cluster_connect(coord, connect_until);
+    if (fd < 0)
+        return base_context(fd, "node 0 did not answer");
+    if (!join_user_allowed(fd, &pid)) {
+        close(fd);
+        return base_fail(-EACCES,
+                         "the process that listens at %s (pid %d) belongs to another user, so nothing was sent to it; choose another "
+                         "address (WEFT_COORD)",
+                         coord, pid);
+    }
+    *hello = (struct wire_hello){.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
+    rc = base_random(hello->nonce, sizeof hello->nonce);
+    if (!rc)
+        rc = join_write(fd, hello, sizeof *hello, answer_until);
+    if (!rc)
+        rc = join_read(fd, challenge, sizeof *challenge, answer_until);
+    if (!rc && challenge->magic != WIRE_MAGIC)
+        rc = -EPROTO;
+    if (!rc)
+        return fd;
+    close(fd);
+    if (rc == -ECONNRESET || rc == -EPIPE)
+        return base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version",
+                         coord);
+    return base_fail(rc, "node 0 at %s did not give the answer of a weft of this version: %s", coord, base_strerror(rc));
+}
+
+/* Do this with the first address of node 0 at which it answers. Other addresses may not be reachable, or may belong to another host. */
+static int reach_any(struct join *j, struct wire_hello *hello, struct wire_challenge *challenge, const char **coord)
+{
+    const struct meet_place *place = &j->place;
+    *coord = place->addresses[0];
+    if (place->count == 1)
+        return reach(j, *coord, j->deadline, j->deadline, hello, challenge);
+    for (int64_t wait = ADDRESS_WAIT;; wait *= 2)
+        for (uint32_t i = 0; i < place->count; i++) {
+            int64_t now = base_now_ns(), connect_until = base_after(now, wait), answer_until = base_after(now, 8 * wait);
+            *coord = place->addresses[i];
+            int fd = reach(j, *coord, connect_until < j->deadline ? connect_until : j->deadline,
+                           answer_until < j->deadline ? answer_until : j->deadline, hello, challenge);
+            if (fd >= 0)
+                return fd;
+            if (join_stopped())
+                return -EINTR;
+            if (base_now_ns() >= j->deadline)
+                return base_context(fd, "none of node 0's %u addresses leads to it (or set WEFT_COORD); the last", place->count);
+        }
+}
+
 static int attend(struct join *j)
 {
-    struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
+    struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;
     struct wire_answer answer;
     uint8_t right[WIRE_MAC];
-    const char *coord = j->settings->coord;
+    const char *coord;
     memset(&proof, 0, sizeof proof);
-    int rc, fd = cluster_connect(coord, j->deadline);
+    int rc, fd = reach_any(j, &hello, &challenge, &coord);
     if (fd < 0)
-        return base_context(fd, "node 0 did not answer");
-    int pid;
-    if (!join_user_allowed(fd, &pid)) {
-        rc = base_fail(-EACCES,
-                       "the process that listens at %s (pid %d) belongs to another user, so nothing was sent to it; choose another address "
-                       "(WEFT_COORD)",
-                       coord, pid);
-        goto out;
-    }
+        return fd;
     rc = join_listen_away(j, fd);
     if (rc)
         goto out;
-    rc = base_random(hello.nonce, sizeof hello.nonce);
-    if (!rc)
-        rc = join_write(fd, &hello, sizeof hello, j->deadline);
-    if (!rc)
-        rc = join_read(fd, &challenge, sizeof challenge, j->deadline);
-    if (!rc && challenge.magic != WIRE_MAGIC)
-        rc = -EPROTO;
-    if (rc) {
-        if (rc == -ECONNRESET || rc == -EPIPE)
-            base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version",
-                      coord);
-        else
-            base_fail(rc, "node 0 at %s did not give the answer of a weft of this version: %s", coord, base_strerror(rc));
-        goto out;
-    }
     card_make(&proof.card, j);
     proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
     rc = join_write(fd, &proof, sizeof proof, j->deadline);
@@ -459,9 +493,44 @@ static int say_how_many_files(const struct join *j, int rc)
                         j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
-int cluster_join(struct weft_node *w, const struct cluster_settings *s)
+/* Close hook: the node has left. */
+static void tell_launcher(struct weft_node *w, void *launcher)
 {
-    struct join j = {.w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1};
+    (void)w;
+    launcher_close(launcher);
+}
+
+/* Keep the connection to the launcher until the node is closed. */
+static int keep_launcher(struct weft_node *w, struct cluster_settings *s)
+{
+    int rc = s->launcher ? fab_hook(w, &(struct fab_hook){.close = tell_launcher, .arg = s->launcher}) : 0;
+    if (!rc)
+        s->launcher = NULL;
+    return rc;
+}
+
+/* Find node 0, and derive the key that authenticates the nodes. */
+static int find_each_other(struct join *j, struct cluster_settings *s)
+{
+    static const char no_secret[] = "weft without a secret";
+    uint8_t told[WIRE_MAC];
+    bool has_told;
+    int rc = meet_agree(&j->place, s, told, &has_told, j->deadline);
+    if (rc)
+        return rc;
+    if (has_told)
+        crypto_generichash(j->key, sizeof j->key, told, sizeof told, NULL, 0);
+    else
+        crypto_generichash(j->key, sizeof j->key, s->secret ? s->secret : (const uint8_t *)no_secret,
+                           s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
+    sodium_memzero(told, sizeof told);
+    return 0;
+}
+
+int cluster_join(struct weft_node *w, struct cluster_settings *s)
+{
+    struct join j = {
+        .w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     if (sodium_init() < 0)
         return base_fail(-EIO, "libsodium cannot be initialised");
     base_host_id(w->host_id);
@@ -472,14 +541,13 @@ int cluster_join(struct weft_node *w, const struct cluster_settings *s)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);
     if (w->size == 1)
-        return 0;
+        return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
         return base_fail(-ENOMEM, "no memory for the cards of %u nodes", w->size);
-    static const char no_secret[] = "weft without a secret";
-    crypto_generichash(j.key, sizeof j.key, s->secret ? s->secret : (const uint8_t *)no_secret,
-                       s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
     rc = join_listen_here(&j);
+    if (!rc)
+        rc = find_each_other(&j, s);
     if (!rc)
         rc = w->rank == 0 ? coordinate(&j) : attend(&j);
     if (!rc)
@@ -487,7 +555,8 @@ int cluster_join(struct weft_node *w, const struct cluster_settings *s)
     rc = say_how_many_files(&j, rc);
     rc = join_hub_end(&j, rc);
     join_unlisten(&j);
+    meet_leave(&j.place);
     sodium_memzero(j.key, sizeof j.key);
     free(j.cards);
-    return rc;
+    return rc ? rc : keep_launcher(w, s);
 }

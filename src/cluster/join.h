@@ -4,6 +4,8 @@
  *
  *   wire.c     sends and receives whole messages; computes the MACs that prove knowledge of the secret
  *   address.c  listens at and connects to addresses
+ *   pmix.c     talks to a launcher that speaks PMIx
+ *   meet.c     finds the address of node 0
  *   hub.c      keeps every node's connection to node 0 until all pairs have connected
  *   pairs.c    connects every pair of nodes
  *   join.c     connects every node to node 0 and exchanges the cards
@@ -14,6 +16,7 @@
 #include <poll.h>
 
 #include "cluster/cluster.h"
+#include "cluster/meet.h"
 #include "cluster/wire.h"
 #include "fabric/fabric.h"
 
@@ -35,6 +38,7 @@ struct join_hub {
 struct join {
     struct weft_node *w;
     const struct cluster_settings *settings;
+    struct meet_place place;
     int64_t deadline;
     uint8_t key[32]; /* derived from the secret */
     uint8_t session[WIRE_NONCE];

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Resolves settings from their sources. Precedence: option > environment > hostfile > default.
+ * Resolves settings from their sources. Precedence: option > environment > hostfile > default. If neither option nor environment sets rank
+ * or size, a launcher that speaks PMIx sets both.
  */
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/pmix.h"
 #include "cluster/settings.h"
 
 /* --- sources --- */
@@ -94,6 +96,25 @@ static void from_hostfile(struct found *found, const struct cluster_hostfile *h)
         settings_take(&found[COORD], h->coord, CLUSTER_HOSTFILE, "hostfile", found[HOSTFILE].text);
 }
 
+/* Get rank and size from mpirun, prterun or srun by PMIx, unless one of them is set already. */
+static int from_launcher(struct cluster_settings *out, struct found *found)
+{
+    int64_t wait = 30 * WEFT_SECOND;
+    if (found[RANK].text || found[SIZE].text || !launcher_is_here())
+        return 0;
+    const char *library = found[PMIX_LIBRARY].text ? found[PMIX_LIBRARY].text : "";
+    int rc = launcher_open(&out->launcher, library, base_deadline(wait));
+    if (rc)
+        return rc;
+    snprintf(found[RANK].own, sizeof found[RANK].own, "%u", launcher_rank(out->launcher));
+    snprintf(found[SIZE].own, sizeof found[SIZE].own, "%u", launcher_size(out->launcher));
+    settings_take(&found[RANK], found[RANK].own, CLUSTER_PMIX, "PMIx", NULL);
+    settings_take(&found[SIZE], found[SIZE].own, CLUSTER_PMIX, "PMIx", NULL);
+    out->rank = launcher_rank(out->launcher);
+    out->size = launcher_size(out->launcher);
+    return 0;
+}
+
 /* --- settings that depend on each other --- */
 
 /* Set the address of node 0 from the first host of the hostfile. */
@@ -163,13 +184,15 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
         return 0;
     if (out->hosts)
         return coord_from_hosts(out, found);
+    if (out->launcher)
+        return 0; /* node 0 tells the others */
     return base_fail(-EINVAL,
                      "the cluster has %lld nodes, but the address of node 0 is not set: set %s to HOST:PORT or "
                      "unix:PATH, or start the program with `weft run`",
                      (long long)size, settings_table[COORD].variable);
 }
 
-static int resolve(struct cluster_settings *out, struct found *found, const weft_config *config, bool is_node)
+static int resolve(struct cluster_settings *out, struct found *found, const weft_config *config, bool is_node, bool launcher)
 {
     memset(out, 0, sizeof *out);
     memset(found, 0, COUNT * sizeof *found);
@@ -177,7 +200,9 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         from_config(found, config);
     from_environment(found);
 
-    int rc = found[HOSTFILE].text ? cluster_hostfile_read(&out->hosts, found[HOSTFILE].text) : 0;
+    int rc = launcher ? from_launcher(out, found) : 0;
+    if (!rc && found[HOSTFILE].text)
+        rc = cluster_hostfile_read(&out->hosts, found[HOSTFILE].text);
     if (rc && found[HOSTFILE].source == CLUSTER_ENVIRONMENT)
         rc = base_context(rc, "%s", settings_speaker(HOSTFILE, &found[HOSTFILE]));
     if (rc == 0 && out->hosts)
@@ -204,6 +229,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
     if (rc == 0)
         rc = settings_read_rails(&found[RAILS], &out->fabric);
     if (rc) {
+        rc = is_node ? cluster_failed(out, rc) : rc;
         cluster_settings_clear(out);
         return rc;
     }
@@ -216,7 +242,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config)
 {
     struct found found[COUNT];
-    return resolve(out, found, config, true);
+    return resolve(out, found, config, true, true);
 }
 
 void cluster_settings_clear(struct cluster_settings *s)
@@ -225,14 +251,15 @@ void cluster_settings_clear(struct cluster_settings *s)
         sodium_memzero(s->secret, s->secret_len);
     free(s->secret);
     cluster_hostfile_free(s->hosts);
+    launcher_close(s->launcher);
     memset(s, 0, sizeof *s);
 }
 
-int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config)
+int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher)
 {
     struct cluster_settings s;
     struct found found[COUNT];
-    int rc = resolve(&s, found, config, false);
+    int rc = resolve(&s, found, config, false, launcher);
     if (rc)
         return rc;
     uint32_t n = max < COUNT ? max : COUNT;

@@ -16,6 +16,7 @@ enum id {
     SIZE,
     COORD,
     HOSTFILE,
+    PMIX_LIBRARY,
     SECRET_TEXT,
     SECRET_FILE,
     TRANSPORT,

@@ -13,6 +13,8 @@ const char *settings_speaker(enum id id, const struct found *f)
 {
     if (f->source == CLUSTER_ENVIRONMENT)
         return f->from + strlen("environment ");
+    if (f->source == CLUSTER_PMIX)
+        return f->from;
     return settings_table[id].name;
 }
 

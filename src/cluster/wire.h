@@ -83,4 +83,30 @@ struct wire_news {
     uint8_t mac[WIRE_MAC];  /* over everything else, and the session */
 };
 
+/* What every node publishes before joining if a launcher that speaks PMIx has started it (meet.c). Only processes of the job receive it. */
+#define WIRE_INTERFACES 16
+
+struct wire_interface {
+    uint8_t family; /* 4 or 6 */
+    uint8_t prefix; /* bits of the address that name the network */
+    uint8_t reserved[2];
+    uint8_t address[16];
+};
+
+struct wire_notice {
+    uint64_t magic;
+    uint32_t rank, pid;
+    int32_t error; /* 0: it joins; else an errno: its weft_open() has failed, `text` says why */
+    uint8_t host_id[16];
+    char host[64];
+    uint32_t interface_count; /* of its host */
+    struct wire_interface interfaces[WIRE_INTERFACES];
+    /* Set by node 0 only: */
+    uint32_t port;            /* TCP port at which it listens on all interfaces; 0: none */
+    char here[WIRE_ADDRESS];  /* Unix socket at which it listens if all nodes are on its host */
+    char coord[128];          /* the address in its settings, used instead of these; "": none */
+    uint8_t secret[WIRE_MAC]; /* the cluster's secret if no setting gives one */
+    char text[WIRE_REASON];
+};
+
 #endif

@@ -127,6 +127,8 @@ int weft_open(weft_node **out, const weft_config *config)
     enlist(w);
     *out = w;
 out:
+    if (rc)
+        rc = cluster_failed(&s, rc);
     cluster_settings_clear(&s);
     return rc;
 }

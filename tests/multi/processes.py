@@ -11,7 +11,7 @@ def patience(seconds):
 
 def clean_env(**more):
     """This environment without what tells a node who it is, and with `more`."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_", "PMIX_"))}
     env.update(more)
     return env
 

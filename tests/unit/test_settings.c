@@ -19,15 +19,15 @@
 static char dir[] = "/tmp/settings-test-XXXXXX";
 static char hosts[64], secret[64];
 
-static const char *const variables[] = {"WEFT_RANK",        "WEFT_SIZE",          "WEFT_COORD",         "WEFT_HOSTFILE",
-                                        "WEFT_SECRET",      "WEFT_SECRET_FILE",   "WEFT_TRANSPORT",     "WEFT_POOL",
-                                        "WEFT_POOL_HUGE",   "WEFT_POOL_LOCK",     "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
-                                        "WEFT_SAY_AFTER",   "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",      "WEFT_SSH",
-                                        "WEFT_SPIN",        "WEFT_LOG",           "WEFT_GID_INDEX",     "WEFT_RAILS",
-                                        "WEFT_STRIPE",      "WEFT_COPY_THREADS",  "WEFT_GUARD",         "WEFT_TB_LANES",
-                                        "WEFT_TB_CHECK",    "WEFT_VERBS_LIBRARY", "MLX_RANK",           "JACCL_RANK",
-                                        "MLX_HOSTFILE",     "MLX_IBV_DEVICES",    "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
-                                        "JACCL_COORDINATOR"};
+static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",          "WEFT_COORD",         "WEFT_HOSTFILE",
+                                        "WEFT_SECRET",       "WEFT_SECRET_FILE",   "WEFT_TRANSPORT",     "WEFT_POOL",
+                                        "WEFT_POOL_HUGE",    "WEFT_POOL_LOCK",     "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
+                                        "WEFT_SAY_AFTER",    "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",      "WEFT_SSH",
+                                        "WEFT_SPIN",         "WEFT_LOG",           "WEFT_GID_INDEX",     "WEFT_RAILS",
+                                        "WEFT_STRIPE",       "WEFT_COPY_THREADS",  "WEFT_GUARD",         "WEFT_TB_LANES",
+                                        "WEFT_TB_CHECK",     "WEFT_VERBS_LIBRARY", "MLX_RANK",           "JACCL_RANK",
+                                        "MLX_HOSTFILE",      "MLX_IBV_DEVICES",    "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
+                                        "JACCL_COORDINATOR", "PMIX_RANK",          "PMIX_NAMESPACE",     "WEFT_PMIX_LIBRARY"};
 
 static int setup(void **state)
 {
@@ -127,8 +127,8 @@ static void option_environment_hostfile_default(void **state)
     cluster_settings_clear(&s);
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
-    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config);
-    assert_int_equal(n, 31);
+    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config, false);
+    assert_int_equal(n, 32);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {
@@ -340,7 +340,7 @@ static void secrets(void **state)
     bad("WEFT_SECRET: expected 1 to 1024 bytes, found 1025");
     setenv("WEFT_SECRET", "hidden", 1);
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
-    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL);
+    int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
     for (int i = 0; i < n; i++) {
         assert_null(strstr(rows[i].value, "hidden"));
         if (strcmp(rows[i].name, "secret") == 0)

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Any bytes as what nodes under mpirun tell each other: refused, or all of it can be used.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster/meet.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define MOST 4u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    uint32_t n = (uint32_t)(size / sizeof(struct wire_notice));
+    n = n > MOST ? MOST : n;
+    struct wire_notice *all = calloc(n + 1, sizeof *all); /* the last is one that is refused, if it is cut */
+    if (!all)
+        return 0;
+    memcpy(all, data, size < (n + 1) * sizeof *all ? size : (n + 1) * sizeof *all);
+    for (uint32_t i = 0; i <= n; i++) {
+        all[i].magic = WIRE_MAGIC; /* so that more than the magic number is looked at */
+        all[i].rank = i;
+        if (!meet_notice_ok(&all[i], i)) {
+            n = i;
+            break;
+        }
+        if (strlen(all[i].host) >= sizeof all[i].host || strlen(all[i].text) >= sizeof all[i].text)
+            abort();
+    }
+    char addresses[WIRE_INTERFACES][128];
+    uint32_t count = n ? meet_addresses(all, n, addresses) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (cluster_address_check(addresses[i]))
+            abort();
+    free(all);
+    return 0;
+}

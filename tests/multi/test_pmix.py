@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Nodes that mpirun or srun starts: who they are, how they meet, and what becomes of them when something fails or ends.
+
+Usage: test_pmix.py WEFT DIRECTORY-OF-TESTS DIRECTORY-OF-EXAMPLES SOFTVERBS VERBS-LIBRARY [TEST...]
+"""
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+from processes import alive, clean_env, patience, until  # noqa: E402
+
+LIMIT = patience(60)
+LONG = bool(os.environ.get("WEFT_TEST_LONG"))  # each start of mpirun takes a second or more
+WEFT, TESTS, EXAMPLES, SOFTVERBS, VERBS = [os.path.abspath(path) for path in sys.argv[1:6]]
+HELLO, PEER, AGAIN, MPI = EXAMPLES + "/hello", TESTS + "/multi_peer", TESTS + "/multi_again", TESTS + "/multi_with_mpi"
+
+# What stands in for ssh: a command for a host, which is a network namespace with a name of its own.
+AGENT = """#!/bin/sh
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
+"""
+
+# Three hosts on one network. Each also has one of its own, with the address that all have there, as container engines make it.
+HOSTS = """set -e
+mount -t tmpfs tmpfs /run
+mkdir /run/netns
+ip link add name br0 type bridge
+ip link set br0 up
+for k in 1 2 3; do
+    ip netns add h$k
+    ip -n h$k link set lo up
+    ip -n h$k link add name inner type veth peer name other
+    ip -n h$k link set other up
+    ip -n h$k addr add 172.17.0.1/16 dev inner
+    ip -n h$k link set inner up
+    ip link add name v$k type veth peer name eth0 netns h$k
+    ip link set v$k master br0 up
+    ip -n h$k addr add 10.77.0.$k/24 dev eth0
+    ip -n h$k link set eth0 up
+done
+ip netns exec h1 unshare --uts sh -c 'hostname h1; exec "$@"' sh "$@"
+exit # this shell holds the network that the hosts are on
+"""
+
+
+def can_unshare():
+    try_it = "mount -t tmpfs tmpfs /run && ip link add name br0 type bridge && unshare --uts true"
+    return subprocess.run(["unshare", "-r", "-n", "-m", "sh", "-c", try_it], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          check=False).returncode == 0
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "no mpirun (Debian: openmpi-bin)")
+class Pmix(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        # Short: Open MPI puts sockets there. What it leaves there when it is killed goes with the folder.
+        self.tmp = tempfile.TemporaryDirectory(prefix="weft-pmix-", dir="/tmp")
+        self.addCleanup(self.tmp.cleanup)
+
+    def environment(self, **more):
+        return clean_env(TMPDIR=self.tmp.name, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_plm="isolated",
+                         OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl="self,vader", **more)
+
+    def run_mpi(self, n, *command, options=(), **more):
+        done = subprocess.run(["mpirun", "-n", str(n), *options, *command], env=self.environment(**more), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def only(self, rank, what, rest):
+        """A command that does `what` on one rank before `rest`."""
+        return "sh", "-c", f'[ "$PMIX_RANK" = {rank} ] && {{ {what}; }}; exec {rest}'
+
+    def test_who_they_are(self):
+        code, out, err = self.run_mpi(4, HELLO)
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertEqual(sorted(out.splitlines()), [f"Hello from node {k} of 4" for k in range(4)])
+
+    def test_memory_and_messages(self):
+        code, out, err = self.run_mpi(3, PEER, "5", "leave")
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertEqual(sorted(out.splitlines()), [f"node {k} of 3: all is well" for k in range(3)])
+
+    def test_config_says_where_from(self):
+        code, out, err = self.run_mpi(2, "sh", "-c", f'exec {WEFT} config --json >"{self.tmp.name}/$PMIX_RANK.json"')
+        self.assertEqual((code, out, err), (0, "", ""))
+        for rank in range(2):
+            with open(f"{self.tmp.name}/{rank}.json", encoding="utf-8") as file:
+                rows = {row["name"]: row for row in json.load(file)}
+            self.assertEqual([(rows[name]["value"], rows[name]["from"]) for name in ("rank", "size")], [(str(rank), "PMIx"), ("2", "PMIx")])
+
+    def test_what_is_said_otherwise_counts(self):
+        """Alone; and a launcher of weft's under the other."""
+        code, out, err = self.run_mpi(2, HELLO, WEFT_SIZE="1")
+        self.assertEqual((code, out, err), (0, "Hello from node 0 of 1\n" * 2, ""))
+        code, out, err = self.run_mpi(1, WEFT, "run", "-n", "2", "--", HELLO)
+        self.assertEqual((code, sorted(out.splitlines()), err), (0, ["Hello from node 0 of 2", "Hello from node 1 of 2"], ""))
+
+    def test_secret(self):
+        """One that all are given is the one that counts, and all must have it."""
+        if LONG:
+            code, out, err = self.run_mpi(2, HELLO, WEFT_SECRET="sesame")
+            self.assertEqual((code, len(out.splitlines()), err), (0, 2, ""))
+        code, out, err = self.run_mpi(2, *self.only(1, "export WEFT_SECRET=sesame", HELLO), options=["--enable-recovery"], WEFT_JOIN_TIMEOUT="2s")
+        self.assertEqual(out, "")
+        self.assertIn("cluster secret is wrong or missing", err)
+
+    def test_no_library(self):
+        code, _, err = self.run_mpi(2, HELLO, WEFT_PMIX_LIBRARY=self.tmp.name + "/libpmix.so.2")
+        self.assertNotEqual(code, 0)
+        self.assertIn("libpmix2", err)
+        self.assertIn("weft run", err)
+
+    def test_no_launcher(self):
+        """The variables, as a shell may keep them, of one that has ended."""
+        env = self.environment(PMIX_RANK="0", PMIX_NAMESPACE="gone", PMIX_SERVER_URI41="gone.0;tcp4://127.0.0.1:9")
+        done = subprocess.run([HELLO], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("PMIX_NAMESPACE=gone", done.stderr)
+        self.assertIn("WEFT_SIZE=1", done.stderr)
+
+    def test_again(self):
+        """A process may open a node after it has closed another."""
+        code, out, err = self.run_mpi(3, AGAIN)
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertEqual(out, "round 0: 3 nodes\nround 1: 3 nodes\nround 2: 3 nodes\n")
+
+    @unittest.skipUnless(os.path.exists(MPI), "no mpicc (Debian: libopenmpi-dev) when this was built")
+    def test_with_mpi(self):
+        for first in ("mpi", "weft") if LONG else ("weft",):
+            code, out, err = self.run_mpi(3, MPI, first)
+            self.assertEqual((code, err), (0, ""), out)
+            self.assertEqual(sorted(out.splitlines()), [f"round {r}: {k} of 3, {k} of 3, sum 7, barrier 0" for r in range(2) for k in range(3)])
+
+    def test_one_fails_before(self):
+        """All say why, at once, be it a setting or the memory. Nobody waits for the join time-out."""
+        setting, memory = ("WEFT_POOL=7", "WEFT_POOL='7': expected a size"), ("WEFT_POOL=900G WEFT_POOL_LOCK=1", "a pool of 900 GiB does not fit")
+        for what, why in (setting, memory) if LONG else (memory,):
+            began = time.monotonic()
+            code, out, err = self.run_mpi(3, *self.only(1, "export " + what, HELLO), options=["--enable-recovery"], WEFT_JOIN_TIMEOUT="1000s")
+            self.assertEqual(out, "")
+            self.assertEqual(err.count("hello: open: " + why), 1, err)
+            self.assertEqual(err.count("failed before joining: " + why), 2, err)
+            self.assertLess(time.monotonic() - began, LIMIT / 2)
+
+    def test_one_does_not_come(self):
+        code, out, err = self.run_mpi(3, *self.only(1, "exec sleep 1000", HELLO), WEFT_JOIN_TIMEOUT="2s")
+        self.assertNotEqual(code, 0)
+        self.assertEqual(out, "")
+        self.assertIn("hello: open: not all processes of the job called weft_open() within 2.0 s", err)
+        self.assertIn("node 1 of 3 is missing", err)
+
+    def test_one_dies(self):
+        """Where the launcher lets the others live, they go on; else it ends them."""
+        code, out, err = self.run_mpi(3, PEER, "2", "kill", options=["--enable-recovery"])
+        for k in range(2):
+            self.assertIn(f"node {k}: node 2 is dead", out, err)
+        if LONG:
+            code, out, err = self.run_mpi(3, PEER, "2", "kill")
+            self.assertEqual(code, 128 + signal.SIGKILL, err)
+
+    def test_launcher_is_killed(self):
+        launcher = subprocess.Popen(["mpirun", "-n", "3", PEER, "1", "cut"], env=self.environment(), stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            while "cut here" not in launcher.stdout.readline():
+                self.assertIsNone(launcher.poll())
+            with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children", encoding="ascii") as file:
+                nodes = [int(word) for word in file.read().split()]
+            self.assertEqual(len(nodes), 3)
+            self.assertTrue(all(map(alive, nodes)))
+        finally:
+            launcher.kill()
+            launcher.wait()
+            launcher.stdout.close()
+        until("the nodes have ended", lambda: not any(map(alive, nodes)), patience(10))
+
+    @unittest.skipUnless(can_unshare(), "no network namespaces")
+    def test_hosts(self):
+        """Three hosts, which mpirun reaches by what stands in for ssh, and a fabric of RDMA devices between them."""
+        def path(name, text, mode=0o644):
+            with open(f"{self.tmp.name}/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(file.name, mode)
+            return file.name
+        agent = path("agent", AGENT, 0o755)
+        hosts = path("hosts", "h1 slots=1\nh2 slots=1\nh3 slots=1\n")
+        env = self.environment(OMPI_MCA_plm_rsh_agent=agent, OMPI_MCA_oob_tcp_if_include="eth0", SOFTVERBS_DIR=self.tmp.name, SOFTVERBS_FABRIC="test",
+                               WEFT_VERBS_LIBRARY=VERBS, WEFT_TRANSPORT="rc", WEFT_LIVENESS=f"{patience(30):.0f}s")
+        env["OMPI_MCA_plm"] = "rsh"
+        made = [SOFTVERBS, "up", "--fabric", "test", "--profile", "generic", "switch", "3"]
+        subprocess.run(made, env=env, stdout=subprocess.DEVNULL, check=True)
+        try:
+            done = subprocess.run(["unshare", "-r", "-n", "-m", "sh", "-c", HOSTS, "sh", "mpirun", "--hostfile", hosts, "-n", "3", "sh", "-c",
+                                   f"SOFTVERBS_HOST=$PMIX_RANK exec {PEER} 3 leave"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT, check=False)
+        finally:
+            subprocess.run([SOFTVERBS, "down", "--fabric", "test"], env=env, stdout=subprocess.DEVNULL, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertEqual(sorted(done.stdout.splitlines()), [f"node {k} of 3: all is well" for k in range(3)])
+
+
+# A Slurm of its own: one host, this one, and nothing that is elsewhere in the system.
+SLURM = """ClusterName=weft-test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge.socket
+CredType=cred/munge
+StateSaveLocation={dir}/state
+SlurmdSpoolDir={dir}/spool
+SlurmctldPidFile={dir}/slurmctld.pid
+SlurmdPidFile={dir}/slurmd.pid
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmctldLogFile={dir}/slurmctld.log
+SlurmdLogFile={dir}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+DAEMONS = [shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin") for name in ("munged", "slurmctld", "slurmd")]
+
+
+@unittest.skipUnless(shutil.which("srun") and all(DAEMONS), "no Slurm (Debian: slurm-wlm, munge)")
+class Srun(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.tmp = tempfile.TemporaryDirectory(prefix="weft-srun-", dir="/tmp")
+        self.addCleanup(self.tmp.cleanup)
+        self.daemons = []
+        self.addCleanup(self.end)
+        folder = self.tmp.name
+        sockets = [socket.socket() for _ in range(2)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        ports = [s.getsockname()[1] for s in sockets]
+        for s in sockets:
+            s.close()
+        with open(folder + "/slurm.conf", "w", encoding="utf-8") as file:
+            file.write(SLURM.format(host=os.uname().nodename.split(".")[0], user=pwd.getpwuid(os.getuid()).pw_name, dir=folder, ports=ports))
+        with open(os.open(folder + "/key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(os.urandom(128))
+        self.env = clean_env(SLURM_CONF=folder + "/slurm.conf", TMPDIR=folder)
+        munged, control, host = DAEMONS
+        self.start(munged, "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/key", f"--pid-file={folder}/munge.pid",
+                   f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
+        until("munged listens", lambda: os.path.exists(folder + "/munge.socket"), LIMIT)
+        self.start(control, "-D", "-f", folder + "/slurm.conf")
+        self.start(host, "-D", "-f", folder + "/slurm.conf")
+        until("the host is there", lambda: "idle" in self.output("sinfo", "-h", "-o", "%t"), LIMIT)
+
+    def start(self, *command):
+        with open(self.tmp.name + "/daemons.log", "ab") as log:
+            self.daemons.append(subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+    def output(self, *command):
+        return subprocess.run(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=LIMIT, check=False).stdout
+
+    def end(self):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(timeout=patience(10))
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def srun(self, n, *command, **more):
+        done = subprocess.run(["srun", "--mpi=pmix", "-O", "-n", str(n), *command], env=dict(self.env, **more), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_srun(self):
+        """Who they are; one that fails before; one that does not come; one that dies."""
+        code, out, err = self.srun(3, HELLO)
+        self.assertEqual((code, sorted(out.splitlines()), err), (0, [f"Hello from node {k} of 3" for k in range(3)], ""))
+        code, out, err = self.srun(2, "sh", "-c", f"[ $PMIX_RANK = 1 ] && export WEFT_POOL=7; exec {HELLO}", WEFT_JOIN_TIMEOUT="1000s")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("node 1 (pid ", err)
+        self.assertIn("failed before joining: WEFT_POOL='7'", err)
+        code, out, err = self.srun(2, "sh", "-c", f"[ $PMIX_RANK = 1 ] && exec sleep 6; exec {HELLO}", WEFT_JOIN_TIMEOUT="2s")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("node 1 of 2 is missing", err)
+        code, out, err = self.srun(2, PEER, "2", "kill")
+        self.assertEqual(code, 128 + signal.SIGKILL, err)
+        self.assertIn("node 0: node 1 is dead", out)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[6:])
