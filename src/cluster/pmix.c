@@ -63,9 +63,9 @@ void launcher_close(struct launcher *p)
 #include <sodium.h>
 #include <unistd.h>
 
-#define LEAVE_WAIT  (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
-#define FENCE_AGAIN (20 * WEFT_MS)
-#define GRACE       (4 * WEFT_SECOND) /* after the deadline: PMIx counts in seconds, and then finds out who is missing */
+#define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
+#define AGAIN_WAIT (20 * WEFT_MS)
+#define GRACE      (4 * WEFT_SECOND) /* after the deadline: PMIx counts in seconds, and then it is asked who is missing */
 
 /* --- the library --- */
 
@@ -140,6 +140,8 @@ struct launcher {
     pmix_proc_t me;
     uint32_t size;
     bool connected, exchanged;
+    bool one_host;         /* all processes of the job are on this host */
+    bool fenced;           /* this process has exchanged before, by an earlier connection */
     pmix_status_t handler; /* of launcher_gone(); negative: none */
     char key[32];
     void *mine, *all; /* what this process publishes, `len` bytes; what all have, size * len */
@@ -207,7 +209,7 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
         int64_t left = base_after(deadline, GRACE) - base_now_ns();
         if (seen == DONE)
             break;
-        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: the launcher does not answer (PMIx)", what) : join_stopped();
+        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: no answer from the launcher in time (PMIx)", what) : join_stopped();
         if (rc && atomic_compare_exchange_strong_explicit(&p->state, &seen, ABANDONED, memory_order_acq_rel, memory_order_acquire)) {
             *at = NULL;
             return rc;
@@ -262,6 +264,18 @@ static void launcher_drop(pmix_value_t *v)
     free(v);
 }
 
+/* A number that the launcher has about the job. */
+static pmix_status_t launcher_number(const struct launcher *p, const char *key, int64_t deadline, uint32_t *out)
+{
+    pmix_value_t *v;
+    pmix_status_t status = launcher_get(p, PMIX_RANK_WILDCARD, key, false, deadline, &v);
+    if (status == PMIX_SUCCESS && v->type != PMIX_UINT32)
+        status = PMIX_ERR_TYPE_MISMATCH;
+    *out = status == PMIX_SUCCESS ? v->data.uint32 : 0;
+    launcher_drop(v);
+    return status;
+}
+
 /* --- the calls --- */
 
 /* On a thread of PMIx. A launcher that ends sends its processes SIGTERM. If it is killed it cannot, so the process sends it to itself. */
@@ -277,7 +291,6 @@ static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_
 
 static int step_open(struct launcher *p, int64_t deadline)
 {
-    pmix_value_t *v;
     pmix_status_t status = p->library.init(&p->me, NULL, 0);
     if (status != PMIX_SUCCESS) {
         const char *why = p->library.error_string(status);
@@ -289,61 +302,83 @@ static int step_open(struct launcher *p, int64_t deadline)
     p->connected = true;
     pmix_status_t lost = PMIX_ERR_LOST_CONNECTION;
     p->handler = p->library.register_event_handler(&lost, 1, NULL, 0, launcher_gone, NULL, NULL);
-    status = launcher_get(p, PMIX_RANK_WILDCARD, PMIX_JOB_SIZE, false, deadline, &v);
-    if (status == PMIX_SUCCESS && v->type != PMIX_UINT32)
-        status = PMIX_ERR_TYPE_MISMATCH;
-    p->size = status == PMIX_SUCCESS ? v->data.uint32 : 0;
-    launcher_drop(v);
+    status = launcher_number(p, PMIX_JOB_SIZE, deadline, &p->size);
     if (status != PMIX_SUCCESS)
         return launcher_failed(p, status, "the number of processes of the job");
+    uint32_t here;
+    p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
         return base_fail(-EPROTO, "the launcher says (PMIx) that this is process %u of %u: weft has 1 to %u nodes", p->me.rank, p->size,
                          WEFT_MAX_NODES);
     return 0;
 }
 
-/* The processes that have published nothing, as far as the launcher says within a second. */
+/* Names the processes that have published nothing, as far as the launcher says within a second. It knows at once about this host only. */
 static int say_who_is_missing(const struct launcher *p)
 {
-    char text[128] = "";
+    char text[64] = "";
     size_t n = 0;
     uint32_t missing = 0;
     int64_t end = base_deadline(WEFT_SECOND);
-    for (uint32_t i = 0; i < p->size && n < sizeof text - 16 && base_now_ns() < end; i++) {
+    for (uint32_t i = 0; p->one_host && i < p->size && n < sizeof text - 16 && base_now_ns() < end; i++) {
         pmix_value_t *v;
         pmix_status_t status = launcher_get(p, i, p->key, true, end, &v);
         launcher_drop(v);
-        if (status != PMIX_SUCCESS && status != PMIX_ERR_LOST_CONNECTION)
+        if (status == PMIX_ERR_TIMEOUT || status == PMIX_ERR_NOT_FOUND)
             n += (size_t)snprintf(text + n, sizeof text - n, "%s%u", missing++ ? ", " : "", i);
     }
-    return base_fail(-ETIMEDOUT, "node%s %s of %u %s missing", missing == 1 ? "" : "s", missing ? text : "(not known which)", p->size,
-                     missing == 1 ? "is" : "are");
+    if (missing == 0)
+        return base_fail(-ETIMEDOUT, "some of %u nodes are missing", p->size);
+    return base_fail(-ETIMEDOUT, "node%s %s of %u %s missing", missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
+}
+
+/* Partial success: an earlier program of a rank has disconnected meanwhile. The next fence waits for the new one. */
+static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
+{
+    pmix_proc_t everyone = p->me;
+    everyone.rank = PMIX_RANK_WILDCARD;
+    for (;; base_sleep_ns(AGAIN_WAIT)) {
+        pmix_info_t options[2] = {option_flag(PMIX_COLLECT_DATA), option_timeout(deadline)};
+        pmix_status_t status = p->library.fence(&everyone, 1, options, 2);
+        if (status != PMIX_ERR_PARTIAL_SUCCESS || base_now_ns() >= deadline)
+            return status;
+    }
+}
+
+/* What `rank` publishes for this exchange, without a fence. It may disconnect and connect again meanwhile, and a request that waits then
+ * may get no answer from the launcher: so ask again each second. The launcher's part on this host is asked first, and more often. */
+static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
+{
+    for (uint32_t i = 1;; i++) {
+        bool now = i % 8 != 0;
+        pmix_status_t status = launcher_get(p, rank, p->key, now, now ? deadline : base_deadline(WEFT_SECOND), v);
+        if (status == PMIX_SUCCESS)
+            return status;
+        if (base_now_ns() >= deadline)
+            return PMIX_ERR_TIMEOUT;
+        base_sleep_ns(AGAIN_WAIT);
+    }
 }
 
 static int step_exchange(struct launcher *p, int64_t deadline)
 {
     pmix_value_t value = {.type = PMIX_BYTE_OBJECT, .data.bo = {.bytes = p->mine, .size = p->len}};
-    pmix_info_t options[2] = {option_flag(PMIX_COLLECT_DATA), option_timeout(deadline)};
     pmix_status_t status = p->library.put(PMIX_GLOBAL, p->key, &value);
     if (status == PMIX_SUCCESS)
         status = p->library.commit();
     if (status != PMIX_SUCCESS)
         return launcher_failed(p, status, "telling the other nodes");
-    pmix_proc_t everyone = p->me;
-    everyone.rank = PMIX_RANK_WILDCARD;
-    /* Partial success: a process that was connected has disconnected, because it closes a node and may open another one. The next fence
-     * waits for it again. */
-    while ((status = p->library.fence(&everyone, 1, options, 2)) == PMIX_ERR_PARTIAL_SUCCESS && base_now_ns() < deadline) {
-        base_sleep_ns(FENCE_AGAIN);
-        options[1] = option_timeout(deadline);
-    }
+    if (!p->fenced)
+        status = step_fence(p, deadline);
     if (status == PMIX_ERR_TIMEOUT)
         return say_who_is_missing(p);
     if (status != PMIX_SUCCESS)
         return launcher_failed(p, status, "waiting for the other nodes");
     for (uint32_t i = 0; i < p->size; i++) {
         pmix_value_t *v;
-        status = launcher_get(p, i, p->key, false, deadline, &v);
+        status = p->fenced ? step_wait_for(p, i, deadline, &v) : launcher_get(p, i, p->key, false, deadline, &v);
+        if (status == PMIX_ERR_TIMEOUT)
+            return say_who_is_missing(p);
         if (status != PMIX_SUCCESS)
             return base_context(launcher_failed(p, status, "what it tells the other nodes"), "node %u", i);
         bool right = v->type == PMIX_BYTE_OBJECT && v->data.bo.size == p->len && v->data.bo.bytes;
@@ -392,7 +427,10 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     if (!p->mine || !p->all)
         return base_fail(-ENOMEM, "no memory for what %u nodes tell each other", p->size);
     memcpy(p->mine, mine, len);
-    snprintf(p->key, sizeof p->key, "weft.%u", atomic_fetch_add_explicit(&times, 1, memory_order_relaxed));
+    unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
+    snprintf(p->key, sizeof p->key, "weft.%u", earlier);
+    /* A fence may not wait for a process that has disconnected and will connect again. Its next value, under a new key, is waited for. */
+    p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)
         memcpy(all, p->all, p->size * len);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program that opens a node three times, one after the other, and each time tells all others something else.
+ * A program that opens a node three times (30 times with any argument), one after the other, and each time tells all others something else.
  */
 #include <stdio.h>
 #include <weft.h>
 
-int main(void)
+int main(int argc, char **argv)
 {
-    for (uint64_t round = 0; round < 3; round++) {
+    (void)argv;
+    for (uint64_t round = 0; round < (argc > 1 ? 30 : 3); round++) {
         weft_node *w;
         uint64_t mine, all[WEFT_MAX_NODES];
         int rc = weft_open(&w, NULL);

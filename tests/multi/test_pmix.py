@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Nodes that mpirun starts: who they are, how they meet, and what becomes of them when something fails or ends.
+"""Nodes that mpirun or srun starts: who they are, how they meet, and what becomes of them when something fails or ends.
 
 Usage: test_pmix.py WEFT DIRECTORY-OF-TESTS DIRECTORY-OF-EXAMPLES SOFTVERBS VERBS-LIBRARY [TEST...]
 """
 import json
 import os
+import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -128,10 +130,10 @@ class Pmix(unittest.TestCase):
         self.assertIn("WEFT_SIZE=1", done.stderr)
 
     def test_again(self):
-        """Several nodes in a row: of one process, and of one after the other with the same number."""
-        code, out, err = self.run_mpi(3, "sh", "-c", f"{AGAIN} && exec {AGAIN}")
+        """A process may open a node after it has closed another."""
+        code, out, err = self.run_mpi(3, AGAIN)
         self.assertEqual((code, err), (0, ""), out)
-        self.assertEqual(out, "round 0: 3 nodes\nround 1: 3 nodes\nround 2: 3 nodes\n" * 2)
+        self.assertEqual(out, "round 0: 3 nodes\nround 1: 3 nodes\nround 2: 3 nodes\n")
 
     @unittest.skipUnless(os.path.exists(MPI), "no mpicc (Debian: libopenmpi-dev) when this was built")
     def test_with_mpi(self):
@@ -206,6 +208,100 @@ class Pmix(unittest.TestCase):
             subprocess.run([SOFTVERBS, "down", "--fabric", "test"], env=env, stdout=subprocess.DEVNULL, check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertEqual(sorted(done.stdout.splitlines()), [f"node {k} of 3: all is well" for k in range(3)])
+
+
+# A Slurm of its own: one host, this one, and nothing that is elsewhere in the system.
+SLURM = """ClusterName=weft-test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge.socket
+CredType=cred/munge
+StateSaveLocation={dir}/state
+SlurmdSpoolDir={dir}/spool
+SlurmctldPidFile={dir}/slurmctld.pid
+SlurmdPidFile={dir}/slurmd.pid
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmctldLogFile={dir}/slurmctld.log
+SlurmdLogFile={dir}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+DAEMONS = [shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin") for name in ("munged", "slurmctld", "slurmd")]
+
+
+@unittest.skipUnless(shutil.which("srun") and all(DAEMONS), "no Slurm (Debian: slurm-wlm, munge)")
+class Srun(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.tmp = tempfile.TemporaryDirectory(prefix="weft-srun-", dir="/tmp")
+        self.addCleanup(self.tmp.cleanup)
+        self.daemons = []
+        self.addCleanup(self.end)
+        folder = self.tmp.name
+        sockets = [socket.socket() for _ in range(2)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        ports = [s.getsockname()[1] for s in sockets]
+        for s in sockets:
+            s.close()
+        with open(folder + "/slurm.conf", "w", encoding="utf-8") as file:
+            file.write(SLURM.format(host=os.uname().nodename.split(".")[0], user=pwd.getpwuid(os.getuid()).pw_name, dir=folder, ports=ports))
+        with open(os.open(folder + "/key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(os.urandom(128))
+        self.env = clean_env(SLURM_CONF=folder + "/slurm.conf", TMPDIR=folder)
+        munged, control, host = DAEMONS
+        self.start(munged, "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/key", f"--pid-file={folder}/munge.pid",
+                   f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
+        until("munged listens", lambda: os.path.exists(folder + "/munge.socket"), LIMIT)
+        self.start(control, "-D", "-f", folder + "/slurm.conf")
+        self.start(host, "-D", "-f", folder + "/slurm.conf")
+        until("the host is there", lambda: "idle" in self.output("sinfo", "-h", "-o", "%t"), LIMIT)
+
+    def start(self, *command):
+        with open(self.tmp.name + "/daemons.log", "ab") as log:
+            self.daemons.append(subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+    def output(self, *command):
+        return subprocess.run(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=LIMIT, check=False).stdout
+
+    def end(self):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(timeout=patience(10))
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def srun(self, n, *command, **more):
+        done = subprocess.run(["srun", "--mpi=pmix", "-O", "-n", str(n), *command], env=dict(self.env, **more), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_srun(self):
+        """Who they are; one that fails before; one that does not come; one that dies."""
+        code, out, err = self.srun(3, HELLO)
+        self.assertEqual((code, sorted(out.splitlines()), err), (0, [f"Hello from node {k} of 3" for k in range(3)], ""))
+        code, out, err = self.srun(2, "sh", "-c", f"[ $PMIX_RANK = 1 ] && export WEFT_POOL=7; exec {HELLO}", WEFT_JOIN_TIMEOUT="1000s")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("node 1 (pid ", err)
+        self.assertIn("failed before joining: WEFT_POOL='7'", err)
+        code, out, err = self.srun(2, "sh", "-c", f"[ $PMIX_RANK = 1 ] && exec sleep 6; exec {HELLO}", WEFT_JOIN_TIMEOUT="2s")
+        self.assertEqual((code, out), (1, ""))
+        self.assertIn("node 1 of 2 is missing", err)
+        code, out, err = self.srun(2, PEER, "2", "kill")
+        self.assertEqual(code, 128 + signal.SIGKILL, err)
+        self.assertIn("node 0: node 1 is dead", out)
 
 
 if __name__ == "__main__":
