@@ -140,6 +140,7 @@ struct launcher {
     pmix_proc_t me;
     uint32_t size;
     bool connected, exchanged;
+    bool one_host;         /* all processes of the job are on this host */
     bool fenced;           /* this process has exchanged before, by an earlier connection */
     pmix_status_t handler; /* of launcher_gone(); negative: none */
     char key[32];
