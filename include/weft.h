@@ -10,6 +10,7 @@
  *   weft/queue.h   the distributed work queue
  *   weft/kernel.h  named functions over bytes, for `weft map`
  *   weft/gpu.h     GPUs, whose kernels use weft/device.h
+ *   weft/service.h services of nodes: processes, names; weft/request.h has their records, weft/device_service.h is for kernels
  *
  * `man 7 weft` explains the terms. These rules hold unless a function says otherwise:
  *   - Functions return 0 or a negative errno. weft_error() has a sentence for it. `Errors:` lists what a function can return.
@@ -31,5 +32,6 @@
 #include "weft/queue.h"
 #include "weft/kernel.h"
 #include "weft/gpu.h"
+#include "weft/service.h"
 
 #endif

@@ -146,9 +146,10 @@ static int process_prepare(struct prepared *p, const struct base_process *s)
 }
 
 /* Called in the child. Returns an errno on failure; on success it does not return. */
-static int apply_settings(const struct prepared *p, pid_t parent)
+static int apply_settings(const struct prepared *p, pid_t parent, enum base_process_step *step)
 {
     const struct base_process *s = p->s;
+    *step = BASE_STEP_SETTINGS;
     if (s->group == BASE_GROUP_OWN && setpgid(0, 0))
         return errno;
     if (s->group == BASE_SESSION_OWN && !s->orphan && setsid() < 0)
@@ -160,8 +161,13 @@ static int apply_settings(const struct prepared *p, pid_t parent)
     for (int i = 0; i < 3; i++)
         if (p->fds[i] >= 0 && (p->fds[i] == i ? fcntl(i, F_SETFD, 0) : dup2(p->fds[i], i)) < 0)
             return errno;
-    if (s->files && setrlimit(RLIMIT_NOFILE, s->files))
+    *step = BASE_STEP_DIRECTORY;
+    if (s->directory && chdir(s->directory))
         return errno;
+    *step = BASE_STEP_LIMITS;
+    for (unsigned i = 0; i < s->limit_count; i++)
+        if (setrlimit(s->limits[i].resource, &s->limits[i].limit))
+            return errno;
     if (s->dispositions)
         base_dispositions_restore(s->dispositions);
     /* Before unblocking signals: a pending signal must not run a handler of the parent, which could change the parent's memory. */
@@ -178,8 +184,9 @@ static int apply_settings(const struct prepared *p, pid_t parent)
 
 static _Noreturn void become(const struct prepared *p, pid_t parent)
 {
-    int error = apply_settings(p, parent);
-    struct report r = {BASE_STEP_SETTINGS, error};
+    enum base_process_step step;
+    int error = apply_settings(p, parent, &step);
+    struct report r = {(int32_t)step, error};
     if (!error) {
         if (p->s->env)
             execve(p->s->path, p->s->argv, p->s->env);
@@ -319,7 +326,7 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
     step = step ? step : &none;
     *pid = 0;
 #if defined(__APPLE__)
-    if (!s->orphan && !s->files) {
+    if (!s->orphan && !s->limit_count && !s->directory) {
         int rc = spawn(s, pid);
         *step = rc ? BASE_STEP_PROGRAM : BASE_STEP_NONE;
         return rc;
@@ -349,6 +356,18 @@ void base_process_null(int count)
         close(null);
 }
 
+void base_close_from(int lowest)
+{
+#if defined(SYS_close_range)
+    if (syscall(SYS_close_range, lowest, ~0u, 0) == 0)
+        return;
+#endif
+    struct rlimit most;
+    int end = getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < 65536 ? (int)most.rlim_cur : 65536;
+    for (int fd = lowest; fd < end; fd++)
+        close(fd);
+}
+
 void base_process_set_apart(const char *name)
 {
     setsid();
@@ -366,13 +385,18 @@ bool base_process_ended(pid_t pid, siginfo_t *how)
     return waitid(P_PID, (id_t)pid, how, WEXITED | WNOHANG | WNOWAIT) == 0 && how->si_pid == pid;
 }
 
-int base_process_reap(pid_t pid)
+int base_process_reap_usage(pid_t pid, struct rusage *usage)
 {
     int how = 0;
-    while (waitpid(pid, &how, 0) < 0)
+    while (wait4(pid, &how, 0, usage) < 0)
         if (errno != EINTR)
             return 0;
     return how;
+}
+
+int base_process_reap(pid_t pid)
+{
+    return base_process_reap_usage(pid, NULL);
 }
 
 int base_process_status(int how)

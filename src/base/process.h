@@ -36,7 +36,13 @@ void base_dispositions_restore(const struct base_dispositions *d);
 #define BASE_FD_OURS (-1) /* inherit this process's descriptor */
 #define BASE_FD_NULL (-2) /* /dev/null */
 enum base_process_group { BASE_GROUP_OURS, BASE_GROUP_OWN, BASE_SESSION_OWN };
-enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM };
+enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM, BASE_STEP_DIRECTORY, BASE_STEP_LIMITS };
+
+/* A limit of the new process: RLIMIT_NOFILE and its like. */
+struct base_limit {
+    int resource;
+    struct rlimit limit;
+};
 
 struct base_process {
     const char *path; /* from base_process_find() */
@@ -50,16 +56,19 @@ struct base_process {
     /* Signals in this list get the saved dispositions. Of other signals, those with a handler get their default, and ignored ones stay
      * ignored. NULL: no list. */
     const struct base_dispositions *dispositions;
-    const sigset_t *mask;       /* its blocked signals; NULL: those of this thread */
-    const struct rlimit *files; /* its limit of open files; NULL: that of this process */
-    bool orphan;                /* it is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
+    const sigset_t *mask; /* its blocked signals; NULL: those of this thread */
+    const struct base_limit *limits;
+    unsigned limit_count;
+    const char *directory; /* its working directory; NULL: this process's. A relative `path` is relative to it */
+    bool orphan;           /* it is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
     /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
      * if the program does not start. NULL: not needed. */
     _Atomic int32_t *number;
 };
 /* Start a program. Any thread may call it. Signal handlers of this process do not run in the new one. Returns 0 when the program runs. On
  * failure returns a negative errno without base_fail() and leaves no process; `step` (may be NULL) says what failed: creating the process,
- * its settings, or executing the program. The cost does not grow with the memory mapped here, except for an orphan. */
+ * its settings, its directory or limits, or executing the program. The cost does not grow with the memory mapped here, except for an
+ * orphan. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
 /* fork(): returns 0 in the child. All signals are blocked in the child, so that no handler of the parent runs there. Only for processes
@@ -69,6 +78,7 @@ pid_t base_process_fork(void);
 /* Called in a forked process that must outlive its parent: moves it to a session of its own, so that signals to the parent's terminal and
  * process group do not reach it, and opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
 void base_process_set_apart(const char *name);
+void base_close_from(int lowest);  /* closes all descriptors from that number on */
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
 /* Called in a new process: make it get `signal` when `parent` ends, on Linux. False: the parent has ended already. */
 bool base_end_with(pid_t parent, int signal);
@@ -81,6 +91,8 @@ int base_watch_process(int pid);
 bool base_process_ended(pid_t pid, siginfo_t *how);
 /* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
+/* The same; `usage` (may be NULL) is what the child, and the children that it has waited for, have used. */
+int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* adopt processes whose parent has died, if it was a descendant of this process; Linux only */
 

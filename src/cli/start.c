@@ -207,7 +207,8 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         .end_with = SIGKILL,
         .dispositions = &s->before,
         .mask = &mask,
-        .files = &s->files,
+        .limits = &(const struct base_limit){RLIMIT_NOFILE, s->files},
+        .limit_count = 1,
         .number = s->keeper.starting,
     };
     snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);

@@ -41,6 +41,7 @@ enum id {
     LIVENESS,
     RECONNECT,
     SPIN,
+    SERVE,
     SSH,
     LOG,
     COUNT

@@ -136,6 +136,8 @@ const struct setting settings_table[COUNT] = {
                    .help = "how long to retry a broken RDMA link to a node that is alive; 0: not at all"},
     [SPIN] = {INTO(fabric.spin_ns), .name = "spin", .variable = "WEFT_SPIN", .fallback = "20us", .kind = DURATION, .max = WEFT_SECOND,
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
+    [SERVE] = {INTO(serve), .name = "serve", .variable = "WEFT_SERVE", .fallback = "", .kind = PATH,
+               .help = "services that this node offers to the others: process, name, with commas between; else none"},
     [SSH] = {.name = "ssh",
              .variable = "WEFT_SSH",
              .fallback = "ssh",

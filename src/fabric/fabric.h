@@ -277,7 +277,7 @@ struct weft_node {
     const struct fab_arenas *arenas; /* set before the node joins */
     _Atomic bool arenas_used;        /* a GPU operation has begun: fences and flushes must ask the room for GPUs */
 
-    void *cluster, *sync, *queues, *gpus; /* state of the rooms above */
+    void *cluster, *sync, *queues, *gpus, *gateway; /* state of the rooms above */
 };
 
 /* --- members.c --- */

@@ -8,6 +8,7 @@
 #include "cluster/cluster.h"
 #include "fabric/fabric.h"
 #include "fabric/transports.h"
+#include "gateway/gateway.h"
 #include "gpu/gpu.h"
 #include "queue/queue.h"
 #include "sync/sync.h"
@@ -54,6 +55,7 @@ static int delist(struct weft_node *w)
 /* Close all rooms. Also used when weft_open() fails. */
 static void take_apart(struct weft_node *w)
 {
+    gateway_leave(w);
     gpu_end(w);
     fab_stop(w);
     fab_run_close(w);
@@ -91,9 +93,15 @@ int weft_open(weft_node **out, const weft_config *config)
         .system_bytes = sync_system_bytes(s.size),
         .pool = s.pool,
     };
-    rc = fab_create(&w, &fab);
+    struct gateway_groups *groups;
+    rc = gateway_prepare(s.serve, &groups);
     if (rc)
         goto out;
+    rc = fab_create(&w, &fab);
+    if (rc) {
+        gateway_groups_close(groups);
+        goto out;
+    }
     /* Open rooms with message handlers before joining: a peer that has joined earlier may send at once. */
     rc = sync_open(w);
     if (!rc)
@@ -101,11 +109,17 @@ int weft_open(weft_node **out, const weft_config *config)
     if (!rc)
         rc = gpu_open(w);
     if (!rc)
+        rc = gateway_open(w, s.serve, groups);
+    else
+        gateway_groups_close(groups);
+    if (!rc)
         rc = cluster_join(w, &s);
     if (!rc)
         rc = fab_start(w);
     if (!rc)
         rc = fab_settle(w, base_deadline(s.join_timeout_ns));
+    if (!rc)
+        rc = gateway_start(w);
     if (rc) {
         take_apart(w);
         goto out;
@@ -126,6 +140,7 @@ int weft_close(weft_node *w)
     int rc = delist(w);
     if (rc)
         return rc;
+    gateway_leave(w);
     gpu_leave(w);
     /* One deadline for all peers: many that do not answer must not delay the close longer than one. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);

@@ -131,14 +131,29 @@ static void says_what_does_not_start(void **state)
         p.path = path;
         assert_int_equal(base_process_start(&p, &pid, &step), -ENOEXEC);
         assert_int_equal(step, BASE_STEP_PROGRAM);
-        const struct rlimit nonsense = {.rlim_cur = 2, .rlim_max = 1};
-        p.files = &nonsense;
+        const struct base_limit nonsense = {RLIMIT_NOFILE, {.rlim_cur = 2, .rlim_max = 1}};
+        p.limits = &nonsense;
+        p.limit_count = 1;
         assert_int_equal(base_process_start(&p, &pid, &step), -EINVAL);
-        assert_int_equal(step, BASE_STEP_SETTINGS);
-        p.files = NULL;
+        assert_int_equal(step, BASE_STEP_LIMITS);
+        p.limit_count = 0;
+        p.directory = "/nonexistent";
+        assert_int_equal(base_process_start(&p, &pid, &step), -ENOENT);
+        assert_int_equal(step, BASE_STEP_DIRECTORY);
+        p.directory = NULL;
         assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nothing is left */
         assert_int_equal(errno, ECHILD);
     }
+}
+
+static void has_its_directory_and_limits(void **state)
+{
+    (void)state;
+    const struct base_limit limits[] = {{RLIMIT_NOFILE, {.rlim_cur = 17, .rlim_max = 17}}, {RLIMIT_CORE, {.rlim_cur = 0, .rlim_max = 0}}};
+    struct base_process p = {.directory = "/", .limits = limits, .limit_count = 2};
+    int how;
+    assert_string_equal(output_of(&p, "pwd; ulimit -n; ulimit -c", &how), "/\n17\n0\n");
+    assert_int_equal(how, 0);
 }
 
 static void places_descriptors(void **state)
@@ -334,10 +349,11 @@ static void forks_without_handlers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_programs_as_a_shell), cmocka_unit_test(says_what_does_not_start),
-        cmocka_unit_test(places_descriptors),        cmocka_unit_test(passes_nothing_else_on),
-        cmocka_unit_test(gives_signals_back),        cmocka_unit_test(leads_a_group_or_a_session),
-        cmocka_unit_test(follows_and_ends),          cmocka_unit_test(forks_without_handlers),
+        cmocka_unit_test(finds_programs_as_a_shell),    cmocka_unit_test(says_what_does_not_start),
+        cmocka_unit_test(has_its_directory_and_limits), cmocka_unit_test(places_descriptors),
+        cmocka_unit_test(passes_nothing_else_on),       cmocka_unit_test(gives_signals_back),
+        cmocka_unit_test(leads_a_group_or_a_session),   cmocka_unit_test(follows_and_ends),
+        cmocka_unit_test(forks_without_handlers),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Services for kernels: programs and names, as in weft/service.h. As weft/device.h, one source for C, C++ and CUDA.
+ *
+ * Each call fills a record (weft/request.h) and hands it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in the pool of
+ * that node, aligned to 8 bytes, which one thread uses at a time; aligned to 64, it shares no cache line. It may be used again when the
+ * call has returned, unless that was with -WEFT_DEVICE_ETIMEDOUT: then it belongs to the node until its `answered` is its `id`.
+ *
+ * A handle is a number, which any kernel of this node may use; calls for one process come one at a time. Errors are negative, with Linux's
+ * numbers: those of weft/service.h.
+ */
+#ifndef WEFT_DEVICE_SERVICE_H
+#define WEFT_DEVICE_SERVICE_H
+
+#include "device.h"
+#include "request.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Fill a record but for what belongs to its kind. NULL: it is not in this node's pool, or not aligned. */
+WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
+{
+    weft_request *r = (weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    if (!r || (record & 7) || (record >> 44) != (uint64_t)d->rank << 4)
+        return NULL;
+    r->version = WEFT_REQUEST_VERSION;
+    r->service = (uint16_t)service;
+    r->kind = (uint16_t)kind;
+    r->id = weft_device_load(&r->answered) + 1;
+    r->id += r->id == 0;
+    r->node = node;
+    r->flags = 0;
+    r->timeout_ns = d->deadline_ns / 2; /* so that the node gives up before the kernel does */
+    r->handle = 0;
+    r->data = 0;
+    r->data_bytes = 0;
+    for (uint32_t i = 0; i < sizeof r->arg / sizeof r->arg[0]; i++)
+        r->arg[i] = 0;
+    return r;
+}
+
+/* Hand it over, and wait for its answer. */
+WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t record)
+{
+    return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
+}
+
+/* The same for kinds that look once: ask until there is something. */
+WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
+{
+    weft_device_patience p = {0, 0};
+    for (;;) {
+        int rc = weft_device_request_ask(d, record);
+        if (rc != -WEFT_DEVICE_EAGAIN)
+            return rc;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+        r->id += r->id + 1 == 0 ? 2 : 1;
+    }
+}
+
+WEFT_DEVICE_CALL uint64_t weft_device_request_result(const weft_request *r, uint32_t i)
+{
+    return weft_device_load(&r->result[i]);
+}
+
+/* --- programs --- */
+
+/* Start a program at `node`. `data`, in this node's pool, has its texts as weft/request.h has them (WEFT_PROCESS_SPAWN): program,
+ * directory, `argc` arguments, `envc` changes to the environment. Returns when it runs. */
+WEFT_DEVICE_CALL int weft_device_spawn(const weft_device *d, uint64_t record, uint32_t node, uint32_t flags, uint64_t data,
+                                       uint64_t data_bytes, uint32_t argc, uint32_t envc, uint64_t *handle)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SPAWN, node);
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->flags = flags;
+    r->data = data;
+    r->data_bytes = data_bytes;
+    r->arg[0] = argc | (uint64_t)envc << 32;
+    int rc = weft_device_request_ask(d, record);
+    if (rc == 0)
+        *handle = weft_device_request_result(r, 0);
+    return rc;
+}
+
+/* How it ended: as weft_exit. */
+typedef struct weft_device_exit {
+    int32_t status, signal;
+    uint64_t user_ns, system_ns, memory_bytes;
+} weft_device_exit;
+
+/* Wait for its end. -WEFT_DEVICE_ETIMEDOUT: it runs still, and the call may be repeated. */
+WEFT_DEVICE_CALL int weft_device_process_wait(const weft_device *d, uint64_t record, uint64_t handle, weft_device_exit *out)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WAIT, d->rank);
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->handle = handle;
+    int rc = weft_device_request_poll(d, record, r);
+    if (rc == 0) {
+        out->status = (int32_t)weft_device_request_result(r, 0);
+        out->signal = (int32_t)weft_device_request_result(r, 1);
+        out->user_ns = weft_device_request_result(r, 3);
+        out->system_ns = weft_device_request_result(r, 4);
+        out->memory_bytes = weft_device_request_result(r, 5);
+    }
+    return rc;
+}
+
+/* Read what it writes (`which` is 1 or 2) to `dst`, in this node's pool or an arena of it: `*got` is how many bytes, at least 1, or 0 when
+ * there will be no more. */
+WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t record, uint64_t handle, uint32_t which, uint64_t dst,
+                                              uint64_t len, uint64_t *got)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_OUTPUT, d->rank);
+    weft_device_op op;
+    *got = 0;
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->handle = handle;
+    r->arg[0] = which;
+    int rc = weft_device_request_poll(d, record, r);
+    uint64_t at = weft_device_request_result(r, 0), n = rc ? 0 : weft_device_request_result(r, 1);
+    n = n < len ? n : len;
+    if (rc || n == 0)
+        return rc;
+    rc = weft_device_get(d, dst, at, n, &op);
+    if (rc == 0) {
+        rc = weft_device_wait(d, &op);
+        if (rc == -WEFT_DEVICE_ETIMEDOUT)
+            weft_device_leave(d, &op);
+    }
+    if (rc)
+        return rc;
+    r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_TAKE, d->rank);
+    r->handle = handle;
+    r->arg[0] = which;
+    r->arg[1] = n;
+    rc = weft_device_request_ask(d, record);
+    if (rc == 0)
+        *got = n;
+    return rc;
+}
+
+/* Write `bytes` of this node's pool to its standard input: as many as there is room for, at least 1; with 0 bytes: the end of its input. */
+WEFT_DEVICE_CALL int weft_device_process_write(const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
+                                               uint64_t *put)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WRITE, d->rank);
+    *put = 0;
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->handle = handle;
+    r->data = bytes ? data : 0;
+    r->data_bytes = bytes;
+    int rc = weft_device_request_poll(d, record, r);
+    if (rc == 0 && bytes)
+        *put = weft_device_request_result(r, 0);
+    return rc;
+}
+
+WEFT_DEVICE_CALL int weft_device_process_signal(const weft_device *d, uint64_t record, uint64_t handle, uint32_t signal)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SIGNAL, d->rank);
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->handle = handle;
+    r->arg[0] = signal;
+    return weft_device_request_poll(d, record, r);
+}
+
+WEFT_DEVICE_CALL int weft_device_process_close(const weft_device *d, uint64_t record, uint64_t handle)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_CLOSE, d->rank);
+    if (!r)
+        return -WEFT_DEVICE_EFAULT;
+    r->handle = handle;
+    return weft_device_request_ask(d, record);
+}
+
+/* --- names --- */
+
+/* NULL: no record, or the name has not 1 to 63 bytes. */
+WEFT_DEVICE_CALL weft_request *weft_device_name(const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, const char *name)
+{
+    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NAME, kind, node);
+    uint32_t n = 0;
+    while (r && n < WEFT_NAME_BYTES && name[n]) {
+        r->arg[4 + n / 8] |= (uint64_t)(uint8_t)name[n] << 8 * (n % 8);
+        n++;
+    }
+    return n == 0 || n == WEFT_NAME_BYTES ? NULL : r;
+}
+
+WEFT_DEVICE_CALL int weft_device_name_publish(const weft_device *d, uint64_t record, uint32_t node, const char *name, uint64_t addr,
+                                              uint64_t bytes)
+{
+    weft_request *r = weft_device_name(d, record, WEFT_NAME_PUBLISH, node, name);
+    if (!r)
+        return -WEFT_DEVICE_EINVAL;
+    r->arg[0] = addr;
+    r->arg[1] = bytes;
+    return weft_device_request_ask(d, record);
+}
+
+/* `wait`: until there is such a name, asking again and again, since a request that waits would hold up those behind it. */
+WEFT_DEVICE_CALL int weft_device_name_lookup(const weft_device *d, uint64_t record, uint32_t node, const char *name, bool wait,
+                                             uint64_t *addr, uint64_t *bytes)
+{
+    weft_request *r = weft_device_name(d, record, WEFT_NAME_LOOKUP, node, name);
+    weft_device_patience p = {0, 0};
+    int rc = r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EINVAL;
+    while (r && wait && rc == -WEFT_DEVICE_ENOENT) {
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+        r->id += r->id + 1 == 0 ? 2 : 1;
+        rc = weft_device_request_ask(d, record);
+    }
+    if (rc == 0) {
+        *addr = weft_device_request_result(r, 0);
+        *bytes = weft_device_request_result(r, 1);
+    }
+    return rc;
+}
+
+WEFT_DEVICE_CALL int weft_device_name_withdraw(const weft_device *d, uint64_t record, uint32_t node, const char *name)
+{
+    weft_request *r = weft_device_name(d, record, WEFT_NAME_WITHDRAW, node, name);
+    return r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EINVAL;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

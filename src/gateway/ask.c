@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Requests of this node that are not answered. A request stays in the table until the server has answered it or is gone, also when nobody
+ * waits for it any more: its server still has it, and it counts.
+ */
+#include "gateway/gateway.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+const char *gateway_service_name(const struct gateway *g, uint32_t service)
+{
+    for (const struct gateway_service *const *s = g->services; *s; s++)
+        if ((*s)->number == service)
+            return (*s)->name;
+    return "?";
+}
+
+int gateway_refuse(struct gateway *g, uint32_t node, uint32_t service)
+{
+    struct weft_node *w = g->w;
+    const char *name = gateway_service_name(g, service);
+    bool *offers = calloc(w->size, sizeof *offers);
+    char who[256] = "no node";
+    uint32_t n = 0;
+    for (uint32_t i = 0; offers && i < w->size; i++)
+        n += offers[i] = weft_service_offered(w, i, service);
+    if (n)
+        fab_name_nodes(w, offers, who, sizeof who);
+    free(offers);
+    return base_fail(-EOPNOTSUPP, "node %u does not offer the service '%s'; %s %s (start a node with WEFT_SERVE=%s for that)", node, name,
+                     who, n > 1 ? "do" : "does", name);
+}
+
+bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service)
+{
+    struct gateway *g = gateway_in(w);
+    return node < w->size && service < 64 && fab_alive(w, node) &&
+           atomic_load_explicit(&g->offers[node], memory_order_acquire) >> service & 1;
+}
+
+struct finding {
+    weft_node *w;
+    uint32_t service, node;
+};
+
+static bool some_node_offers(void *arg)
+{
+    struct finding *f = arg;
+    for (f->node = 0; f->node < f->w->size; f->node++)
+        if (weft_service_offered(f->w, f->node, f->service))
+            return true;
+    return false;
+}
+
+int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns)
+{
+    struct finding f = {w, service, 0};
+    const char *name = gateway_service_name(gateway_in(w), service);
+    int rc = fab_wait(w, some_node_offers, &f, fab_timeout(w, timeout_ns));
+    if (rc == -ETIMEDOUT)
+        return base_fail(-EOPNOTSUPP, "no node offers the service '%s': start one with WEFT_SERVE=%s", name, name);
+    if (!rc)
+        *node = f.node;
+    return rc;
+}
+
+/* --- asking --- */
+
+static int ask_send(struct gateway *g, const struct gateway_question *q, uint64_t id)
+{
+    uint8_t payload[WEFT_PAYLOAD_MAX];
+    const weft_request *r = q->record;
+    size_t inside = r->data_bytes <= WEFT_REQUEST_INLINE && q->data ? (size_t)r->data_bytes : 0;
+    memcpy(payload, r, sizeof *r);
+    if (inside)
+        memcpy(payload + sizeof *r, q->data, inside);
+    struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {id}};
+    if (q->data && r->data_bytes > inside)
+        m.word[1] = XXH3_64bits(q->data, (size_t)r->data_bytes);
+    if (q->post)
+        return gateway_post(g, r->node, &m, payload, sizeof *r + inside);
+    return fab_send(g->w, r->node, GATEWAY_HANDLER, &m, sizeof m, payload, sizeof *r + inside, NULL);
+}
+
+static void ask_free(struct gateway *g, struct gateway_ask *a)
+{
+    weft_free(g->w, a->data);
+    free(a);
+}
+
+/* With the lock held. */
+static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gateway_result *r)
+{
+    if (a->told)
+        return;
+    a->told = true;
+    a->tell(g, a, r);
+    if (a->op)
+        fab_complete(a->op, r->status);
+    a->op = NULL;
+}
+
+int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id)
+{
+    const weft_request *r = q->record;
+    if (r->node >= g->w->size)
+        return base_fail(-EFAULT, "there is no node %u to ask: the cluster has %u", r->node, g->w->size);
+    if (atomic_load_explicit(&g->closing, memory_order_acquire))
+        return base_fail(-ECONNRESET, "this node is closing");
+    struct gateway_ask *a = malloc(sizeof *a);
+    if (!a)
+        return base_fail(-ENOMEM, "no memory for a request to node %u", r->node);
+    int64_t timeout = r->timeout_ns > 0 ? r->timeout_ns : g->w->options.deadline_ns;
+    *a = (struct gateway_ask){.node = r->node,
+                              .service = r->service,
+                              .kind = r->kind,
+                              .deadline = base_deadline(timeout),
+                              .op = q->op,
+                              .tell = q->tell,
+                              .late = q->late,
+                              .arg = q->arg,
+                              .data = q->owned};
+    bool soon = false;
+    uint64_t number;
+    if (q->op)
+        fab_pending(q->op, r->node);
+    base_spin_lock(&g->lock);
+    bool room = g->outstanding[r->node] < WEFT_REQUESTS_MAX;
+    number = a->id = room ? gateway_table_add(&g->asks, a) : 0;
+    if (number) {
+        g->outstanding[r->node]++;
+        soon = a->deadline < g->next_deadline;
+        g->next_deadline = soon ? a->deadline : g->next_deadline;
+    }
+    base_spin_unlock(&g->lock);
+    int rc;
+    if (!number) {
+        free(a);
+        rc = room ? base_fail(-ENOMEM, "no memory for a request to node %u", r->node)
+                  : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
+        goto out;
+    }
+    /* From here on the node may go, or answer: then it is told of, and freed. */
+    if (id)
+        *id = number;
+    if (soon)
+        fab_kick(g->w);
+    rc = ask_send(g, q, number);
+    if (!rc)
+        return 0;
+    base_spin_lock(&g->lock);
+    a = gateway_table_find(&g->asks, number);
+    bool told = !a || a->told;
+    if (a) {
+        gateway_table_remove(&g->asks, number);
+        g->outstanding[r->node]--;
+    }
+    base_spin_unlock(&g->lock);
+    if (a) {
+        a->data = told ? a->data : WEFT_NULL;
+        ask_free(g, a);
+    }
+    if (told)
+        return 0;
+out:
+    if (q->op)
+        fab_complete(q->op, rc);
+    return rc;
+}
+
+bool gateway_ask_leave(struct gateway *g, uint64_t id, int why)
+{
+    struct gateway_message m = {.type = GATEWAY_CANCEL, .word = {id}};
+    uint32_t node = 0;
+    base_spin_lock(&g->lock);
+    struct gateway_ask *a = gateway_table_find(&g->asks, id);
+    bool waits = a && !a->told;
+    if (waits) {
+        node = a->node;
+        if (why)
+            ask_tell(g, a, &(struct gateway_result){.status = why});
+        a->told = true;
+        a->op = NULL;
+    }
+    base_spin_unlock(&g->lock);
+    if (waits)
+        (void)gateway_post(g, node, &m, NULL, 0);
+    return waits;
+}
+
+bool gateway_ask_cancel(struct gateway *g, const weft_op *op)
+{
+    uint64_t id = 0;
+    uint32_t at = 0;
+    base_spin_lock(&g->lock);
+    for (struct gateway_ask *a; !id && (a = gateway_table_next(&g->asks, &at));)
+        id = a->op == op ? a->id : 0;
+    base_spin_unlock(&g->lock);
+    return id && gateway_ask_leave(g, id, -ECANCELED);
+}
+
+/* --- the answer --- */
+
+void gateway_tell_nobody(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    (void)g;
+    (void)a;
+    (void)r;
+}
+
+void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
+{
+    struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .payload = payload, .len = len};
+    memcpy(r.word, m->word, sizeof r.word);
+    base_spin_lock(&g->lock);
+    struct gateway_ask *a = gateway_table_find(&g->asks, m->to);
+    if (a && a->node != from)
+        a = NULL;
+    bool late = a && a->told;
+    if (a) {
+        ask_tell(g, a, &r);
+        gateway_table_remove(&g->asks, a->id);
+        g->outstanding[from]--;
+    }
+    base_spin_unlock(&g->lock);
+    if (late && a->late)
+        a->late(g, a, &r);
+    if (a)
+        ask_free(g, a);
+}
+
+static void asks_drop(struct gateway *g, uint32_t node, bool all, int why)
+{
+    struct gateway_ask *dropped = NULL;
+    uint32_t at = 0;
+    base_spin_lock(&g->lock);
+    for (struct gateway_ask *a; (a = gateway_table_next(&g->asks, &at));) {
+        if (!all && a->node != node)
+            continue;
+        ask_tell(g, a, &(struct gateway_result){.status = why});
+        gateway_table_remove(&g->asks, a->id);
+        g->outstanding[a->node]--;
+        a->arg = dropped;
+        dropped = a;
+    }
+    base_spin_unlock(&g->lock);
+    for (struct gateway_ask *a; (a = dropped);) {
+        dropped = a->arg;
+        ask_free(g, a);
+    }
+}
+
+void gateway_asks_gone(struct gateway *g, uint32_t node)
+{
+    asks_drop(g, node, false, -ECONNRESET);
+}
+
+void gateway_asks_end(struct gateway *g, int why)
+{
+    asks_drop(g, 0, true, why);
+}
+
+int64_t gateway_asks_tick(struct gateway *g, int64_t now)
+{
+    for (;;) {
+        int64_t next = INT64_MAX;
+        uint64_t over = 0;
+        uint32_t at = 0;
+        base_spin_lock(&g->lock);
+        if (now >= g->next_deadline) {
+            for (struct gateway_ask *a; !over && (a = gateway_table_next(&g->asks, &at));) {
+                if (a->told)
+                    continue;
+                over = a->deadline <= now ? a->id : 0;
+                next = a->deadline < next ? a->deadline : next;
+            }
+            g->next_deadline = over ? g->next_deadline : next;
+        }
+        next = g->next_deadline;
+        base_spin_unlock(&g->lock);
+        if (!over)
+            return next == INT64_MAX ? next : next - now;
+        gateway_ask_leave(g, over, -ETIMEDOUT);
+    }
+}
+
+/* --- asking, and waiting --- */
+
+struct ask_waiter {
+    _Atomic int done;
+    struct gateway_result r;
+    char text[512];
+    void *payload;
+    size_t payload_room;
+};
+
+static void tell_waiter(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    (void)g;
+    struct ask_waiter *waiter = a->arg;
+    waiter->r = *r;
+    size_t n = r->len < sizeof waiter->text - 1 ? r->len : sizeof waiter->text - 1;
+    if (r->status && n)
+        memcpy(waiter->text, r->payload, n);
+    waiter->text[r->status ? n : 0] = '\0';
+    if (!r->status && waiter->payload && r->len)
+        memcpy(waiter->payload, r->payload, r->len < waiter->payload_room ? r->len : waiter->payload_room);
+    atomic_store_explicit(&waiter->done, 1, memory_order_release); /* pairs with waiter_told() */
+}
+
+static bool waiter_told(void *arg)
+{
+    return atomic_load_explicit(&((struct ask_waiter *)arg)->done, memory_order_acquire);
+}
+
+int gateway_ask_status(struct gateway *g, const weft_request *r, int status, const char *text)
+{
+    const char *name = gateway_service_name(g, r->service);
+    if (!status)
+        return 0;
+    if (status == -EOPNOTSUPP)
+        return gateway_refuse(g, r->node, r->service);
+    if (text && text[0])
+        return base_fail(status, "%s", text);
+    if (status == -ECONNRESET)
+        return fab_refuse_node(g->w, r->node) ? base_context(status, "service '%s'", name)
+                                              : base_fail(status, "service '%s' of node %u: the node is gone", name, r->node);
+    if (status == -ETIMEDOUT)
+        return base_fail(status, "service '%s' of node %u: no answer before the deadline; the request is cancelled", name, r->node);
+    return base_fail(status, "service '%s' of node %u: %s", name, r->node, base_strerror(status));
+}
+
+int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t timeout_ns, struct gateway_result *out, void *payload,
+                     size_t *payload_len)
+{
+    struct ask_waiter waiter = {.payload = payload, .payload_room = payload_len ? *payload_len : 0};
+    weft_request r = *q->record;
+    uint64_t id;
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "a handler must not wait for the service '%s' of node %u", gateway_service_name(g, r.service), r.node);
+    int64_t deadline = fab_timeout(g->w, timeout_ns);
+    r.timeout_ns = INT64_MAX; /* this thread looks at the clock */
+    q->record = &r;
+    q->tell = tell_waiter;
+    q->arg = &waiter;
+    int64_t before = fab_limit(deadline);
+    int rc = gateway_ask(g, q, &id);
+    fab_limit(before);
+    if (rc)
+        return rc;
+    rc = fab_wait(g->w, waiter_told, &waiter, deadline);
+    if (rc && !gateway_ask_leave(g, id, 0)) {
+        while (!waiter_told(&waiter)) /* another thread is just telling */
+            base_relax();
+        rc = 0;
+    }
+    rc = rc ? rc : waiter.r.status;
+    waiter.r.payload = NULL;
+    if (out)
+        *out = waiter.r;
+    if (payload_len)
+        *payload_len = waiter.r.len;
+    return gateway_ask_status(g, &r, rc, waiter.text);
+}

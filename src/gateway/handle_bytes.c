@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The bytes of the asker's processes: reading their output, writing their input.
+ */
+#include <string.h>
+
+#include "gateway/handle.h"
+
+/* --- output --- */
+
+struct gateway_stream *handle_output(struct weft_process *p, uint32_t which)
+{
+    return which == 1 || which == 2 ? p->out[which - 1] : NULL;
+}
+
+static int no_output(const struct weft_process *p, uint32_t which)
+{
+    return base_fail(-EINVAL, "process %u of node %u has no output %u that comes here: it is started with WEFT_SPAWN_%s for that", p->pid,
+                     p->node, which, which == 2 ? "STDERR" : "STDOUT");
+}
+
+static int read_error(const struct weft_process *p, uint32_t which, int rc)
+{
+    if (rc == -EBUSY)
+        return base_fail(rc, "output %u of process %u of node %u: another read is under way", which, p->pid, p->node);
+    return rc ? base_fail(rc, "output %u of process %u of node %u: %s", which, p->pid, p->node,
+                          rc == -ECONNRESET ? "the node is gone" : base_strerror(rc))
+              : 0;
+}
+
+static bool has_output(void *arg)
+{
+    struct gateway_stream *s = arg;
+    base_spin_lock(&s->g->lock);
+    bool some = s->first != s->last || s->ended;
+    base_spin_unlock(&s->g->lock);
+    return some;
+}
+
+int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns)
+{
+    struct gateway *g = p->g;
+    struct gateway_stream *s = handle_output(p, which);
+    *got = 0;
+    if (!s)
+        return no_output(p, which);
+    if (!len)
+        return 0;
+    base_spin_lock(&g->lock);
+    bool busy = s->busy;
+    s->busy = true;
+    base_spin_unlock(&g->lock);
+    if (busy)
+        return read_error(p, which, -EBUSY);
+    int rc = handle_wait(p, has_output, s, handle_until(p, timeout_ns));
+    if (rc == -ETIMEDOUT && timeout_ns)
+        base_fail(rc, "output %u of process %u of node %u: nothing came before the deadline", which, p->pid, p->node);
+    const uint8_t *at = NULL;
+    struct gateway_credit due = {0};
+    base_spin_lock(&g->lock);
+    uint64_t n = rc ? 0 : gateway_stream_next(s, &at);
+    int status = s->status;
+    base_spin_unlock(&g->lock);
+    n = n < len ? n : len;
+    if (n)
+        memcpy(buf, at, n); /* it stays as it is until it is taken */
+    base_spin_lock(&g->lock);
+    if (n)
+        gateway_stream_take(s, n, &due);
+    s->busy = false;
+    base_spin_unlock(&g->lock);
+    gateway_credit_give(g, &due);
+    *got = (size_t)n;
+    return rc ? rc : n ? 0 : read_error(p, which, status);
+}
+
+int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op)
+{
+    struct gateway *g = p->g;
+    struct gateway_stream *s = handle_output(p, which);
+    struct gateway_credit due = {0};
+    if (!s)
+        return no_output(p, which);
+    fab_pending(op, p->node);
+    base_spin_lock(&g->lock);
+    int rc = s->busy ? -EBUSY : handle_read(s, buf, len, got, &due);
+    if (rc == -EAGAIN) {
+        s->busy = true;
+        p->reads[which - 1] = (struct handle_read){buf, len, got, op};
+    }
+    base_spin_unlock(&g->lock);
+    gateway_credit_give(g, &due);
+    if (rc != -EAGAIN)
+        fab_complete(op, rc);
+    return rc == -EAGAIN ? 0 : read_error(p, which, rc);
+}
+
+/* --- input --- */
+
+/* The stream to its input: 0, or -EINVAL, -EPIPE; 1: it has not started yet. */
+int handle_input(struct weft_process *p)
+{
+    if (!p->wants_in)
+        return base_fail(-EINVAL, "process %u of node %u has no input that comes from here: it is started with WEFT_SPAWN_STDIN for that",
+                         p->pid, p->node);
+    if (!handle_has_started(p))
+        return 1;
+    if (p->in)
+        return 0;
+    base_spin_lock(&p->g->lock);
+    bool over = p->state == HANDLE_OVER;
+    base_spin_unlock(&p->g->lock);
+    if (over || !p->in_bytes)
+        return -EPIPE;
+    int rc = gateway_stream_write(p->g, p->node, p->in_there, p->in_ring, p->in_bytes, handle_moved, p, &p->in);
+    return rc == -EINVAL ? -EPIPE : rc;
+}
+
+static int write_error(struct weft_process *p, int rc)
+{
+    base_spin_lock(&p->g->lock);
+    bool lost = p->error != 0;
+    base_spin_unlock(&p->g->lock);
+    if (rc == -EPIPE && lost)
+        return handle_error(p);
+    return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
+}
+
+/* As much as there is room for: how much. */
+size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc)
+{
+    struct iovec piece[2];
+    uint64_t room = gateway_stream_room(s, piece);
+    size_t n = room < len ? (size_t)room : len;
+    if (n && s->memory) {
+        size_t one = n < piece[0].iov_len ? n : piece[0].iov_len;
+        memcpy(piece[0].iov_base, buf, one);
+        if (n > one)
+            memcpy(piece[1].iov_base, buf + one, n - one);
+    }
+    if (n)
+        *rc = gateway_stream_send(s, buf, n, false, 0);
+    return *rc ? 0 : n;
+}
+
+bool handle_has_room(void *arg)
+{
+    struct gateway_stream *s = arg;
+    base_spin_lock(&s->g->lock);
+    bool room = s->shut || s->ended || s->last - s->first < s->bytes;
+    base_spin_unlock(&s->g->lock);
+    return room;
+}
+
+int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(p->g->w, timeout_ns);
+    size_t done = 0;
+    int rc = handle_input(p);
+    if (rc == 1) {
+        rc = handle_wait(p, handle_has_started, p, deadline);
+        rc = rc ? rc : handle_input(p);
+    }
+    while (!rc && done < len) {
+        done += handle_write(p->in, (const uint8_t *)buf + done, len - done, &rc);
+        if (rc || done == len)
+            break;
+        rc = handle_wait(p, handle_has_room, p->in, deadline);
+        base_spin_lock(&p->g->lock);
+        rc = rc ? rc : p->in->shut || p->in->ended ? -EPIPE : 0;
+        base_spin_unlock(&p->g->lock);
+    }
+    if (put)
+        *put = done;
+    if (rc == -ETIMEDOUT && timeout_ns)
+        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes are on their way", p->pid,
+                         p->node, done, len);
+    return write_error(p, rc);
+}
+
+int weft_process_end_input(weft_process *p)
+{
+    int rc = handle_input(p);
+    if (rc == 1) {
+        rc = handle_wait(p, handle_has_started, p, fab_timeout(p->g->w, WEFT_TIMEOUT_DEFAULT));
+        if (rc == -ETIMEDOUT)
+            return base_fail(rc, "node %u has not started the process before the deadline", p->node);
+        rc = rc ? rc : handle_input(p);
+    }
+    if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)
+        return rc == -EPIPE ? 0 : rc; /* it reads no more anyway */
+    if (!rc && !p->ended_in) {
+        p->ended_in = true;
+        rc = gateway_stream_send(p->in, NULL, 0, true, 0);
+    }
+    return rc == -ECONNRESET ? 0 : rc;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Messages to other nodes that never wait. What finds no room is kept, in order, and sent by the node's upkeep. How much is kept is bounded
+ * by who posts: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring.
+ */
+#include "gateway/gateway.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct post {
+    struct post *next;
+    struct gateway_message m;
+    size_t len;
+    uint8_t payload[];
+};
+struct post_queue {
+    struct post *first, **last;
+    bool sending; /* a thread sends the first one */
+};
+struct gateway_posts {
+    base_spin lock;
+    _Atomic uint32_t kept;
+    struct post_queue queue[]; /* [size] */
+};
+
+int gateway_posts_open(struct gateway *g)
+{
+    struct gateway_posts *p = calloc(1, sizeof *p + g->w->size * sizeof p->queue[0]);
+    if (!p)
+        return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
+    for (uint32_t i = 0; i < g->w->size; i++)
+        p->queue[i].last = &p->queue[i].first;
+    g->posts = p;
+    return 0;
+}
+
+static void drop(struct gateway_posts *p, struct post_queue *q)
+{
+    struct post *first = q->first;
+    q->first = first->next;
+    if (!q->first)
+        q->last = &q->first;
+    atomic_fetch_sub_explicit(&p->kept, 1, memory_order_relaxed);
+    free(first);
+}
+
+void gateway_posts_free(struct gateway *g)
+{
+    for (uint32_t i = 0; g->posts && i < g->w->size; i++)
+        while (g->posts->queue[i].first)
+            drop(g->posts, &g->posts->queue[i]);
+    free(g->posts);
+    g->posts = NULL;
+}
+
+static int post_now(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+{
+    bool before = fab_nowait(true);
+    int rc = fab_send(g->w, node, GATEWAY_HANDLER, m, sizeof *m, payload, len, NULL);
+    fab_nowait(before);
+    return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
+}
+
+int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+{
+    struct gateway_posts *p = g->posts;
+    struct post_queue *q = &p->queue[node];
+    base_spin_lock(&p->lock);
+    bool behind = q->first != NULL;
+    base_spin_unlock(&p->lock);
+    int rc = behind ? -EAGAIN : post_now(g, node, m, payload, len);
+    if (rc != -EAGAIN)
+        return rc;
+    struct post *kept = malloc(sizeof *kept + len);
+    if (!kept)
+        return base_fail(-ENOMEM, "no memory to keep a message to node %u", node);
+    *kept = (struct post){.m = *m, .len = len};
+    if (len)
+        memcpy(kept->payload, payload, len);
+    base_spin_lock(&p->lock);
+    *q->last = kept;
+    q->last = &kept->next;
+    atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed);
+    base_spin_unlock(&p->lock);
+    fab_kick(g->w);
+    return 0;
+}
+
+/* One thread at a time sends those to a node; what is being sent stays the first, so nothing overtakes it. */
+static void flush_one(struct gateway *g, uint32_t node)
+{
+    struct gateway_posts *p = g->posts;
+    struct post_queue *q = &p->queue[node];
+    base_spin_lock(&p->lock);
+    if (q->sending) {
+        base_spin_unlock(&p->lock);
+        return;
+    }
+    q->sending = true;
+    for (int rc = 0; q->first && rc != -EAGAIN;) {
+        struct post *first = q->first;
+        base_spin_unlock(&p->lock);
+        rc = post_now(g, node, &first->m, first->payload, first->len);
+        base_spin_lock(&p->lock);
+        if (rc != -EAGAIN)
+            drop(p, q);
+    }
+    q->sending = false;
+    base_spin_unlock(&p->lock);
+}
+
+bool gateway_posts_flush(struct gateway *g)
+{
+    struct gateway_posts *p = g->posts;
+    if (!atomic_load_explicit(&p->kept, memory_order_relaxed))
+        return false;
+    for (uint32_t i = 0; i < g->w->size; i++)
+        flush_one(g, i);
+    return atomic_load_explicit(&p->kept, memory_order_relaxed) != 0;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Records of programs and kernels (weft/request.h). A record lies in this node's pool, where every node can write: it is copied once, and
+ * the copy is checked and used.
+ */
+#include "gateway/gateway.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct record {
+    weft_request r;
+    weft_request *there; /* in the pool */
+    const struct gateway_service *service;
+    weft_gpu_call *call; /* NULL: of a program */
+    void *data;
+    uint64_t arg;
+};
+
+static void record_answer(const struct record *x, int status)
+{
+    weft_request *there = x->there;
+    memcpy(there->result, x->r.result, sizeof there->result);
+    there->status = status;
+    __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE); /* what an asker reads after it has seen this is the answer */
+    if (x->call)
+        (void)weft_gpu_answer(x->call, status, x->r.result[0]);
+}
+
+static void record_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *result)
+{
+    struct record *x = a->arg;
+    if (x->service->told)
+        x->service->told(g, &x->r, x->arg, result, x->data);
+    else
+        memcpy(x->r.result, result->word, sizeof x->r.result);
+    record_answer(x, result->status);
+    free(x);
+}
+
+static int record_check(struct gateway *g, struct record *x)
+{
+    const weft_request *r = &x->r;
+    if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
+        return base_fail(-EINVAL, "a request's record has version %u, id %llu, a time-out of %lld ns, %llu bytes of data: wrong",
+                         r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
+    for (const struct gateway_service *const *s = g->services; *s; s++)
+        if ((*s)->number == r->service)
+            x->service = *s;
+    if (!x->service)
+        return base_fail(-EINVAL, "a request's record names service %u: there is none", r->service);
+    if (r->data_bytes) {
+        bool own = weft_gaddr_node(r->data) == g->w->rank && weft_gaddr_space(r->data) == 0;
+        x->data = own ? weft_ptr(g->w, r->data, r->data_bytes) : NULL;
+        if (!x->data || weft_gaddr_offset(r->data) < g->w->heap_offset)
+            return base_fail(-EFAULT, "a request's record names %llu bytes at %#llx: not in this node's pool",
+                             (unsigned long long)r->data_bytes, (unsigned long long)r->data);
+    }
+    return 0;
+}
+
+/* Takes `x`. An error of this is not told to the record. */
+static int record_start(struct gateway *g, struct record *x, weft_op *op)
+{
+    int rc = record_check(g, x);
+    if (rc) {
+        if (x->call)
+            record_answer(x, rc);
+        rc = x->call ? 0 : rc;
+        free(x);
+        return rc;
+    }
+    rc = x->service->submit ? x->service->submit(g, &x->r, x->data, &x->arg) : 1;
+    if (rc != 1) { /* done here */
+        record_answer(x, rc);
+        if (op)
+            fab_complete(op, rc);
+        free(x);
+        return 0;
+    }
+    /* What a service writes into data it does where the data lies; what it reads there, the record's owner leaves alone. */
+    rc = gateway_ask(
+        g,
+        &(struct gateway_question){
+            .record = &x->r, .data = x->data, .tell = record_told, .late = x->service->late, .arg = x, .op = op, .post = x->call != NULL},
+        NULL);
+    if (!rc)
+        return 0;
+    const struct gateway_result failed = {.status = rc};
+    base_spin_lock(&g->lock);
+    if (x->service->told)
+        x->service->told(g, &x->r, x->arg, &failed, NULL);
+    if (x->call)
+        record_answer(x, rc);
+    base_spin_unlock(&g->lock);
+    rc = x->call ? 0 : rc;
+    free(x);
+    return rc;
+}
+
+int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
+{
+    struct gateway *g = gateway_in(w);
+    weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
+    if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
+        return base_fail(-EFAULT, "a request's record at %#llx: it is not in this node's pool, or not aligned to 8 bytes",
+                         (unsigned long long)at);
+    struct record *x = calloc(1, sizeof *x);
+    if (!x)
+        return base_fail(-ENOMEM, "no memory for a request");
+    x->there = there;
+    memcpy(&x->r, there, sizeof x->r);
+    return record_start(g, x, op);
+}
+
+void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    struct gateway *g = arg;
+    (void)w;
+    struct record *x = calloc(1, sizeof *x);
+    if (!x) {
+        (void)weft_gpu_answer(call, -ENOMEM, 0);
+        return;
+    }
+    x->there = record;
+    x->call = call;
+    memcpy(&x->r, record, sizeof x->r);
+    (void)record_start(g, x, NULL);
+}
+
+int weft_request_cancel(weft_node *w, weft_op *op)
+{
+    struct gateway *g = gateway_in(w);
+    if (gateway_ask_cancel(g, op) || gateway_handle_cancel(g, op)) {
+        fab_wake_here(w);
+        return 0;
+    }
+    return base_fail(-ENOENT, "no request or wait was started with this op, or it has ended");
+}

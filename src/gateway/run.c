@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The bytes of one process: from its pipes to the asker's rings, and from a ring (or memory) to its input. Where a ring is in reach,
+ * read(2) puts the bytes straight into the asker's pool. A pipe is left alone while there is no room for what it holds.
+ */
+#include "gateway/run.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define TURNS 16u /* pieces of one pipe, then it is the next one's turn */
+
+static bool stream_is_shut(const struct gateway_stream *s)
+{
+    base_spin_lock(&s->g->lock);
+    bool shut = s->shut;
+    base_spin_unlock(&s->g->lock);
+    return shut;
+}
+
+static void drop_stream(struct run *r, struct gateway_stream **s)
+{
+    if (*s)
+        gateway_server_unlist(r->server, *s);
+    gateway_stream_close(*s);
+    *s = NULL;
+}
+
+static void output_done(struct run *r, unsigned which)
+{
+    gateway_unwatch(gateway_server_watches(r->server), &r->out[which]);
+    drop_stream(r, &r->out_stream[which]);
+}
+
+/* Nobody reads it, and the process goes on: drop it. */
+static void output_discard(struct run *r, unsigned which)
+{
+    uint8_t some[RUN_PIECE];
+    ssize_t n;
+    do
+        n = read(r->out[which].fd, some, sizeof some);
+    while (n > 0 || (n < 0 && errno == EINTR));
+    if (n == 0 || errno != EAGAIN)
+        output_done(r, which);
+}
+
+/* False: no more for now. */
+static bool output_move(struct run *r, unsigned which)
+{
+    struct gateway_stream *s = r->out_stream[which];
+    struct gateway_watch *watch = &r->out[which];
+    struct gateway_watches *all = gateway_server_watches(r->server);
+    uint8_t some[WEFT_PAYLOAD_MAX];
+    struct iovec piece[2];
+    uint64_t room = gateway_stream_room(s, piece);
+    if (!room && stream_is_shut(s)) {
+        output_done(r, which);
+        return false;
+    }
+    if (!room) {
+        gateway_watch_events(all, watch, 0); /* until there is credit */
+        return false;
+    }
+    ssize_t n = s->memory ? readv(watch->fd, piece, piece[1].iov_len ? 2 : 1) : read(watch->fd, some, (size_t)room);
+    if (n < 0 && errno == EINTR)
+        return true;
+    if (n < 0 && errno == EAGAIN) {
+        gateway_watch_events(all, watch, GATEWAY_READABLE);
+        return false;
+    }
+    if (n > 0) {
+        gateway_watch_events(all, watch, GATEWAY_READABLE);
+        return gateway_stream_send(s, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
+    }
+    (void)gateway_stream_send(s, NULL, 0, true, n < 0 ? -errno : 0);
+    output_done(r, which);
+    return false;
+}
+
+void run_output(struct run *r, unsigned which)
+{
+    if (r->out[which].fd < 0)
+        return;
+    if (!r->out_stream[which]) {
+        output_discard(r, which);
+        return;
+    }
+    for (unsigned i = 0; i < TURNS && output_move(r, which); i++)
+        ;
+}
+
+void run_input_end(struct run *r)
+{
+    gateway_unwatch(gateway_server_watches(r->server), &r->in);
+    drop_stream(r, &r->in_stream);
+    r->data_left = 0;
+}
+
+/* The next bytes of its input. 0: none now; `*last`: there will be no more. */
+static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
+{
+    if (r->in_stream) {
+        struct gateway *g = r->in_stream->g;
+        base_spin_lock(&g->lock);
+        uint64_t n = gateway_stream_next(r->in_stream, at);
+        *last = n == 0 && r->in_stream->ended;
+        base_spin_unlock(&g->lock);
+        return n;
+    }
+    struct weft_node *w = gateway_of(r->server)->w;
+    uint64_t n = r->data_left < RUN_PIECE ? r->data_left : RUN_PIECE;
+    *last = n == 0 || r->ended;
+    if (*last)
+        return 0;
+    if (!r->buffer) {
+        *at = weft_ptr(w, r->data, n);
+        *last = !*at;
+        return *at ? n : 0;
+    }
+    if (r->used == r->have && !r->getting) {
+        int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
+        if (rc && rc != -EAGAIN) /* it must not take a part of its input for all of it */
+            kill(-r->pid, SIGKILL);
+        if (rc) {
+            *last = rc != -EAGAIN;
+            return 0;
+        }
+        r->getting = true;
+        r->have = n;
+        r->used = 0;
+    }
+    if (r->getting) {
+        int rc = weft_test(w, &r->get);
+        if (rc == -EINPROGRESS)
+            return 0;
+        r->getting = false;
+        if (rc) {
+            kill(-r->pid, SIGKILL);
+            r->have = r->used = 0;
+            *last = true;
+            return 0;
+        }
+    }
+    *at = r->buffer + r->used;
+    return r->have - r->used;
+}
+
+static void input_taken(struct run *r, uint64_t n)
+{
+    if (r->in_stream) {
+        struct gateway *g = r->in_stream->g;
+        struct gateway_credit due;
+        base_spin_lock(&g->lock);
+        gateway_stream_take(r->in_stream, n, &due);
+        base_spin_unlock(&g->lock);
+        gateway_credit_give(g, &due);
+        return;
+    }
+    r->used += r->buffer ? n : 0;
+    r->data += n;
+    r->data_left -= n;
+}
+
+void run_input(struct run *r)
+{
+    struct gateway_watches *all = gateway_server_watches(r->server);
+    for (unsigned i = 0; r->in.fd >= 0; i++) {
+        const uint8_t *at = NULL;
+        bool last = false;
+        uint64_t n = input_next(r, &at, &last);
+        if (last)
+            run_input_end(r);
+        if (!n || i == TURNS) {
+            gateway_watch_events(all, &r->in, n ? GATEWAY_WRITABLE : 0);
+            return;
+        }
+        ssize_t put = write(r->in.fd, at, n);
+        if (put > 0) {
+            input_taken(r, (uint64_t)put);
+        } else if (put < 0 && errno == EAGAIN) {
+            gateway_watch_events(all, &r->in, GATEWAY_WRITABLE);
+            return;
+        } else if (put == 0 || errno != EINTR) {
+            run_input_end(r); /* it has closed its input */
+        }
+    }
+}
+
+void run_listen(struct gateway_listener *l, struct gateway_stream *s)
+{
+    struct run *r = (struct run *)l;
+    if (s == r->in_stream)
+        run_input(r);
+    else
+        run_output(r, s == r->out_stream[1]);
+}
+
+void run_leave(struct run *r)
+{
+    r->left = true;
+    for (unsigned i = 0; i < 2; i++) {
+        drop_stream(r, &r->out_stream[i]);
+        if (r->detached && !r->ended)
+            gateway_watch_events(gateway_server_watches(r->server), &r->out[i], GATEWAY_READABLE);
+        else
+            output_done(r, i);
+    }
+    run_input_end(r);
+}
+
+bool run_over(const struct run *r)
+{
+    return r->ended && !r->getting && r->in.fd < 0 && r->out[0].fd < 0 && r->out[1].fd < 0;
+}
+
+void run_close(struct run *r)
+{
+    run_input_end(r);
+    output_done(r, 0);
+    output_done(r, 1);
+    gateway_unwatch(gateway_server_watches(r->server), &r->end);
+    if (!r->getting)
+        free(r->buffer);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A stream: bytes from one node to another. The reader has a ring in its pool. The writer puts bytes there as far as it has credit, itself
+ * where it reaches the reader's pool by loads and stores, else inside of messages; a DATA message tells of them. The reader gives credit
+ * when it has taken a quarter of the ring. So a reader that is slow stops its own writer, and nothing is ever dropped.
+ *
+ * Positions count bytes from the start of the stream. Each end keeps both in private memory and checks what the other one says.
+ */
+#include "gateway/gateway.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool gateway_ring_fits(uint64_t bytes)
+{
+    return bytes >= GATEWAY_RING_LEAST && bytes <= GATEWAY_RING_MOST && (bytes & (bytes - 1)) == 0;
+}
+
+static int stream_add(struct gateway *g, struct gateway_stream *s)
+{
+    base_spin_lock(&g->lock);
+    s->id = gateway_table_add(&g->streams, s);
+    base_spin_unlock(&g->lock);
+    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream, or this node has too many");
+}
+
+int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (*moved)(struct gateway_stream *), void *arg,
+                        struct gateway_stream **out)
+{
+    struct gateway_stream *s = malloc(sizeof *s);
+    if (!s)
+        return base_fail(-ENOMEM, "no memory for a stream");
+    *s = (struct gateway_stream){.g = g, .node = node, .bytes = bytes, .moved = moved, .arg = arg};
+    int rc = weft_alloc(g->w, bytes, &s->ring);
+    if (!rc) {
+        s->memory = weft_ptr(g->w, s->ring, bytes);
+        rc = stream_add(g, s);
+    }
+    if (rc) {
+        weft_free(g->w, s->ring);
+        free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
+                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out)
+{
+    struct fab_link *link;
+    if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
+        return base_fail(-EINVAL, "node %u names %#llx, %llu bytes, as the ring of a stream: that is none", node, (unsigned long long)ring,
+                         (unsigned long long)bytes);
+    struct gateway_stream *s = malloc(sizeof *s);
+    if (!s)
+        return base_fail(-ENOMEM, "no memory for a stream");
+    *s = (struct gateway_stream){
+        .g = g, .node = node, .peer = peer, .sends = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
+    s->memory = weft_ptr(g->w, ring, bytes);
+    int rc = stream_add(g, s);
+    if (rc) {
+        free(s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void gateway_stream_close(struct gateway_stream *s)
+{
+    if (!s)
+        return;
+    struct gateway *g = s->g;
+    base_spin_lock(&g->lock);
+    gateway_table_remove(&g->streams, s->id);
+    bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended && !s->shut;
+    base_spin_unlock(&g->lock);
+    if (shut) /* a writer that is not known yet is told when its first bytes come */
+        (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
+    if (cut)
+        (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
+    if (!s->sends)
+        weft_free(g->w, s->ring);
+    free(s);
+}
+
+/* --- reading --- */
+
+uint64_t gateway_stream_next(const struct gateway_stream *s, const uint8_t **at)
+{
+    uint64_t from = s->first & (s->bytes - 1), n = s->last - s->first, gap = s->bytes - from;
+    *at = s->memory + from;
+    return n < gap ? n : gap;
+}
+
+void gateway_stream_take(struct gateway_stream *s, uint64_t n, struct gateway_credit *due)
+{
+    s->first += n;
+    due->m.type = 0;
+    if (s->ended || s->first - s->told < s->bytes / 4)
+        return;
+    s->told = s->first;
+    due->node = s->node;
+    due->m = (struct gateway_message){.type = GATEWAY_CREDIT, .to = s->peer, .word = {s->first}};
+}
+
+void gateway_credit_give(struct gateway *g, const struct gateway_credit *due)
+{
+    if (due->m.type)
+        (void)gateway_post(g, due->node, &due->m, NULL, 0);
+}
+
+/* --- writing --- */
+
+uint64_t gateway_stream_room(struct gateway_stream *s, struct iovec piece[2])
+{
+    struct gateway *g = s->g;
+    base_spin_lock(&g->lock);
+    uint64_t room = s->shut || s->ended ? 0 : s->bytes - (s->last - s->first), at = s->last & (s->bytes - 1);
+    base_spin_unlock(&g->lock);
+    if (s->memory) {
+        uint64_t gap = s->bytes - at;
+        piece[0] = (struct iovec){s->memory + at, (size_t)(room < gap ? room : gap)};
+        piece[1] = (struct iovec){s->memory, (size_t)(room < gap ? 0 : room - gap)};
+    } else if (room > WEFT_PAYLOAD_MAX) {
+        room = WEFT_PAYLOAD_MAX;
+    }
+    return room;
+}
+
+int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n, bool last, int status)
+{
+    struct gateway *g = s->g;
+    base_spin_lock(&g->lock);
+    struct gateway_message m = {.type = GATEWAY_DATA, .status = status, .to = s->peer, .word = {s->id, s->last, n, last}};
+    s->last += n;
+    s->ended = last;
+    base_spin_unlock(&g->lock);
+    return gateway_post(g, s->node, &m, s->memory ? NULL : bytes, s->memory ? 0 : (size_t)n);
+}
+
+/* --- what the other end says --- */
+
+static void stream_put(const struct gateway_stream *s, const void *payload, uint64_t n)
+{
+    uint64_t at = s->last & (s->bytes - 1), gap = s->bytes - at;
+    memcpy(s->memory + at, payload, (size_t)(n < gap ? n : gap));
+    if (n > gap)
+        memcpy(s->memory, (const uint8_t *)payload + gap, (size_t)(n - gap));
+}
+
+/* False: that cannot be. */
+static bool stream_data(struct gateway_stream *s, const struct gateway_message *m, const void *payload, size_t len)
+{
+    uint64_t n = m->word[2];
+    if (s->sends || s->ended || m->word[1] != s->last || n > s->bytes - (s->last - s->first) || (len && len != n) || m->word[3] > 1 ||
+        m->status > 0 || (s->peer && s->peer != m->word[0]))
+        return false;
+    s->peer = m->word[0];
+    if (len)
+        stream_put(s, payload, len);
+    s->last += n;
+    s->ended = m->word[3];
+    s->status = s->ended ? m->status : 0;
+    return true;
+}
+
+static bool stream_credit(struct gateway_stream *s, uint64_t taken)
+{
+    if (!s->sends || taken - s->first > s->last - s->first)
+        return false;
+    s->first = taken;
+    return true;
+}
+
+static bool stream_shut(struct gateway_stream *s)
+{
+    s->shut = s->shut || s->sends;
+    return s->sends;
+}
+
+void gateway_stream_message(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
+{
+    bool right = true, none = false;
+    struct gateway_credit due = {0};
+    base_spin_lock(&g->lock);
+    struct gateway_stream *s = gateway_table_find(&g->streams, m->to);
+    if (!s || s->node != from) {
+        none = true;
+    } else {
+        right = m->type == GATEWAY_DATA     ? stream_data(s, m, payload, len)
+                : m->type == GATEWAY_CREDIT ? stream_credit(s, m->word[0])
+                                            : stream_shut(s);
+        if (!right && !s->ended) {
+            s->ended = true;
+            s->shut = s->sends;
+            s->status = -EPROTO;
+        }
+        s->moved(s);
+        due = s->due;
+        s->due.m.type = 0;
+    }
+    base_spin_unlock(&g->lock);
+    gateway_credit_give(g, &due);
+    if (!right)
+        base_log(BASE_LOG_WARN, "node %u sent what cannot be of a stream: the stream has ended", from);
+    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* its reader has closed it before it knew the writer */
+        (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
+}
+
+void gateway_streams_gone(struct gateway *g, uint32_t node)
+{
+    base_spin_lock(&g->lock);
+    uint32_t at = 0;
+    for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));) {
+        if (s->node != node)
+            continue;
+        s->status = s->ended ? s->status : -ECONNRESET;
+        s->ended = true;
+        s->shut = s->sends;
+        s->moved(s);
+    }
+    base_spin_unlock(&g->lock);
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Descriptors that one thread waits for: epoll on Linux, poll elsewhere. ready() may stop watching any of them, also one that is ready as
+ * well and has not had its turn: it is taken out of what is still to be called.
+ */
+#include "gateway/gateway.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <sys/epoll.h>
+
+#define AT_A_TIME 64
+
+struct gateway_watches {
+    int fd, count; /* count: of events that have not had their turn */
+    struct epoll_event events[AT_A_TIME];
+};
+
+static uint32_t watch_bits(unsigned events)
+{
+    return (events & GATEWAY_READABLE ? (uint32_t)EPOLLIN : 0) | (events & GATEWAY_WRITABLE ? (uint32_t)EPOLLOUT : 0);
+}
+
+int gateway_watches_open(struct gateway_watches **out)
+{
+    struct gateway_watches *all = calloc(1, sizeof *all);
+    if (!all)
+        return -ENOMEM;
+    all->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (all->fd < 0) {
+        int rc = -errno;
+        free(all);
+        return rc;
+    }
+    *out = all;
+    return 0;
+}
+
+void gateway_watches_close(struct gateway_watches *all)
+{
+    if (all)
+        close(all->fd);
+    free(all);
+}
+
+int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int fd, unsigned events)
+{
+    watch->fd = fd;
+    watch->events = events;
+    /* Without events it is not added: a hung-up pipe would be reported again and again. */
+    if (!events || epoll_ctl(all->fd, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch}) == 0)
+        return 0;
+    watch->fd = -1;
+    return -errno;
+}
+
+void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch, unsigned events)
+{
+    if (watch->fd < 0 || watch->events == events)
+        return;
+    int how = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    epoll_ctl(all->fd, how, watch->fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch});
+    watch->events = events;
+}
+
+void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
+{
+    if (watch->fd < 0)
+        return;
+    gateway_watch_events(all, watch, 0);
+    close(watch->fd);
+    watch->fd = -1;
+    for (int i = 0; i < all->count; i++)
+        if (all->events[i].data.ptr == watch)
+            all->events[i].data.ptr = NULL;
+}
+
+void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
+{
+    int64_t ms = (timeout_ns + WEFT_MS - 1) / WEFT_MS;
+    all->count = epoll_wait(all->fd, all->events, AT_A_TIME, ms > 60000 ? 60000 : (int)ms);
+    for (int i = 0; i < all->count; i++) {
+        struct gateway_watch *watch = all->events[i].data.ptr;
+        if (watch)
+            watch->ready(watch);
+    }
+    all->count = 0;
+}
+#else
+struct gateway_watches {
+    struct gateway_watch **list;
+    struct pollfd *fds;
+    nfds_t count, made;
+};
+
+int gateway_watches_open(struct gateway_watches **out)
+{
+    *out = calloc(1, sizeof **out);
+    return *out ? 0 : -ENOMEM;
+}
+
+void gateway_watches_close(struct gateway_watches *all)
+{
+    if (all) {
+        free(all->list);
+        free(all->fds);
+    }
+    free(all);
+}
+
+int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int fd, unsigned events)
+{
+    if (all->count == all->made) {
+        nfds_t made = all->made ? all->made * 2 : 64;
+        struct gateway_watch **list = realloc(all->list, made * sizeof(*list));
+        all->list = list ? list : all->list;
+        struct pollfd *fds = realloc(all->fds, made * sizeof *fds);
+        all->fds = fds ? fds : all->fds;
+        if (!list || !fds)
+            return -ENOMEM;
+        all->made = made;
+    }
+    watch->fd = fd;
+    watch->events = events;
+    all->list[all->count++] = watch;
+    return 0;
+}
+
+void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch, unsigned events)
+{
+    (void)all;
+    watch->events = events;
+}
+
+void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
+{
+    if (watch->fd < 0)
+        return;
+    close(watch->fd);
+    watch->fd = -1;
+    for (nfds_t i = 0; i < all->count; i++)
+        if (all->list[i] == watch)
+            all->list[i] = NULL;
+}
+
+void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
+{
+    int64_t ms = (timeout_ns + WEFT_MS - 1) / WEFT_MS;
+    nfds_t n = 0;
+    for (nfds_t i = 0; i < all->count; i++)
+        if (all->list[i])
+            all->list[n++] = all->list[i];
+    all->count = n;
+    for (nfds_t i = 0; i < n; i++) {
+        unsigned events = all->list[i]->events;
+        all->fds[i] = (struct pollfd){
+            .fd = events ? all->list[i]->fd : -1,
+            .events = (short)((events & GATEWAY_READABLE ? POLLIN : 0) | (events & GATEWAY_WRITABLE ? POLLOUT : 0)),
+        };
+    }
+    if (poll(all->fds, n, ms > 60000 ? 60000 : (int)ms) <= 0)
+        return;
+    for (nfds_t i = 0; i < n; i++)
+        if (all->fds[i].revents && all->list[i])
+            all->list[i]->ready(all->list[i]);
+}
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What others write about services. The first byte chooses:
+ *   even: the rest is a record that asks to start a program, and its data: it is refused, or read, with texts that lie in the data;
+ *   odd:  the rest is a row of messages to a node that offers names: header length (1), payload length (2), header, payload. They may be
+ *         refused or obeyed, and must not harm the process.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gateway/gateway.h"
+#include "weft.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_inside(const char *text, const uint8_t *data, size_t size)
+{
+    const uint8_t *at = (const uint8_t *)text;
+    if (at < data || at >= data + size || strlen(text) >= (size_t)(data + size - at))
+        abort();
+}
+
+static void block(const uint8_t *data, size_t size)
+{
+    weft_request r;
+    struct gateway_block b;
+    memset(&r, 0, sizeof r);
+    memcpy(&r, data, size < sizeof r ? size : sizeof r);
+    data += size < sizeof r ? size : sizeof r;
+    size -= size < sizeof r ? size : sizeof r;
+    /* A copy of its own, so that a byte too many is noticed. */
+    uint8_t *own = malloc(size + 1);
+    if (!own)
+        abort();
+    memcpy(own, data, size);
+    r.data_bytes = size;
+    if (gateway_block_read(&b, &r, size ? own : NULL) == 0) {
+        check_inside(b.program, own, size);
+        check_inside(b.directory, own, size);
+        for (uint32_t i = 0; i < b.argc; i++)
+            check_inside(b.argv[i], own, size);
+        char *base[] = {(char[]){"HOME=/"}, (char[]){"A=1"}, (char[]){"odd"}, NULL};
+        char **env = gateway_environment(base, b.env);
+        size_t n = 0;
+        while (env && env[n])
+            n++;
+        if (!b.argv[0] || !env || n > b.envc + 3)
+            abort();
+        free(env);
+        gateway_block_clear(&b);
+    }
+    free(own);
+}
+
+static void messages(const uint8_t *data, size_t size)
+{
+    static weft_node *w;
+    if (!w) {
+        weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
+        setenv("WEFT_SERVE", "name", 1);
+        if (weft_open(&w, &c))
+            abort();
+        base_log_set("error");
+    }
+    while (size >= 3) {
+        size_t header = data[0] % 4 ? sizeof(struct gateway_message) : data[0] % (WEFT_HEADER_MAX + 1);
+        size_t payload = ((size_t)data[1] << 8 | data[2]) % (WEFT_PAYLOAD_MAX + 1);
+        data += 3, size -= 3;
+        header = header < size ? header : size;
+        payload = payload < size - header ? payload : size - header;
+        if (fab_send(w, 0, GATEWAY_HANDLER, data, header, data + header, payload, NULL))
+            abort();
+        data += header + payload, size -= header + payload;
+    }
+    if (weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT))
+        abort();
+    while (weft_progress(w))
+        ;
+    /* It still works. */
+    weft_name n;
+    int rc = weft_name_lookup(w, 0, "no such name", &n, WEFT_TIMEOUT_DEFAULT);
+    if (rc != -ENOENT && rc != -EAGAIN && rc)
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    if (data[0] & 1)
+        messages(data + 1, size - 1);
+    else
+        block(data + 1, size - 1);
+    return 0;
+}

@@ -1,0 +1,731 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Services: processes and names that one node asks of another. Node 0 offers, the others ask.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+
+static const char *const OFFERS[] = {"WEFT_SERVE=process,name", NULL};
+static const char *const OFFERS_AND_QUIET[] = {"WEFT_SERVE=process,name", "WEFT_LOG=error", NULL};
+
+#define SPEC(...) ((const weft_spawn_spec){.bytes = sizeof(weft_spawn_spec), __VA_ARGS__})
+#define ARGV(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+/* All that comes, until the end. */
+static size_t read_all(weft_process *p, uint32_t which, char *buf, size_t len)
+{
+    size_t n = 0, got;
+    do {
+        CHECK(n < len - 1);
+        OK(weft_process_read(p, which, buf + n, len - 1 - n, &got, WEFT_TIMEOUT_DEFAULT));
+        n += got;
+    } while (got);
+    buf[n] = '\0';
+    return n;
+}
+
+/* Run it at node 0 to its end: its output. */
+static char *output_of(weft_node *w, weft_spawn_spec spec, weft_exit *how)
+{
+    static char text[1 << 16];
+    weft_process *p;
+    weft_exit e;
+    spec.flags |= WEFT_SPAWN_STDOUT;
+    OK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT));
+    read_all(p, 1, text, sizeof text);
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    if (how)
+        *how = e;
+    OK(weft_process_close(p));
+    return text;
+}
+
+#define SH(line, ...) SPEC(.program = "/bin/sh", .argv = ARGV("sh", "-c", line), __VA_ARGS__)
+
+static void must_fail(weft_node *w, weft_spawn_spec spec, int code, const char *says)
+{
+    weft_process *p = (weft_process *)1;
+    CHECK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT) == code);
+    CHECK(strstr(weft_error(), says));
+    CHECK(p == NULL);
+}
+
+static void basics(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_exit e;
+    weft_process *p;
+    if (weft_rank(w) != 1) {
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+        return;
+    }
+    uint32_t node;
+    OK(weft_service_find(w, WEFT_SERVICE_PROCESS, &node, WEFT_TIMEOUT_DEFAULT));
+    CHECK(weft_service_offered(w, node, WEFT_SERVICE_PROCESS) && !weft_service_offered(w, node, 40));
+    weft_spawn_spec true_ = SPEC(.program = "true");
+    OK(weft_spawn(w, 0, &true_, &p, WEFT_TIMEOUT_DEFAULT));
+    CHECK(weft_process_node(p) == 0 && weft_process_pid(p) > 1);
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    CHECK(e.status == 0 && e.signal == 0 && !e.timed_out && e.memory_bytes > 0);
+    CHECK(weft_process_signal(p, SIGTERM, WEFT_TIMEOUT_DEFAULT) == -ESRCH);
+    size_t got;
+    CHECK(weft_process_read(p, 1, &e, 1, &got, 0) == -EINVAL);
+    CHECK(weft_process_write(p, &e, 1, NULL, 0) == -EINVAL);
+    OK(weft_process_close(p));
+    /* to oneself */
+    OK(weft_spawn(w, 1, &true_, &p, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_process_close(p));
+
+    CHECK(strcmp(output_of(w, SH("echo out; echo err >&2; exit 7"), &e), "out\n") == 0 && e.status == 7);
+    CHECK(strcmp(output_of(w, SH("echo out; echo err >&2", .flags = WEFT_SPAWN_STDERR_TO_STDOUT), &e), "out\nerr\n") == 0);
+    CHECK(strcmp(output_of(w, SH("kill -USR1 $$"), &e), "") == 0 && e.signal == SIGUSR1 && e.status == 0);
+    CHECK(strcmp(output_of(w, SH("pwd", .directory = "/usr"), &e), "/usr\n") == 0);
+    CHECK(strcmp(output_of(w,
+                           SPEC(.program = "bin/env", .directory = "/usr", .env = ARGV("A=1", "B=2", "A=3", "C=4", "C"),
+                                .flags = WEFT_SPAWN_CLEAN_ENVIRONMENT),
+                           &e),
+                 "A=3\nB=2\n") == 0);
+    CHECK(strcmp(output_of(w, SH("echo $HOME $WEFT_RANK $WEFT_SERVE $X", .env = ARGV("HOME=/there", "X=y")), &e), "/there y\n") == 0);
+    const weft_process_limit limits[] = {{WEFT_LIMIT_FILES, 0, 17, 17}, {WEFT_LIMIT_CORE, 0, 0, 0}};
+    CHECK(strcmp(output_of(w, SH("ulimit -n; ulimit -c", .limits = limits, .limit_count = 2), &e), "17\n0\n") == 0);
+    output_of(w, SH("while :; do :; done", .time_limit_ns = 100 * WEFT_MS), &e);
+    CHECK(e.timed_out && e.signal == SIGKILL && e.user_ns + e.system_ns > 0);
+
+    must_fail(w, SPEC(.program = "no-such-program"), -ENOENT, "'no-such-program'");
+    must_fail(w, SPEC(.program = "/no/such/program"), -ENOENT, "'/no/such/program'");
+    must_fail(w, SPEC(.program = "/etc/passwd"), -EACCES, "'/etc/passwd'");
+    must_fail(w, SPEC(.program = "/etc"), -EACCES, "'/etc'");
+    must_fail(w, SPEC(.program = "true", .directory = "/no/such/directory"), -ENOENT, "'/no/such/directory'");
+    must_fail(w, SPEC(.program = "true", .directory = "/etc/passwd"), -ENOTDIR, "'/etc/passwd'");
+    must_fail(w, SPEC(.program = ""), -EINVAL, "no program");
+    must_fail(w, SPEC(.program = "true", .flags = 0x8000), -EINVAL, "flags");
+    must_fail(w, SPEC(.program = "true", .flags = WEFT_SPAWN_STDOUT, .stdout_ring = 5000), -EINVAL, "ring");
+    must_fail(w, SPEC(.program = "true", .env = ARGV("=x")), -EINVAL, "name");
+    CHECK(weft_spawn(w, 99, &true_, &p, WEFT_TIMEOUT_DEFAULT) == -EFAULT);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_basics(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, basics, NULL, OFFERS), 0);
+}
+
+static void none_offers(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_spawn_spec spec = SPEC(.program = "true");
+    weft_process *p;
+    weft_name n;
+    uint32_t node;
+    CHECK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT) == -EOPNOTSUPP);
+    CHECK(strstr(weft_error(), "WEFT_SERVE=process") && strstr(weft_error(), "no node does"));
+    CHECK(weft_name_lookup(w, 0, "x", &n, WEFT_TIMEOUT_DEFAULT) == -EOPNOTSUPP);
+    CHECK(weft_service_find(w, WEFT_SERVICE_NAME, &node, 0) == -EOPNOTSUPP);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_none_offers(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, none_offers, NULL, NULL), 0);
+}
+
+/* --- bytes --- */
+
+static uint8_t byte_at(uint64_t i)
+{
+    return (uint8_t)(i * 31 + (i >> 8) * 7 + (i >> 16));
+}
+
+/* As much as `total` in and out of `cat` at node 0. */
+static void through_cat(weft_node *w, uint64_t total, uint64_t ring)
+{
+    static uint8_t in[1 << 16], out[1 << 16];
+    weft_spawn_spec spec = SPEC(.program = "cat", .flags = WEFT_SPAWN_STDIN | WEFT_SPAWN_STDOUT, .stdout_ring = ring);
+    weft_process *p;
+    weft_exit e;
+    uint64_t put = 0, got = 0;
+    OK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT));
+    while (got < total) {
+        size_t n = total - put < sizeof in ? (size_t)(total - put) : sizeof in, done = 0;
+        for (size_t i = 0; i < n; i++)
+            in[i] = byte_at(put + i);
+        if (n) {
+            int rc = weft_process_write(p, in, n, &done, 0);
+            CHECK(rc == 0 || rc == -ETIMEDOUT);
+            put += done;
+            if (put == total)
+                OK(weft_process_end_input(p));
+        }
+        int rc = weft_process_read(p, 1, out, sizeof out, &n, done ? 0 : WEFT_TIMEOUT_DEFAULT);
+        CHECK(rc == 0 || (done && rc == -ETIMEDOUT));
+        for (size_t i = 0; i < n; i++)
+            CHECK(out[i] == byte_at(got + i));
+        got += n;
+    }
+    size_t n;
+    OK(weft_process_read(p, 1, out, sizeof out, &n, WEFT_TIMEOUT_DEFAULT));
+    CHECK(n == 0);
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    CHECK(e.status == 0 && e.signal == 0);
+    OK(weft_process_close(p));
+}
+
+static void many_bytes(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint64_t mib = getenv("WEFT_TEST_LONG") ? 1024 : repeats(64);
+        through_cat(w, mib << 20, 0);
+        through_cat(w, 3 << 20, 4096);
+        through_cat(w, 3 << 20, 1 << 20);
+        through_cat(w, 1, 0);
+        /* memory as input: of this node, of the other, and none */
+        weft_gaddr data;
+        const size_t bytes = 1000001;
+        OK(weft_alloc(w, bytes, &data));
+        uint8_t *p = weft_ptr(w, data, bytes);
+        for (size_t i = 0; i < bytes; i++)
+            p[i] = byte_at(i);
+        char want[64];
+        snprintf(want, sizeof want, "%zu\n", bytes);
+        weft_exit e;
+        CHECK(strcmp(output_of(w, SH("wc -c", .flags = WEFT_SPAWN_STDIN_DATA, .stdin_data = data, .stdin_bytes = bytes), &e), want) == 0);
+        CHECK(strcmp(output_of(w, SH("wc -c", .flags = WEFT_SPAWN_STDIN_DATA), &e), "0\n") == 0);
+        CHECK(strcmp(output_of(
+                         w, SH("head -c 3 >/dev/null; echo well", .flags = WEFT_SPAWN_STDIN_DATA, .stdin_data = data, .stdin_bytes = bytes),
+                         &e),
+                     "well\n") == 0 &&
+              e.status == 0);
+        must_fail(w, SH("cat", .flags = WEFT_SPAWN_STDIN_DATA, .stdin_data = weft_gaddr_make(1, 0, 1ull << 43), .stdin_bytes = 8), -EFAULT,
+                  "input");
+        OK(weft_free(w, data));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_many_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, many_bytes, NULL, OFFERS), 0);
+}
+
+/* Arguments with every byte but zero; 1 MB of environment. */
+static void odd_arguments(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        char every[256], *text;
+        weft_exit e;
+        for (int i = 1; i < 256; i++)
+            every[i - 1] = (char)i;
+        every[255] = '\0';
+        text = output_of(w, SPEC(.program = "printf", .argv = ARGV("printf", "%s|", every, "", "b c")), &e);
+        CHECK(memcmp(text, every, 255) == 0 && strcmp(text + 255, "||b c|") == 0);
+        enum { VARIABLES = 1000, LENGTH = 1050 };
+        static char env[VARIABLES][LENGTH];
+        static const char *list[VARIABLES + 1];
+        for (int i = 0; i < VARIABLES; i++) {
+            memset(env[i], 'x', LENGTH - 1);
+            env[i][snprintf(env[i], LENGTH, "VARIABLE_%d=", i)] = 'y';
+            list[i] = env[i];
+        }
+        text = output_of(w, SH("env | grep -c ^VARIABLE_; env | grep ^VARIABLE_ | wc -c", .env = list), &e);
+        char want[64];
+        snprintf(want, sizeof want, "%d\n%d\n", VARIABLES, VARIABLES * LENGTH);
+        CHECK(strcmp(text, want) == 0);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_odd_arguments(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, odd_arguments, NULL, OFFERS), 0);
+}
+
+/* A reader that stops, and one that goes on. */
+static void slow_reader(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        char buf[65536];
+        size_t n, got = 0;
+        weft_process *slow, *quick;
+        weft_spawn_spec spec = SH("head -c 3000000 /dev/zero; echo end >&2", .flags = WEFT_SPAWN_STDOUT | WEFT_SPAWN_STDERR);
+        OK(weft_spawn(w, 0, &spec, &slow, WEFT_TIMEOUT_DEFAULT));
+        for (int i = 0; i < 3; i++) {
+            OK(weft_spawn(w, 0, &spec, &quick, WEFT_TIMEOUT_DEFAULT));
+            size_t all = 0;
+            do {
+                OK(weft_process_read(quick, 1, buf, sizeof buf, &n, WEFT_TIMEOUT_DEFAULT));
+                all += n;
+            } while (n);
+            CHECK(all == 3000000);
+            OK(weft_process_close(quick));
+        }
+        CHECK(weft_process_read(slow, 2, buf, sizeof buf, &n, 50 * WEFT_MS) == -ETIMEDOUT); /* it has not come to that */
+        CHECK(weft_process_wait(slow, NULL, 0, 0) == -ETIMEDOUT);
+        do {
+            OK(weft_process_read(slow, 1, buf, sizeof buf, &n, WEFT_TIMEOUT_DEFAULT));
+            got += n;
+        } while (n);
+        CHECK(got == 3000000);
+        CHECK(read_all(slow, 2, buf, sizeof buf) == 4 && strcmp(buf, "end\n") == 0);
+        OK(weft_process_close(slow));
+        /* as operations */
+        weft_op ops[3];
+        OK(weft_spawn_start(w, 0, &spec, &slow, &ops[0]));
+        OK(weft_process_wait_start(slow, &ops[1]));
+        OK(weft_process_read_start(slow, 2, buf, sizeof buf, &got, &ops[2]));
+        CHECK(weft_process_read(slow, 2, buf, 1, &n, 0) == -EBUSY);
+        OK(weft_wait(w, &ops[0], WEFT_TIMEOUT_DEFAULT));
+        CHECK(weft_test(w, &ops[1]) == -EINPROGRESS && weft_test(w, &ops[2]) == -EINPROGRESS);
+        do
+            OK(weft_process_read(slow, 1, buf + 8, sizeof buf - 8, &n, WEFT_TIMEOUT_DEFAULT));
+        while (n);
+        OK(weft_wait(w, &ops[2], WEFT_TIMEOUT_DEFAULT));
+        CHECK(got == 4 && memcmp(buf, "end\n", 4) == 0);
+        OK(weft_wait(w, &ops[1], WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_close(slow));
+        /* a reader that goes away ends the writer, not this node */
+        OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &slow, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_read(slow, 1, buf, sizeof buf, &n, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_close(slow));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_slow_reader(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, slow_reader, NULL, OFFERS), 0);
+}
+
+/* --- ends --- */
+
+/* One that nobody has waited for yet, since its parent has ended as well, runs no more. */
+static bool runs(pid_t pid)
+{
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    const char *state = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    if (f)
+        fclose(f);
+    return kill(pid, 0) == 0 && !(state && (strncmp(state, ") Z", 3) == 0 || strncmp(state, ") X", 3) == 0));
+}
+
+static void must_end(pid_t pid)
+{
+    for (int64_t end = now_ns() + patience_ns(20); runs(pid);) {
+        CHECK(now_ns() < end);
+        usleep(2000);
+    }
+}
+
+/* `sleep` in the background of a shell that ignores SIGTERM: their numbers. */
+static weft_process *stubborn(weft_node *w, pid_t pids[2], uint32_t flags)
+{
+    char text[64];
+    weft_process *p;
+    weft_spawn_spec spec = SH("trap '' TERM; sleep 1000 & echo $! $$; wait", .flags = WEFT_SPAWN_STDOUT | flags);
+    OK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT));
+    size_t n = 0, got;
+    do {
+        OK(weft_process_read(p, 1, text + n, sizeof text - 1 - n, &got, WEFT_TIMEOUT_DEFAULT));
+        n += got;
+        text[n] = '\0';
+    } while (!strchr(text, '\n'));
+    CHECK(sscanf(text, "%d %d", &pids[0], &pids[1]) == 2);
+    CHECK(runs(pids[0]) && runs(pids[1]));
+    return p;
+}
+
+struct ends {
+    _Atomic uint32_t ready, over, met;
+    pid_t pids[8];
+};
+
+static void ends(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        pid_t pids[2];
+        weft_exit e;
+        weft_process *p = stubborn(w, pids, 0);
+        CHECK(weft_process_wait(p, &e, sizeof e, 0) == -ETIMEDOUT);
+        OK(weft_process_signal(p, SIGTERM, WEFT_TIMEOUT_DEFAULT)); /* ignored */
+        CHECK(weft_process_wait(p, &e, sizeof e, 50 * WEFT_MS) == -ETIMEDOUT);
+        OK(weft_process_signal(p, SIGKILL, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+        CHECK(e.signal == SIGKILL);
+        must_end(pids[0]);
+        OK(weft_process_close(p));
+        p = stubborn(w, pids, 0);
+        OK(weft_process_close(p));
+        must_end(pids[0]);
+        must_end(pids[1]);
+        /* one that forks and outlives: it ends with its group */
+        CHECK(sscanf(output_of(w, SH("sleep 1000 & echo $!"), &e), "%d", &pids[0]) == 1);
+        must_end(pids[0]);
+        /* detached: it outlives its handle */
+        p = stubborn(w, pids, WEFT_SPAWN_DETACHED);
+        OK(weft_process_close(p));
+        usleep(50000);
+        CHECK(runs(pids[0]) && runs(pids[1]));
+        kill(-pids[1], SIGKILL);
+        must_end(pids[0]);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_ends(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, ends, NULL, OFFERS), 0);
+}
+
+/* Node 1 is killed: nothing that it has started runs on, but for what is detached. */
+static void asker_killed(weft_node *w, void *arg)
+{
+    struct ends *t = arg;
+    weft_name n;
+    if (weft_rank(w) == 1) {
+        weft_gaddr a;
+        OK(weft_alloc(w, 64, &a));
+        OK(weft_name_publish(w, 0, "mine", a, 64, WEFT_TIMEOUT_DEFAULT));
+        stubborn(w, &t->pids[0], 0);
+        stubborn(w, &t->pids[2], WEFT_SPAWN_DETACHED);
+        weft_process *p;
+        OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &p, WEFT_TIMEOUT_DEFAULT)); /* has filled its ring */
+        t->pids[4] = (pid_t)weft_process_pid(p);
+        atomic_store(&t->ready, 1);
+        wait_for(&t->over, 1);
+        kill(getpid(), SIGKILL);
+    }
+    wait_for(&t->ready, 1);
+    OK(weft_name_lookup(w, 0, "mine", &n, WEFT_TIMEOUT_DEFAULT));
+    CHECK(n.owner == 1 && n.bytes == 64 && strcmp(n.name, "mine") == 0);
+    atomic_fetch_add(&t->over, 1);
+    must_end(t->pids[0]);
+    must_end(t->pids[1]);
+    must_end(t->pids[4]);
+    int rc;
+    while (!(rc = weft_name_lookup(w, 0, "mine", &n, WEFT_TIMEOUT_DEFAULT)))
+        usleep(1000);
+    CHECK(rc == -ENOENT);
+    CHECK(runs(t->pids[2]) && runs(t->pids[3]));
+    /* and the others go on */
+    CHECK(strcmp(output_of(w, SH("echo on"), NULL), "on\n") == 0);
+    meet(&t->met, 2);
+}
+
+static void test_asker_killed(void **state)
+{
+    (void)state;
+    struct ends *t = shared_words(sizeof *t);
+    int status[NODES_MAX];
+    nodes_run(3, asker_killed, t, OFFERS_AND_QUIET, status);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[2], 0);
+    must_end(t->pids[2]); /* with the node that ran it */
+    must_end(t->pids[3]);
+}
+
+/* Node 0 is killed: who waits for it is told, and what it ran has ended. */
+static void server_killed(weft_node *w, void *arg)
+{
+    struct ends *t = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&t->ready, 1);
+        kill(getpid(), SIGKILL);
+    }
+    weft_process *p = stubborn(w, &t->pids[0], 0), *late;
+    weft_op wait, name, read;
+    weft_name n;
+    char buf[8];
+    size_t got;
+    OK(weft_name_lookup_start(w, 0, "nobody publishes this", true, &n, WEFT_TIMEOUT_DEFAULT, &name));
+    OK(weft_process_wait_start(p, &wait));
+    OK(weft_process_read_start(p, 1, buf, sizeof buf, &got, &read));
+    atomic_store(&t->ready, 1);
+    CHECK(weft_wait(w, &wait, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_wait(w, &name, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_wait(w, &read, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_process_wait(p, NULL, 0, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_process_signal(p, SIGTERM, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_spawn(w, 0, &SH("true"), &late, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_name_withdraw(w, 0, "x", WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    OK(weft_process_close(p));
+    must_end(t->pids[0]);
+    must_end(t->pids[1]);
+}
+
+static void test_server_killed(void **state)
+{
+    (void)state;
+    struct ends *t = shared_words(sizeof *t);
+    int status[NODES_MAX];
+    nodes_run(2, server_killed, t, OFFERS_AND_QUIET, status);
+    assert_int_equal(status[1], 0);
+}
+
+/* --- names, and many requests --- */
+
+static void names(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t me = weft_rank(w);
+    weft_gaddr a;
+    weft_name n, list[7];
+    char name[32];
+    OK(weft_alloc(w, 4096, &a));
+    snprintf(name, sizeof name, "memory of %u", me);
+    OK(weft_name_publish(w, 0, name, a, 4096, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_name_publish(w, 0, name, a, 4000, WEFT_TIMEOUT_DEFAULT)); /* again */
+    snprintf(name, sizeof name, "memory of %u", (me + 1) % 3);
+    OK(weft_name_wait(w, 0, name, &n, WEFT_TIMEOUT_DEFAULT));
+    CHECK(n.owner == (me + 1) % 3 && weft_gaddr_node(n.addr) == n.owner && strcmp(n.name, name) == 0);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    CHECK(weft_name_publish(w, 0, name, a, 1, WEFT_TIMEOUT_DEFAULT) == -EEXIST);
+    CHECK(weft_name_withdraw(w, 0, name, WEFT_TIMEOUT_DEFAULT) == -EPERM);
+    CHECK(weft_name_lookup(w, 0, "no such", &n, WEFT_TIMEOUT_DEFAULT) == -ENOENT && strstr(weft_error(), "no such"));
+    CHECK(weft_name_wait(w, 0, "no such", &n, 20 * WEFT_MS) == -ETIMEDOUT);
+    CHECK(weft_name_publish(w, 0, "", a, 1, WEFT_TIMEOUT_DEFAULT) == -EINVAL);
+    CHECK(weft_name_publish(w, 0, "0123456789012345678901234567890123456789012345678901234567890123", a, 1, WEFT_TIMEOUT_DEFAULT) ==
+          -EINVAL);
+    CHECK(weft_name_publish(w, 0, "wrong", weft_gaddr_make(me, 0, 1ull << 43), 1, WEFT_TIMEOUT_DEFAULT) == -EFAULT);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 2) {
+        for (int i = 0; i < 100; i++) {
+            snprintf(name, sizeof name, "many %d", i);
+            OK(weft_name_publish(w, 0, name, a, (uint64_t)i, WEFT_TIMEOUT_DEFAULT));
+        }
+        uint64_t next = 0, seen[2] = {0, 0}, all = 0;
+        do {
+            uint32_t count;
+            OK(weft_name_list(w, 0, list, 7, &count, &next, WEFT_TIMEOUT_DEFAULT));
+            CHECK(count <= 7);
+            for (uint32_t i = 0; i < count; i++, all++)
+                if (sscanf(list[i].name, "many %31s", name) == 1) {
+                    int k = atoi(name);
+                    CHECK(list[i].owner == 2 && list[i].addr == a && list[i].bytes == (uint64_t)k);
+                    seen[k / 64] |= 1ull << k % 64;
+                }
+        } while (next);
+        CHECK(all == 103 && seen[0] == UINT64_MAX && seen[1] == (1ull << 36) - 1);
+        for (int i = 0; i < 100; i++) {
+            snprintf(name, sizeof name, "many %d", i);
+            OK(weft_name_withdraw(w, 0, name, WEFT_TIMEOUT_DEFAULT));
+        }
+        CHECK(weft_name_withdraw(w, 0, name, WEFT_TIMEOUT_DEFAULT) == -ENOENT);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, names, NULL, OFFERS), 0);
+}
+
+/* 10,000 requests outstanding; half of them are cancelled. */
+static void outstanding(weft_node *w, void *arg)
+{
+    (void)arg;
+    enum { MANY = 10000 };
+    if (weft_rank(w) == 1) {
+        weft_op *ops = calloc(MANY, sizeof *ops);
+        weft_name *found = calloc(MANY, sizeof *found), n;
+        char name[32];
+        weft_gaddr a;
+        OK(weft_alloc(w, 64, &a));
+        for (int i = 0; i < MANY; i++) {
+            snprintf(name, sizeof name, "late %d", i / 2 % 100);
+            OK(weft_name_lookup_start(w, 0, name, true, &found[i], 3600 * WEFT_SECOND, &ops[i]));
+        }
+        CHECK(weft_name_lookup(w, 0, "late 1", &n, WEFT_TIMEOUT_DEFAULT) == -ENOENT); /* others are served meanwhile */
+        for (int i = 1; i < MANY; i += 2) {
+            OK(weft_request_cancel(w, &ops[i]));
+            CHECK(weft_test(w, &ops[i]) == -ECANCELED);
+        }
+        CHECK(weft_request_cancel(w, &ops[1]) == -ENOENT);
+        for (int i = 0; i < 100; i++) {
+            snprintf(name, sizeof name, "late %d", i);
+            OK(weft_name_publish(w, 0, name, a, (uint64_t)i + 1, WEFT_TIMEOUT_DEFAULT));
+        }
+        for (int i = 0; i < MANY; i += 2) {
+            OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
+            CHECK(found[i].bytes == (uint64_t)(i / 2 % 100) + 1 && found[i].addr == a && !found[i + 1].bytes);
+        }
+        /* too many: the first that is refused says so */
+        int rc = 0, sent = 0;
+        weft_op *more = calloc(WEFT_REQUESTS_MAX + 1, sizeof *more);
+        while (!rc && sent <= (int)WEFT_REQUESTS_MAX)
+            rc = weft_name_lookup_start(w, 0, "never", true, &n, 3600 * WEFT_SECOND, &more[sent++]);
+        CHECK(rc == -EAGAIN && sent > 1);
+        for (int i = 0; i < sent - 1; i++)
+            OK(weft_request_cancel(w, &more[i]));
+        CHECK(weft_name_lookup_start(w, 0, "never", true, &n, 50 * WEFT_MS, &more[0]) == 0 || strstr(weft_error(), "outstanding"));
+        CHECK(weft_wait(w, &more[0], WEFT_TIMEOUT_DEFAULT) < 0);
+        free(more);
+        free(ops);
+        free(found);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_outstanding(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, outstanding, NULL, OFFERS), 0);
+}
+
+/* As many programs as a node runs at a time, and more. */
+static void many_spawns(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t many = getenv("WEFT_TEST_LONG") ? 10000 : 300;
+        weft_op *ops = calloc(many, sizeof *ops);
+        weft_process **p = calloc(many, sizeof *p);
+        for (uint32_t i = 0; i < many; i++)
+            OK(weft_spawn_start(w, 0, &SPEC(.program = "true"), &p[i], &ops[i]));
+        CHECK(weft_request_cancel(w, &ops[many - 1]) == 0 || weft_test(w, &ops[many - 1]) == 0);
+        for (uint32_t i = 0; i < many - 1; i++) {
+            weft_exit e;
+            OK(weft_wait(w, &ops[i], 600 * WEFT_SECOND));
+            OK(weft_process_wait(p[i], &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+            CHECK(e.status == 0 && e.signal == 0);
+        }
+        for (uint32_t i = 0; i < many; i++)
+            OK(weft_process_close(p[i]));
+        free(ops);
+        free(p);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_many_spawns(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, many_spawns, NULL, (const char *const[]){"WEFT_SERVE=process", "WEFT_DEADLINE=120s", NULL}), 0);
+}
+
+/* A program's own record. */
+static void records(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_gaddr at, data;
+        weft_op op;
+        static const char block[] = "sh\0\0sh\0-c\0echo of a record; exit 3";
+        OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &at));
+        OK(weft_alloc(w, sizeof block, &data));
+        weft_request *r = weft_ptr(w, at, sizeof *r);
+        memset(r, 0, sizeof *r);
+        memcpy(weft_ptr(w, data, sizeof block), block, sizeof block);
+        *r = (weft_request){.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_PROCESS,
+                            .kind = WEFT_PROCESS_SPAWN,
+                            .id = 1,
+                            .flags = WEFT_SPAWN_STDOUT,
+                            .data = data,
+                            .data_bytes = sizeof block,
+                            .arg = {3}};
+        OK(weft_request_start(w, at, &op));
+        OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
+        CHECK(r->answered == 1 && r->status == 0 && r->result[1] > 1);
+        uint64_t handle = r->result[0];
+        int rc;
+        do {
+            *r = (weft_request){.version = WEFT_REQUEST_VERSION,
+                                .service = WEFT_SERVICE_PROCESS,
+                                .kind = WEFT_PROCESS_OUTPUT,
+                                .id = 2,
+                                .handle = handle,
+                                .arg = {1}};
+            OK(weft_request_start(w, at, &op));
+            rc = weft_test(w, &op);
+        } while (rc == -EAGAIN);
+        CHECK(rc == 0 && r->answered == 2 && r->result[1] == 12);
+        CHECK(memcmp(weft_ptr(w, r->result[0], 12), "of a record\n", 12) == 0);
+        *r = (weft_request){.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_PROCESS,
+                            .kind = WEFT_PROCESS_TAKE,
+                            .id = 3,
+                            .handle = handle,
+                            .arg = {1, 13}};
+        OK(weft_request_start(w, at, &op));
+        CHECK(weft_test(w, &op) == -EINVAL && r->status == -EINVAL && r->answered == 3);
+        r->arg[1] = 12;
+        OK(weft_request_start(w, at, &op));
+        r->kind = WEFT_PROCESS_WAIT;
+        do {
+            r->id++;
+            OK(weft_request_start(w, at, &op));
+            rc = weft_test(w, &op);
+        } while (rc == -EAGAIN);
+        CHECK(rc == 0 && r->result[0] == 3 && r->result[1] == 0);
+        r->kind = WEFT_PROCESS_CLOSE;
+        OK(weft_request_start(w, at, &op));
+        OK(weft_request_start(w, at, &op));
+        CHECK(weft_test(w, &op) == -ENOENT);
+        /* wrong ones */
+        static const struct {
+            size_t offset;
+            uint64_t value;
+            int rc;
+        } wrong[] = {{0, 2, -EINVAL}, {4, 77, -EINVAL}, {8, 0, -EINVAL}, {16, 9, -EFAULT}, {40, 8, -EFAULT}, {48, 1ull << 40, -EINVAL}};
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+            *r = (weft_request){.version = WEFT_REQUEST_VERSION,
+                                .service = WEFT_SERVICE_PROCESS,
+                                .kind = WEFT_PROCESS_SPAWN,
+                                .id = 50,
+                                .data = data,
+                                .data_bytes = sizeof block,
+                                .arg = {3}};
+            memcpy((uint8_t *)r + wrong[i].offset, &wrong[i].value,
+                   wrong[i].offset == 4                            ? 2
+                   : wrong[i].offset == 0 || wrong[i].offset == 16 ? 4
+                                                                   : 8);
+            rc = weft_request_start(w, at, &op);
+            CHECK((rc ? rc : weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT)) == wrong[i].rc);
+        }
+        CHECK(weft_request_start(w, at + 4, &op) == -EFAULT);
+        OK(weft_free(w, at));
+        OK(weft_free(w, data));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_records(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, records, NULL, OFFERS), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_basics),        cmocka_unit_test(test_none_offers),   cmocka_unit_test(test_many_bytes),
+        cmocka_unit_test(test_odd_arguments), cmocka_unit_test(test_slow_reader),   cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_asker_killed),  cmocka_unit_test(test_server_killed), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_outstanding),   cmocka_unit_test(test_many_spawns),   cmocka_unit_test(test_records),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
