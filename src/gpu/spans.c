@@ -18,7 +18,7 @@
 /* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
 #define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
 #define GPU_WAIT   (30 * WEFT_SECOND) /* a chunk takes microseconds, but other programs may use the GPU, too */
-#define LOOKS      64u                /* looks at the GPU before the thread sleeps between looks */
+#define LOOKS      16u                /* looks at the GPU before the thread sleeps between looks */
 #define NAP        (20 * WEFT_US)
 
 #define PLAY(name)                                             \
